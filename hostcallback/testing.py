@@ -31,7 +31,7 @@ class CapturedTaps(Mapping[str, list[Any]]):
 
     A value is the tapped pytree, of numpy arrays; of shape () they are numpy scalars. Reading waits for the taps of
     all programs so far and raises their failures, as `hcb.barrier_wait()` does. Tap functions, prints and receivers
-    work as without it. Failed checks are no messages. The messages of a receiver with `process=True` are not here.
+    work as without it. Failed checks are no messages.
 
     Example:
         def test_loss(taps):

@@ -25,9 +25,9 @@ from hostcallback.api.receiver_options import (
     RecordTo,
     capsule_folder,
     check_numbers,
-    check_process,
     error_policy,
     receiver_sinks,
+    refuse_process,
 )
 from hostcallback.lifecycle import effect_dispatch, monitoring, raise_soon, receivers as transport
 from hostcallback.lifecycle.devices import choose_devices
@@ -35,9 +35,7 @@ from hostcallback.lifecycle.flush_at_termination import end_flushing, flush_at_t
 from hostcallback.lifecycle.forwarding import (
     ForwardingWarning,
     end_forwarding,
-    local_devices,
     open_forwarder,
-    send_at_termination,
 )
 from hostcallback.lifecycle.interruption import GRACE_SEC, InterruptedWait, is_interrupt, tell_loss
 from hostcallback.lifecycle.process_group import job, process_index
@@ -46,14 +44,11 @@ from hostcallback.receiver.failures.check_report import FailedCheck
 from hostcallback.receiver.failures.deferred_errors import MAX_KEPT, OnError
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.messages import Sink
-from hostcallback.receiver.processes import own_run
 from hostcallback.receiver.remote.forwarder import Forwarder
 from hostcallback.receiver.remote.options import Forward
 from hostcallback.receiver.runtime.device_stats import DeviceStats, ShownAsSummary, StatsRows, summarize
 from hostcallback.receiver.runtime.dispatch.scope import Scope
 from hostcallback.receiver.runtime.dispatch.scope_sinks import ScopeSinks
-from hostcallback.receiver.runtime.isolated.options import ReaderOptions
-from hostcallback.receiver.runtime.isolated.reader_process import ReceiverProcess
 from hostcallback.receiver.runtime.rules.rule_notes import RuleNotes
 from hostcallback.receiver.runtime.runtime import runtime
 from hostcallback.receiver.sinks.metric_writers.sink import WriterStats
@@ -84,15 +79,12 @@ class OutfeedReceiver(ShownAsSummary):
         timeout_sec: float,
         sinks: ReceiverSinks | None = None,
         flight_recorder: str | os.PathLike[str] | None = None,
-        process: bool = False,
     ) -> None:
         """Makes the receiver; see `outfeed_receiver`."""
         sinks = sinks or ReceiverSinks()
         self._forward = sinks.forward
         self._forwarder: Forwarder | None = None
         self._rule_notes: list[RuleNotes] = []
-        self._in_process = process
-        self._process: ReceiverProcess | None = None
         self._timeout_sec = timeout_sec
         self._record = sinks.record
         for batch_sink in sinks.batches:
@@ -174,8 +166,6 @@ class OutfeedReceiver(ShownAsSummary):
         try:
             for platform in {device.platform for device in self._devices}:
                 transport.start(platform)
-            if self._in_process:
-                self._process = self._start_process()
         except BaseException:
             runtime.release(self._names, self._scope)
             self._close_outputs()
@@ -231,7 +221,7 @@ class OutfeedReceiver(ShownAsSummary):
                 for text in self._metrics.close(self._timeout_sec):
                     warnings.warn(text, MetricsWarning, stacklevel=3)
             if self._forwarder is not None:
-                for text in end_forwarding(self._forwarder, self._process):
+                for text in end_forwarding(self._forwarder):
                     warnings.warn(text, ForwardingWarning, stacklevel=3)
             monitoring.record_receiver(self._scope.name, self.stats)
         deferred = self._scope.deferred.take()
@@ -256,8 +246,6 @@ class OutfeedReceiver(ShownAsSummary):
         try:
             wait_for_taps(self._names, deadline=deadline, stall_sec=self._timeout_sec)
         finally:
-            if self._process is not None:
-                runtime.isolated.end(self._process, drain_sec=None if interrupted is None else DRAIN_SEC)
             if interrupted is not None:
                 interrupted.note_backlog()
             runtime.release(self._names, self._scope)
@@ -284,7 +272,7 @@ class OutfeedReceiver(ShownAsSummary):
             if self._metrics is not None:
                 found += self._metrics.close(DRAIN_SEC)
             if self._forwarder is not None:
-                found += end_forwarding(self._forwarder, self._process, drain_sec=DRAIN_SEC)
+                found += end_forwarding(self._forwarder, drain_sec=DRAIN_SEC)
         except KeyboardInterrupt:
             wait.end()
         monitoring.record_receiver(self._scope.name, self.stats)
@@ -311,21 +299,6 @@ class OutfeedReceiver(ShownAsSummary):
                 f" {self._scope.name!r}" if self._scope.name else "",
                 self._timeout_sec,
             )
-
-    def _start_process(self) -> ReceiverProcess | None:
-        log = os.fspath(self._record) if isinstance(self._record, str | os.PathLike) else None
-        options = ReaderOptions(
-            log, self._forward and self._forward.named(), process_index(), local_devices(), own_run()
-        )
-        forwarder = self._forwarder
-        if forwarder is None:
-            return runtime.isolated.start(self._names, self._scope, options=options)
-        process = runtime.isolated.start(
-            self._names, self._scope, options=options, on_death=forwarder.take_over
-        )
-        if process is not None:
-            send_at_termination(process)
-        return process
 
     def _end_recording(self, problem: TapTimeoutError | None) -> None:
         for notes in self._rule_notes:
@@ -370,7 +343,7 @@ def outfeed_receiver(
     capsules: str | os.PathLike[str] | None = None,
     record: RecordTo | None = None,
     flight_recorder: str | os.PathLike[str] | None = None,
-    process: bool = False,
+    process: Literal[False] = False,
     forward: str | Forward | None = None,
     spool: str | os.PathLike[str] | None = None,
     sinks: Sequence[ReceiverSink] = (),
@@ -420,13 +393,7 @@ def outfeed_receiver(
             the process is killed. A normal end of the process removes them. The environment variable
             `HOSTCALLBACK_FLIGHT_RECORDER` does the same.
 
-        process: whether a child process delivers the taps that need no function of this process (`id_print`,
-            `hcb.print`, checks). It does not use this process's interpreter lock. It prints to the same standard
-            output, records, forwards, and collects failed checks, which this process raises. If either process dies,
-            the other delivers the emitted messages (a message in delivery may come twice). These messages keep their
-            order among themselves, but not with those of taps with functions, which this process delivers. Only for
-            CPU devices on the native transport; other devices stay in this process, with a warning.
-
+        process: only False: receivers in a child process were removed.
         forward: short form of `sinks=[hcb.forward(address)]`: `host:port` of a collector (`hcb collect`), to which all
             messages are sent; or the result of `hcb.forward(...)`, which has options.
         spool: folder in which messages are stored before they are sent. If the process is killed, its messages are
@@ -448,7 +415,7 @@ def outfeed_receiver(
         TypeError: `record` is neither a path nor a recorder, `forward` is not an address, or `sinks` is not a sequence
             of callables.
         ValueError: `devices` and `backends` are both given, a backend is unknown or has no devices here, `on_failure`
-            is unknown or combined with `process`, or another argument is out of range.
+            is unknown, `process` is given, or another argument is out of range.
         DeviceClaimedError: (on entering) another open receiver has one of the devices.
         OSError: (on entering) `record` or `flight_recorder` is given, and the folder cannot be written.
         HostCallbackError: (on entering) `forward` is given, and the spool cannot be written.
@@ -461,13 +428,12 @@ def outfeed_receiver(
         print(rx.summary())
     """
     check_numbers(timeout_sec, max_errors)
+    refuse_process(process)
     if not isinstance(back_pressure, BackPressure):
         back_pressure = BackPressure(policy=back_pressure)
     on_error = error_policy(on_error)
     taking = receiver_sinks(record, forward, spool, sinks, writers)
     folder = capsule_folder(on_failure, capsules)
-    if process:
-        check_process(taking, back_pressure, folder)
     if on_error is OnError.ABORT:
         effect_dispatch.expect_failures()
     if on_error in (OnError.RAISE_SOON, OnError.ABORT):
@@ -477,6 +443,4 @@ def outfeed_receiver(
         from hostcallback.api.failures import FailureCapsules
 
         scope.deferred.unclaimed = FailureCapsules(folder, receiver_name, str(user_source_line()))
-    return OutfeedReceiver(
-        scope, choose_devices(backends, devices), timeout_sec, taking, flight_recorder, process
-    )
+    return OutfeedReceiver(scope, choose_devices(backends, devices), timeout_sec, taking, flight_recorder)

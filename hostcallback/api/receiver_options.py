@@ -14,7 +14,6 @@ from hostcallback.receiver.messages import Sink
 from hostcallback.receiver.remote.options import Forward
 from hostcallback.receiver.runtime.dispatch.sink_chain import BatchSink
 from hostcallback.receiver.sinks.metric_writers.sink import MetricsSink
-from hostcallback.receiver.sources.back_pressure import BackPressure, Step
 from hostcallback.receiver.taplog.writing.recorder import Recorder
 from hostcallback.receiver.text import without_password
 
@@ -141,25 +140,13 @@ def capsule_folder(on_failure: Any, capsules: Any) -> Path | None:
     return Path(capsules)
 
 
-def check_process(sinks: ReceiverSinks, back_pressure: BackPressure, capsules: Path | None = None) -> None:
-    """Checks the options of a receiver with `process=True`.
-
-    Raises:
-        ValueError: one of them cannot be combined with it.
-    """
-    if capsules is not None:
+def refuse_process(process: Any) -> None:
+    """Raises ValueError for `process=True`, which earlier versions took."""
+    if process:
         raise ValueError(
-            "process=True finds failed checks in another process, which writes no capsules: give one of the two"
-        )
-    if isinstance(sinks.record, Recorder):
-        raise ValueError("process=True records in another process: give record= the path of a folder")
-    if back_pressure.admission.steps & Step.OVERWRITE_OLDEST:
-        raise ValueError(
-            f'process=True cannot be combined with "{back_pressure.policy}": use another back_pressure'
-        )
-    if sinks.messages or sinks.batches:
-        raise ValueError(
-            "process=True delivers in another process, where the sinks are not: give one of the two"
+            "process=True was removed: no child process delivers taps any more. To have them while the program's "
+            "own Python is busy, record them (record=FOLDER) and read them in another process (hcb tail -f FOLDER); to "
+            "have the last ones of a program that is killed, use flight_recorder=FOLDER and hcb recover"
         )
 
 

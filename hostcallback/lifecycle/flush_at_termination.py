@@ -1,4 +1,4 @@
-"""What SIGTERM flushes: recorders, forwarders and reader processes. `receiver/runtime/sigterm.py` has the handler."""
+"""What SIGTERM flushes: recorders and forwarders. `receiver/runtime/sigterm.py` has the handler."""
 
 from __future__ import annotations
 

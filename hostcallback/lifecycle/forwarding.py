@@ -9,7 +9,6 @@ from hostcallback.lifecycle.flush_at_termination import end_flushing, flush_at_t
 from hostcallback.lifecycle.process_group import job, process_index
 from hostcallback.receiver.remote.forwarder import Forwarder
 from hostcallback.receiver.remote.options import Forward
-from hostcallback.receiver.runtime.isolated.reader_process import ReceiverProcess
 
 
 class ForwardingWarning(UserWarning):
@@ -36,19 +35,11 @@ def open_forwarder(options: Forward) -> Forwarder:
     return forwarder
 
 
-def send_at_termination(process: ReceiverProcess) -> None:
-    """Makes the reader process of a receiver send its messages at SIGTERM."""
-    flush_at_termination(process)
-
-
-def end_forwarding(
-    forwarder: Forwarder, process: ReceiverProcess | None, *, drain_sec: float | None = None
-) -> list[str]:
+def end_forwarding(forwarder: Forwarder, *, drain_sec: float | None = None) -> list[str]:
     """Waits up to `drain_sec` for the collector, and returns what to warn of: messages that it does not have.
 
     Args:
         forwarder: the forwarder of the receiver.
-        process: the reader process of the receiver, which forwarded too and has ended; None if there was none.
         drain_sec: seconds to wait, if less than the forwarder's own.
     """
     if drain_sec is not None:
@@ -56,19 +47,15 @@ def end_forwarding(
     # Unregistered only after it is closed: a SIGTERM during the wait must still reach it.
     forwarder.close()
     end_flushing(forwarder)
-    outcomes = [forwarder.outcome()]
-    if process is not None:
-        end_flushing(process)
-        outcomes += filter(None, [process.forwarded])
+    outcome = forwarder.outcome()
     found = []
-    for outcome in outcomes:
-        if outcome.lost_messages:
-            found.append(
-                f"{outcome.lost_messages} message(s) were not forwarded: {outcome.failure}. The collector is told which"
-            )
-        if outcome.unsent_bytes:
-            found.append(
-                f"{outcome.unsent_bytes} bytes of messages were not forwarded yet: {outcome.why}. They stay in "
-                f"{outcome.folder}; the next process of the run {forwarder.run!r} sends them"
-            )
+    if outcome.lost_messages:
+        found.append(
+            f"{outcome.lost_messages} message(s) were not forwarded: {outcome.failure}. The collector is told which"
+        )
+    if outcome.unsent_bytes:
+        found.append(
+            f"{outcome.unsent_bytes} bytes of messages were not forwarded yet: {outcome.why}. They stay in "
+            f"{outcome.folder}; the next process of the run {forwarder.run!r} sends them"
+        )
     return found

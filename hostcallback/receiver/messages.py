@@ -43,7 +43,6 @@ class Consumer:
         transforms: the transformations applied to the tap, outermost last.
         kwargs: the tap's keyword arguments, for reports.
         is_check: whether its messages are failures of a check.
-        is_portable: whether any process that has its descriptor can deliver its messages as this one would.
         devices: number of this process's devices that send each of its messages, as of the programs traced so far.
             Only this number and `sink` change.
         is_switchable: whether it is a tap of this process that can be switched off by name.
@@ -64,7 +63,6 @@ class Consumer:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     is_check: bool = False
     is_switchable: bool = False
-    is_portable: bool = False
     own_rate: float | None = None
     devices: int = 1
     describe: Callable[[], TapDescriptor] | None = None
@@ -275,12 +273,6 @@ class Registry:
             known = list(self._consumers.values())
         for consumer in known:
             watcher(consumer)
-
-    def unwatch(self, watcher: Callable[[Consumer], None]) -> None:
-        """Ends the calls to `watcher`, if there are any."""
-        with self._lock:
-            if watcher in self._watchers:
-                self._watchers.remove(watcher)
 
     def consumers(self) -> list[Consumer]:
         """The registered consumers."""

@@ -9,7 +9,6 @@ import os
 import re
 import sys
 import threading
-import time
 import traceback
 import uuid
 from collections.abc import Callable
@@ -63,23 +62,6 @@ def _after_fork_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
-
-
-LOOK_SEC = 1.0
-"""Seconds without a message after which the reader process checks that its parent is alive."""
-
-
-def stays_alive(pid: int) -> bool:
-    """Whether a process that has closed its end of a connection lives on for a second.
-
-    A dying process closes its connections a moment before it is gone.
-    """
-    deadline = time.monotonic() + LOOK_SEC
-    while is_alive(pid):
-        if time.monotonic() > deadline:
-            return True
-        time.sleep(0.01)
-    return False
 
 
 def is_alive(pid: int) -> bool:

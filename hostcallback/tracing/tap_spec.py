@@ -183,14 +183,10 @@ class TapSpec:
             is_check=self.options.kind.is_check,
             own_rate=self.options.params.get("own_rate"),
             is_switchable=switchable,
-            is_portable=shards is None and self._is_portable(sink),
             describe=functools.partial(self.describe, transforms, float0_leaves, shards, with_places=True),
             unflatten=parts.unflatten if mask is None else mask.unflattening(parts.unflatten),
             origin=self.origin,
         )
-
-    def _is_portable(self, sink: Sink) -> bool:
-        return getattr(sink, "is_portable", False) and all(map(is_plain, self.kwargs.values()))
 
     def _shard_sink(self, sink: Sink, shards: Shards) -> Sink:
         return shard_sink(

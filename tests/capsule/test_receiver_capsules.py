@@ -144,5 +144,3 @@ def test_options_that_are_wrong() -> None:
         hcb.outfeed_receiver(capsules="x")
     with pytest.raises(TypeError, match="capsules is a int, expected the path of a folder"):
         hcb.outfeed_receiver(on_failure="capsule", capsules=3)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="process=True finds failed checks in another process"):
-        hcb.outfeed_receiver(on_failure="capsule", process=True)

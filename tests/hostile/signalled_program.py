@@ -31,7 +31,6 @@ def options(option: str, folder: Path) -> dict[str, Any]:
         "record": {"record": folder / "log"},
         "forward": {"forward": spool},
         "flight": {"flight_recorder": folder / "flight"},
-        "process": {"record": folder / "log", "process": True},
     }[option]
 
 
@@ -45,10 +44,7 @@ def emit(folder: Path, option: str, moment: str) -> None:
             pause.wait(SLOW_SEC)
 
     def step(number: Any, _: None) -> tuple[Any, None]:
-        if option == "process":
-            hcb.print("{}", number)  # what the reader process handles
-        else:
-            hcb.id_tap(tap, number, name="number")
+        hcb.id_tap(tap, number, name="number")
         return number + 1, None
 
     burst = jax.jit(lambda number: lax.scan(step, number, None, BURST)[0]).lower(jnp.int32(0)).compile()

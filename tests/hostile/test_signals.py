@@ -29,7 +29,7 @@ PROGRAM = Path(__file__).with_name("signalled_program.py")
 BURST = 200
 SIGNALS = [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP]
 MOMENTS = ["before", "burst", "slow", "closing"]
-OPTIONS = ["record", "forward", "flight", "process"]
+OPTIONS = ["record", "forward", "flight"]
 FAST = {
     (signal.SIGTERM, "burst", "record"),
     (signal.SIGKILL, "burst", "flight"),
@@ -124,8 +124,6 @@ def test_a_signal(number: signal.Signals, moment: str, option: str, tmp_path: Pa
     os.kill(pid, number)
     status = parent.wait(pid)
     text = (tmp_path / "out").read_text(errors="replace")
-    if option == "process":  # the reader process delivers what is left
-        wait_for(lambda: not _readers_of(tmp_path), "the end of the reader process")
     kept = in_flight(tmp_path / "flight") if option == "flight" else in_log(tmp_path)
     after = _done(tmp_path)
     # At SIGTERM messages are delivered and sent first. A program that is closing its receiver may end meanwhile.
@@ -142,11 +140,11 @@ def test_a_signal(number: signal.Signals, moment: str, option: str, tmp_path: Pa
     assert len(kept) <= after + BURST
     if moment == "before":
         assert not kept
-    elif moment == "slow" or option in ("flight", "process") or number is not signal.SIGKILL:
+    elif moment == "slow" or option == "flight" or number is not signal.SIGKILL:
         # Everything that was emitted before the signal. SIGHUP ends a process at once, like SIGKILL.
         is_at_once = number is signal.SIGHUP and moment != "slow" and option in ("record", "forward")
         assert len(kept) >= (0 if is_at_once else before), text
-    if moment == "slow" and number is signal.SIGINT and option != "process":
+    if moment == "slow" and number is signal.SIGINT:
         assert "not delivered" in text, text
 
 
@@ -159,14 +157,3 @@ def _done(folder: Path) -> int:
 def _is_over(pid: int) -> bool:
     status = Path(f"/proc/{pid}/stat")
     return not status.exists() or ") Z " in status.read_text()
-
-
-def _readers_of(folder: Path) -> list[str]:
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            if os.readlink(process / "fd" / "1") == str(folder / "out") and not _is_over(int(process.name)):
-                found.append(process.name)
-        except OSError:
-            continue
-    return found

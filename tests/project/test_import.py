@@ -80,7 +80,6 @@ def test_without_jax_only_the_package_itself_is_loaded() -> None:
         "import hostcallback; hostcallback.receiver.LogReader",
         "from hostcallback import Forward, HostCallbackError, record",
         "from hostcallback.receiver.cli import main",
-        "from hostcallback.receiver.cli.reader_process.reader import main",
     ],
 )
 def test_the_host_side_is_loaded_without_jax(statement: str) -> None:

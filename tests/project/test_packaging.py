@@ -178,13 +178,13 @@ import hostcallback as hcb
 import jax
 
 def main():
-    with hcb.outfeed_receiver(process=True):
+    with hcb.outfeed_receiver():
         jax.jit(lambda x: hcb.print("x is {}", x))(1.0)
     print(header.__file__)
 
 main()
 """
-"""Has a module with the name of a package here. Its taps print from a child process."""
+"""Has a module with the name of a package here."""
 
 
 def install(checkout: Path, site: Path, kind: str) -> None:

@@ -15,7 +15,7 @@ SECTIONS = {
     "How-to guides": [
         "progress", "metrics", "data", "checks", "observe", "capsules", "ui", "notebooks", "pytest",
         "accelerate", "control", "tap-log", "diff", "convert",
-        "flight-recorder", "isolated-receivers", "forwarding", "scaling", "nats", "otlp", "migrating",
+        "flight-recorder", "forwarding", "scaling", "nats", "otlp", "migrating",
     ],
     "Reference": ["settings", "environment", "command-line", "transformations", "gpu", "security", "support"],
     "Benchmarks": ["benchmarks", "reliability"],

@@ -17,7 +17,7 @@ from hostcallback.receiver.messages import Consumer
 from hostcallback.receiver.runtime.device_receiver import DeviceReceiver
 from hostcallback.receiver.runtime.rules.names import matching, no_such_tap, tap_names
 from hostcallback.receiver.runtime.rules.rules import checked, checked_glob, rule_settings, settings_text
-from hostcallback.receiver.runtime.runtime import MAX_LOGS, Runtime
+from hostcallback.receiver.runtime.runtime import Runtime
 from hostcallback.receiver.text import command_line
 
 _STARTED = time.time()
@@ -27,7 +27,7 @@ def commands(runtime: Runtime) -> dict[str, Handler]:
     """Returns the handlers, by command."""
     accounted = _Accounted(runtime)
     return {
-        "process": lambda arguments, client: process() | {"logs": _logs(runtime)},
+        "process": lambda arguments, client: process() | {"logs": runtime.logs},
         "taps": lambda arguments, client: [_tap(runtime, group) for group in _taps(runtime)],
         "rules": lambda arguments, client: rules(runtime, arguments),
         "figures": accounted.figures,
@@ -154,7 +154,7 @@ def figures(runtime: Runtime) -> dict[str, Any]:
             row["tap_sec"] += counted.tap_sec
     return {
         "time": time.time(),
-        "process": process() | {"logs": _logs(runtime)},
+        "process": process() | {"logs": runtime.logs},
         "devices": [_device(receiver) for receiver in receivers],
         "taps": list(taps.values()),
     }
@@ -173,11 +173,6 @@ def _device(receiver: DeviceReceiver) -> dict[str, Any]:
         "waiting": counters.waiting_producers,
         "running": None if running is None else [running[0].name, running[1]],
     }
-
-
-def _logs(runtime: Runtime) -> list[str]:
-    # Folders of the last tap logs that this process and its reader processes record, or recorded.
-    return [*runtime.logs, *map(os.path.abspath, runtime.isolated.logs[-MAX_LOGS:])]
 
 
 MAX_SHOWN = 8

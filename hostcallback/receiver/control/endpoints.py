@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import atexit
-import functools
 import threading
 from collections.abc import Mapping
 from pathlib import Path
 
 from hostcallback.receiver import environment, processes
-from hostcallback.receiver.control.attach import attach
 from hostcallback.receiver.control.commands import commands
 from hostcallback.receiver.control.protocol import ControlError, Handler, RuleFileError
 from hostcallback.receiver.control.rule_file import POLL_SEC, RuleFile
@@ -30,7 +28,6 @@ class ControlEndpoints:
         self._server: ControlServer | None = None
         self._followed: Path | None = None  # the parent's file, for a forked child to follow
         self._handlers = commands(runtime)
-        self._handlers["attach"] = functools.partial(attach, runtime)
 
     @property
     def socket_path(self) -> Path | None:

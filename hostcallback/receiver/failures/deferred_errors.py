@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import enum
 import logging
-import pickle
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -226,31 +225,6 @@ class DeferredErrors:
         with self._lock:
             self._lost[reason] += count
 
-    def export_pending(self) -> Deferred:
-        """Removes and returns all collected errors, for another process's `merge`."""
-        with self._lock:
-            found = self._pending()
-            self._failures, self._suppressed, self._unknown = [], Counter(), Counter()
-            self._unbound, self._incomplete, self._lost = Counter(), Counter(), Counter()
-        return found._replace(failures=list(map(_portable, found.failures)), checks=self.take_checks())
-
-    def merge(self, found: Deferred) -> None:
-        """Adds the errors that another process exported."""
-        failure_history.merge(found)
-        with self._lock:
-            room = max(0, self._max_kept - len(self._failures))
-            self._failures += found.failures[:room]
-            self._suppressed += found.suppressed
-            self._suppressed.update(failure.source_line for failure in found.failures[room:])
-            self._unknown += found.unknown
-            self._unbound += found.unbound
-            self._incomplete += found.incomplete
-            self._lost += found.lost
-            # `FailedChecks.merge` puts its argument first, and this process's failures are the earlier ones.
-            if found.checks is not None:
-                earlier, self._checks = self._checks, found.checks
-                self._checks.merge(earlier)
-
     def take(self) -> TapFunctionException | None:
         """Removes all collected errors and returns the exception that reports them; None if there are none."""
         with self._lock:
@@ -288,18 +262,6 @@ class DeferredErrors:
             logger.warning("%s", headline(found.failures, found.suppressed))
             found = found._replace(failures=[], suppressed=Counter())
         return found._replace(checks=None)
-
-
-def _portable(failure: TapFailure) -> TapFailure:
-    # Exceptions and keyword arguments may be of any type, and pickling or unpickling them may run any code.
-    try:
-        pickle.loads(pickle.dumps(failure))
-    except Exception:
-        error = RuntimeError(f"{type(failure.exception).__name__}: {failure.exception}")
-        error.__notes__ = list(getattr(failure.exception, "__notes__", []))
-        kwargs = {key: repr(value) for key, value in failure.kwargs.items()}
-        return replace(failure, exception=error, kwargs=kwargs)
-    return failure
 
 
 raise_soon_queue: list[DeferredErrors] = []

@@ -273,19 +273,6 @@ class FailureHistory:
         with self._lock:
             self._checks.add(consumer, failed, device, count)
 
-    def merge(self, found: Deferred) -> None:
-        """Adds the failures in another process that delivers for this one."""
-        for failure in found.failures:
-            self.add_exception(failure)
-            more = found.suppressed.get(failure.source_line, 0)
-            if more and failure is _last_of(failure.source_line, found):
-                self.add_exception(failure, more)
-        if found.checks is not None:
-            with self._lock:
-                earlier, self._checks = self._checks, FailedChecks(MOST_LINES)
-                self._checks.merge(found.checks)
-                self._checks.merge(earlier)
-
     def as_dicts(self) -> list[dict[str, Any]]:
         """Describes the failures as plain data, the latest first: of bounded length, and not escaped."""
         with self._lock:
@@ -298,10 +285,6 @@ class FailureHistory:
                 each[name] = each[name][: min(MOST_CHARACTERS, max(0, left))]
                 left -= len(each[name])
         return found
-
-
-def _last_of(line: str, found: Deferred) -> TapFailure:
-    return [failure for failure in found.failures if failure.source_line == line][-1]
 
 
 def _raised(source_line: str, tap: str, known: _Raised) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from hostcallback.receiver import environment, processes
 from hostcallback.receiver.errors import NativeLibraryError
 
 # Equal to the library's `hcb_abi_version`: a stale library would be called with other structures.
-ABI_VERSION = 17
+ABI_VERSION = 18
 DIRECTORY = Path(__file__).parent
 
 BATCH_FRAMES = 1024
@@ -176,12 +176,6 @@ _FUNCTIONS = {
     "hcb_ring_set_device_id": (None, (c_void_p, c_int32)),
     "hcb_ring_configure": (None, (c_void_p, POINTER(Config))),
     "hcb_ring_keep_in_file": (c_int32, (c_void_p, c_char_p, c_char_p, c_uint64)),
-    "hcb_ring_shared_twin": (c_void_p, (c_int32, POINTER(Config))),
-    "hcb_ring_hand_over": (c_int32, (c_void_p, c_void_p)),
-    "hcb_ring_take_over": (None, (c_void_p,)),
-    "hcb_control_outside": (c_int32, (c_uint64, c_int32)),
-    "hcb_ring_attach": (c_void_p, (c_char_p, POINTER(c_int32))),
-    "hcb_ring_abandon": (None, (c_void_p,)),
     "hcb_ring_memory": (c_void_p, (c_void_p, POINTER(c_uint64))),
     "hcb_ring_copy_ahead": (
         c_uint32,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.remote.options import Forward
@@ -12,8 +13,26 @@ from hostcallback.receiver.remote.sending.sender import Sender
 from hostcallback.receiver.remote.sending.transport import Transport, make_transport, start_control
 from hostcallback.receiver.remote.spool.orphan_spool import find_orphans, left_by_other_runs
 from hostcallback.receiver.remote.spool.spool import Spool
-from hostcallback.receiver.runtime.isolated.options import ForwardingReport
 from hostcallback.receiver.taplog.writing.recorder import Recorder
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardingReport:
+    """Result of forwarding.
+
+    Attributes:
+        lost_messages: messages that were not written to the spool.
+        failure: reason why not.
+        unsent_bytes: spooled bytes that the collector does not have.
+        why: reason why not.
+        folder: folder of the spool.
+    """
+
+    lost_messages: int
+    failure: str
+    unsent_bytes: int
+    why: str
+    folder: str
 
 
 class Forwarder(Recorder):
@@ -94,10 +113,6 @@ class Forwarder(Recorder):
         return ForwardingReport(
             counters.lost_messages, counters.failure, self.unsent_bytes, why, str(own.path)
         )
-
-    def take_over(self) -> None:
-        """Sends the orphan spools of processes that have died since this one started."""
-        self._left.add(find_orphans(self.options.folder, self._spool.key.run))
 
     def drain(self, timeout_sec: float) -> bool:
         """Writes queued messages and waits until the collector has stored all; False if `timeout_sec` passes first."""

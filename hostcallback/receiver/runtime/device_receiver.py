@@ -46,9 +46,6 @@ class DeviceReceiver:
         registry: Registry,
         scope: Scope,
         make_calls: MakeCalls = CallThreads,
-        *,
-        before_release: Callable[[], None] | None = None,
-        continues_from: int | None = None,
     ) -> None:
         """Starts the thread. The messages count in `scope`.
 
@@ -59,13 +56,7 @@ class DeviceReceiver:
             registry: consumer ids to consumers.
             scope: the first scope.
             make_calls: makes `calls`.
-            before_release: called after a batch is delivered, before the source frees its memory. With it, messages
-                stay in the source until they are delivered, so that another receiver finds them if this process dies;
-                without it, only until they are decoded.
-            continues_from: number of messages that another receiver has read from the source before; None if no
-                receiver has.
         """
-        self._before_release = before_release
         self.name = name
         self.source = source
         self.calls = make_calls(name, source, self._deliver)
@@ -77,16 +68,13 @@ class DeviceReceiver:
             scope,
             self._enter_scope,
             self.calls,
-            continues=continues_from is not None,
-            # A reader process copies no frames ahead: if it dies, its parent reads on from the last released frame and
-            # would record the copied frames a second time.
-            source=source if before_release is None else None,
+            source=source,
         )
         self._switches: dict[int, Scope] = {}
         self._stopping = False
         self._leaving = False
         self._progress = threading.Condition()  # protects _consumed and _awaited
-        self._consumed = continues_from or 0
+        self._consumed = 0
         self._discarded = 0
         self._awaited: list[int] = []  # numbers of frames for which threads wait; few, and mostly none
         scope.opened(name)
@@ -287,15 +275,9 @@ class DeviceReceiver:
             batch.release()
             return
         # Decoded arrays are copies, so slow taps do not keep the memory of the ring.
-        if self._before_release is None:
-            batch.release()
+        batch.release()
         with self._dispatcher.feed.while_delivering():
             self._dispatcher.deliver(messages, share)
-        # A reader process reports what it has delivered before it releases: if it dies between, its parent
-        # delivers the frames again rather than not at all.
-        if self._before_release is not None:
-            self._before_release()
-            batch.release()
 
     def _resynchronize(self) -> None:
         # The number of messages in damaged bytes is an estimate. All messages that are not queued count as consumed.

@@ -70,19 +70,6 @@ class DeviceStats:
 _COUNTS = ("delivered", "delivered_bytes", "dropped", "failed", "unknown", "unrecorded", "tap_sec")
 
 
-def merge_row(rows: list[DeviceStats], row: DeviceStats) -> None:
-    """Adds a row of the reader process to the row of the same device in `rows`, or appends a copy."""
-    own = next((own for own in rows if own.device == row.device), None)
-    if own is None:
-        rows.append(row.copy())
-        return
-    for name in _COUNTS:
-        setattr(own, name, getattr(own, name) + getattr(row, name))
-    times = [time for time in (own.first_time_ns, row.first_time_ns) if time]
-    own.first_time_ns = min(times, default=0)
-    own.last_time_ns = max(own.last_time_ns, row.last_time_ns)
-
-
 class ShownAsSummary:
     """Shows an object by its summary: as text, and in notebooks as HTML."""
 

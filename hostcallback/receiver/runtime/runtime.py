@@ -23,7 +23,6 @@ from hostcallback.receiver.runtime.device_stats import DeviceStats
 from hostcallback.receiver.runtime.dispatch.calls import CallThreads
 from hostcallback.receiver.runtime.dispatch.scope import Scope
 from hostcallback.receiver.runtime.dispatch.scope_sinks import ScopeSinks
-from hostcallback.receiver.runtime.isolated.readers import ReaderProcesses
 from hostcallback.receiver.runtime.rules.rule_notes import RuleNotes, TakesRuleNotes
 from hostcallback.receiver.runtime.rules.rule_table import RuleTable
 from hostcallback.receiver.runtime.totals import Totals
@@ -46,7 +45,6 @@ class Runtime:
 
     Attributes:
         registry: consumer ids to consumers.
-        isolated: the reader processes, and the rings taken back from them.
         exported: the consumers of exported programs.
         default_scope: accounts for devices that no scoped receiver has claimed.
         rule_table: the rules of taps, and the checks that are off.
@@ -74,8 +72,6 @@ class Runtime:
         self.logs: list[str] = []
         self._accounting = 0  # number of clients that read the counters of each tap
         self.registry = Registry()
-        # Shares the lock and the table: a ring that is handed over must not be claimed or started meanwhile.
-        self.isolated = ReaderProcesses(self.registry, self._receivers, self._scope_of, self._lock)
         make_tap = functools.partial(exported_tap, is_another_receiver_busy=self.is_another_receiver_busy)
         self.exported = ExportedTaps(self.registry, make_tap)
         self.default_scope = Scope("default")
@@ -132,27 +128,18 @@ class Runtime:
 
     def receivers(self, names: Iterable[str] | None = None) -> list[DeviceReceiver]:
         """Returns the running receivers: all, or those of the devices in `names`."""
-        # Copies the tables without the lock: a signal handler may call this while the thread that it interrupts holds
+        # Copies the table without the lock: a signal handler may call this while the thread that it interrupts holds
         # the lock.
-        tables = dict(self._receivers), dict(self.isolated.adopted)
-        return [
-            table[name]
-            for name in (tables[0] if names is None else names)
-            for table in tables
-            if name in table
-        ]
+        table = dict(self._receivers)
+        return [table[name] for name in (table if names is None else names) if name in table]
 
     def _scope_of(self, name: str) -> Scope:
         return self._claims.get(name, self.default_scope)
-
-    def _of(self, name: str) -> list[DeviceReceiver]:
-        return [table[name] for table in (self._receivers, self.isolated.adopted) if name in table]
 
     def remove_files(self) -> None:
         """Removes the ring files, at a normal end of the process."""
         if self.flight is not None:
             self.flight.remove()
-        self.isolated.remove_files()
 
     def count_taps(self, on: bool) -> None:
         """Registers a client of the counters per tap (`DeviceReceiver.tap_counters`), or removes one."""
@@ -161,21 +148,19 @@ class Runtime:
             self._accounting += 1 if on else -1
             after = self._accounting > 0
             if before != after:
-                for name in self._receivers:
-                    for receiver in self._of(name):
-                        receiver.count_taps(after)
+                for receiver in self._receivers.values():
+                    receiver.count_taps(after)
 
     def observe(self, observer: ScopeSinks, on: bool) -> None:
         """Begins or ends to deliver all messages of this process to `observer` too, whichever scope has them.
 
-        Reader processes of isolated receivers do not take part. Wait for earlier messages first.
+        Wait for earlier messages first.
         """
         with self._lock:
             others = tuple(each for each in self._observers if each is not observer)
             self._observers = (*others, observer) if on else others
-            for name in self._receivers:
-                for receiver in self._of(name):
-                    receiver.observe(self._observers)
+            for receiver in self._receivers.values():
+                receiver.observe(self._observers)
 
     def note_rules(self, *recorders: TakesRuleNotes | None) -> list[RuleNotes]:
         """Notes the rules of taps in the logs of some recorders; the caller ends the notes."""
@@ -230,7 +215,7 @@ class Runtime:
             # Also devices without a receiver: `start` looks for the scope of a device here.
             for name in names:
                 self._claims[name] = scope
-                for receiver in self._of(name):
+                for receiver in self.receivers([name]):
                     # The scope first: the END_OF_STREAM frame is sent regardless of the policy, messages
                     # after it follow the new one.
                     receiver.switch(scope)
@@ -242,7 +227,7 @@ class Runtime:
             for name in names:
                 if self._claims.get(name) is scope:
                     del self._claims[name]
-                    for receiver in self._of(name):
+                    for receiver in self.receivers([name]):
                         receiver.switch(self.default_scope)
                         receiver.source.configure(self.default_scope.back_pressure)
 
@@ -267,8 +252,7 @@ class Runtime:
             ReentrantWaitError: a tap function or the host function of a call has called this.
         """
         self.check_not_reentrant("waiting for taps")
-        names = None if names is None else list(names)
-        receivers, devices = self.receivers(names), None if names is None else set(names)
+        receivers = self.receivers(names)
         look = look or _do_nothing
 
         def check(receiver: DeviceReceiver) -> None:
@@ -278,10 +262,8 @@ class Runtime:
         # Before the targets are taken, so that the barrier waits for these messages too.
         self.rule_table.send_latest()
         self._wait_emitted(receivers, check)
-        self.isolated.wait_delivered(devices, deadline, stall_sec, look)
         while self.rule_table.latest_waits():
             self._wait_emitted(receivers, check)
-            self.isolated.wait_delivered(devices, deadline, stall_sec, look)
         # Host functions of calls run on other threads: their frames have been consumed, they may still run.
         for receiver in receivers:
             running = receiver.calls.running()
@@ -335,27 +317,27 @@ class Runtime:
 
     def skip_taps(self, on: bool) -> None:
         """Begins or ends to leave out messages of all devices of this process. See `Dispatcher.skips`."""
-        for receiver in [*self._receivers.values(), *self.isolated.adopted.values()]:
+        for receiver in self.receivers():
             receiver.skip(on)
 
     def skipped(self) -> int:
         """Returns the number of messages that were left out so far."""
-        return sum(r.skipped for r in [*self._receivers.values(), *self.isolated.adopted.values()])
+        return sum(r.skipped for r in self.receivers())
 
     def progress(self) -> tuple[Any, ...]:
         """Returns a value that is equal to an earlier one only if no device has delivered anything in between."""
         own = [(*receiver.progress(), *receiver.calls.running()) for receiver in self.receivers()]
-        return (*own, elements_delivered(), *self.isolated.backlogs())
+        return (*own, elements_delivered())
 
     def describe_backlog(self) -> str:
         """Says how many messages wait for which function on which device; empty if none do."""
         own = [receiver.describe_backlog() for receiver in self.receivers()]
-        return "; ".join(filter(None, [*own, *self.isolated.backlogs()]))
+        return "; ".join(filter(None, own))
 
     def describe_wait(self) -> str:
         """Says of each device with messages or running functions what it waits for; empty if there is none."""
         waiting = [r for r in self.receivers() if r.queued() or r.running_tap() or r.calls.running()]
-        return "; ".join([*(receiver.describe_wait() for receiver in waiting), *self.isolated.backlogs()])
+        return "; ".join(receiver.describe_wait() for receiver in waiting)
 
     def holds_programs(self) -> bool:
         """Whether a program waits for room in a queue or for a host function."""

@@ -35,7 +35,7 @@ LAST_SEC = 0.2
 
 
 class Drains(Protocol):
-    """A recorder, forwarder or reader process that is flushed at SIGTERM."""
+    """A recorder or forwarder that is flushed at SIGTERM."""
 
     def drain(self, timeout_sec: float) -> bool:
         """Writes queued messages and waits until the collector has stored them; False if the time is over first."""

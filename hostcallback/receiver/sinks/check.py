@@ -26,8 +26,6 @@ class CheckSink:
 
     __slots__ = ("_batchings", "_places", "_template", "_unflatten")
 
-    is_portable = True
-
     def __init__(
         self, template: Template, unflatten: Unflatten, batchings: Batchings, places: Sequence[CallSite]
     ) -> None:

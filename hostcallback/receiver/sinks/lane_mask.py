@@ -186,7 +186,6 @@ class _MaskedSink:
     def __init__(self, sink: Sink, mask: LaneMask) -> None:
         self._sink = sink
         self._mask = mask
-        self.is_portable = bool(getattr(sink, "is_portable", False))
         if hasattr(sink, "texts"):
             self.texts = self._texts
         if hasattr(sink, "escaped"):

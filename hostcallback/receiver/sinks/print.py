@@ -120,11 +120,6 @@ class PrintSink:
         self._threshold = threshold
         self._with_device = with_device
 
-    @property
-    def is_portable(self) -> bool:
-        """Whether the reader process, which has the same standard output, can run this sink."""
-        return self._stream is None
-
     def escaped(self) -> PrintSink:
         """The same sink, whose output is escaped."""
         output = EscapedOutput()
@@ -307,11 +302,6 @@ class FormatSink:
         self._unflatten = unflatten
         self._batchings = batchings
         self._deliver = deliver
-
-    @property
-    def is_portable(self) -> bool:
-        """Whether the reader process, which has the same standard output, can run this sink."""
-        return isinstance(self._deliver, PrintLines) and self._deliver.stream is None
 
     def escaped(self) -> FormatSink:
         """The same sink, whose output is escaped."""

@@ -45,7 +45,7 @@ class RingSource:
     """
 
     def __init__(self, device: int, library: ctypes.CDLL, ring: int) -> None:
-        """Called by the constructors `open`, `open_gpu`, `open_shared` and `attach`."""
+        """Called by the constructors `open` and `open_gpu`."""
         self.device = device
         self._library = library
         self._ring = ring
@@ -99,54 +99,6 @@ class RingSource:
         before_use(source)
         source._library.hcb_gpu_prepare(source._ring, ordinal)
         return source
-
-    @classmethod
-    def open_shared(cls, source: RingSource, block_budget_bytes: int) -> RingSource:
-        """Opens the shared ring of the source's device, for another process to read. Raises as `open` does."""
-        library = native.load()
-        config = dataclasses.replace(source._config, block_budget_bytes=block_budget_bytes)
-        ring = library.hcb_ring_shared_twin(source.device, config.native())
-        if not ring:
-            raise MemoryError(
-                f"no memory for a ring of {config.capacity_bytes} bytes for device {source.device}"
-            )
-        shared = cls(source.device, library, ring)
-        shared._config = config
-        library.hcb_ring_set_device_id(ring, source._device_id)
-        return shared
-
-    @classmethod
-    def attach(cls, path: Path) -> RingSource:
-        """Opens a ring of another process by its file, for reading.
-
-        Raises:
-            OSError: the file cannot be opened, or is not a ring's.
-            NativeLibraryError: the library cannot be loaded.
-        """
-        library = native.load()
-        error = ctypes.c_int32()
-        ring = library.hcb_ring_attach(os.fsencode(path), error)
-        if not ring:
-            raise OSError(error.value, os.strerror(error.value), str(path))
-        return cls(0, library, ring)
-
-    def hand_over(self, shared: RingSource) -> None:
-        """From now on sends the messages of some consumers to a shared ring, which another process reads.
-
-        Raises:
-            OSError: the shared ring is not in a file.
-        """
-        error = self._library.hcb_ring_hand_over(self._ring, shared._ring)
-        if error:
-            raise OSError(error, os.strerror(error))
-
-    def take_over(self) -> None:
-        """Continues to read, in this process, a ring that another process read, from the position that it released."""
-        self._library.hcb_ring_take_over(self._ring)
-
-    def abandon(self) -> None:
-        """Marks the frames that a dead process was writing as discarded, so that the reader passes them."""
-        self._library.hcb_ring_abandon(self._ring)
 
     def keep_in_file(self, path: Path, name: str, block_bytes: int) -> None:
         """Moves the ring and its content into a new file, for good. Any thread. Producers and reader continue.

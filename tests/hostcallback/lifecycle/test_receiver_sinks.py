@@ -75,5 +75,10 @@ def test_sinks_end_with_their_receiver() -> None:
 def test_sinks_that_are_none_are_refused() -> None:
     with pytest.raises(TypeError, match="sinks is"):
         hcb.outfeed_receiver(sinks=nothing)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="process=True"):
-        hcb.outfeed_receiver(sinks=[nothing], process=True)
+
+
+def test_a_receiver_in_another_process_is_refused_with_what_there_is_instead() -> None:
+    with pytest.raises(
+        ValueError, match=r"process=True was removed.*record=FOLDER.*hcb tail.*flight_recorder="
+    ):
+        hcb.outfeed_receiver(process=True)  # type: ignore[arg-type]

@@ -103,8 +103,6 @@ def test_counters_count_the_taps_own_sinks_and_not_those_of_the_scope() -> None:
         ({"sinks": [hcb.forward("a:1"), hcb.forward("b:2")]}, ValueError, "forwards to one collector"),
         ({"sinks": [3]}, TypeError, "sinks has 3, expected a callable"),
         ({"sinks": "log"}, TypeError, "expected a sequence"),
-        ({"sinks": [print], "process": True}, ValueError, "delivers in another process"),
-        ({"sinks": [Counting()], "process": True}, ValueError, "delivers in another process"),
     ],
 )
 def test_options_that_exclude_each_other(options: dict[str, Any], error: type[Exception], text: str) -> None:

@@ -165,13 +165,6 @@ def test_gpu_rings_hold_under_load(library_objects, tmp_path, sanitizer):
     run_under_load(library_objects, "gpu/gpu_stress.cc", tmp_path, sanitizer, DRIVER_SOURCES)
 
 
-@needs_compiler
-@pytest.mark.slow
-@pytest.mark.parametrize("sanitizer", ["", "address,undefined"])
-def test_a_reader_survives_what_others_do_to_a_shared_ring(library_objects, tmp_path, sanitizer):
-    run_under_load(library_objects, "ring/shared_ring_mutations.cc", tmp_path, sanitizer, count=20_000)
-
-
 def test_a_missing_library_is_named_with_the_cure(tmp_path):
     with pytest.raises(native.NativeLibraryError) as caught:
         native.load_from(tmp_path / "lib.so")

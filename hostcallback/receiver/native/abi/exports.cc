@@ -102,22 +102,6 @@ int32_t hcb_ring_keep_in_file(hcb_ring* ring, const char* path, const char* name
   return Of(ring)->KeepInFile(path, name, blocks_bytes);
 }
 
-hcb_ring* hcb_ring_shared_twin(int32_t device, const hcb_config* config) { return hcb_ring_open(hcb::SharedTwinNumber(device), config); }
-
-int32_t hcb_ring_hand_over(hcb_ring* ring, hcb_ring* twin) { return Of(ring)->ShareWith(Of(twin)); }
-
-void hcb_ring_take_over(hcb_ring* twin) { Of(twin)->Reclaim(); }
-
-int32_t hcb_control_outside(uint64_t consumer_id, int32_t outside) {
-  hcb::Control* control = outside != 0 ? hcb::MakeControl(consumer_id) : hcb::FindControl(consumer_id);
-  if (control != nullptr) control->SendOutside(outside != 0);
-  return outside != 0 && control == nullptr ? HCB_NO_MEMORY : 0;
-}
-
-hcb_ring* hcb_ring_attach(const char* path, int32_t* error) { return Handle(hcb::Ring::Attach(path, error).release()); }
-
-void hcb_ring_abandon(hcb_ring* ring) { Of(ring)->MarkWriterDead(); }
-
 void* hcb_ring_memory(hcb_ring* ring, uint64_t* capacity_bytes) {
   *capacity_bytes = Of(ring)->capacity();
   return Of(ring)->memory();

@@ -30,18 +30,6 @@ HCB_EXPORT void hcb_ring_configure(hcb_ring* ring, const hcb_config* config);
  * ring go into the same file, up to `blocks_bytes` (not those of GPUs). Only once per ring, and for a GPU's ring before hcb_gpu_prepare.
  * Returns 0 or an errno. */
 HCB_EXPORT int32_t hcb_ring_keep_in_file(hcb_ring* ring, const char* path, const char* name, uint64_t blocks_bytes);
-/* The ring of the same device that another process will read, created if it does not exist; configured like `ring`. Move it into a file,
- * then hand it over: from then on it receives the messages of consumers for which hcb_control_outside was called. 0 or an errno. */
-HCB_EXPORT hcb_ring* hcb_ring_shared_twin(int32_t device, const hcb_config* config);
-HCB_EXPORT int32_t hcb_ring_hand_over(hcb_ring* ring, hcb_ring* twin);
-/* This process reads the ring from now on, from the position that the other process released. That process must not read any more. */
-HCB_EXPORT void hcb_ring_take_over(hcb_ring* twin);
-HCB_EXPORT int32_t hcb_control_outside(uint64_t consumer_id, int32_t outside);
-/* Opens another process's ring by its file, for reading; null with an errno. The other functions read it; release frames once they are
- * delivered. It lives as long as the process. */
-HCB_EXPORT hcb_ring* hcb_ring_attach(const char* path, int32_t* error);
-/* Discards the frames that the dead writer process had not finished. */
-HCB_EXPORT void hcb_ring_abandon(hcb_ring* ring);
 HCB_EXPORT void* hcb_ring_memory(hcb_ring* ring, uint64_t* capacity_bytes);
 
 /* Waits for frames (timeout_ns < 0: without limit) and lists those that are ready, in order, up to the batch's limits. Returns their

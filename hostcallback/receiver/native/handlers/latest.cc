@@ -50,8 +50,7 @@ class Memory final : public Completion {
 };
 
 bool Send(LatestSlot* slot) {
-  return slot->TakeTo([slot](const Emission& emission, std::unique_ptr<uint8_t[]> bytes, Ring* own) {
-    Ring* const ring = Destination(own, *slot->control, emission.payload_bytes);
+  return slot->TakeTo([slot](const Emission& emission, std::unique_ptr<uint8_t[]> bytes, Ring* ring) {
     if (!ring->Fits(emission)) {
       slot->control->CountLeftOut(slot->device, 1);
       return;
@@ -156,11 +155,6 @@ void Reschedule(const Control* control) {
 }
 
 }  // namespace
-
-Ring* Destination(Ring* own, const Control& control, uint64_t payload_bytes) {
-  Ring* const twin = control.outside() ? own->shared_twin() : nullptr;
-  return twin != nullptr && twin->FitsOutside(payload_bytes) ? twin : own;
-}
 
 void KeepLatest(Control* control, const Emission& emission, Ring* own) {
   LatestSlot* const slot = SlotOf(control, emission.device);

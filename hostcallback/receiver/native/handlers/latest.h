@@ -9,9 +9,6 @@
 
 namespace hcb {
 
-// The ring for a message: the device's own, or its twin, which another process reads.
-Ring* Destination(Ring* own, const Control& control, uint64_t payload_bytes);
-
 // Keeps a message that came too soon. `own`: the ring of its device.
 void KeepLatest(Control* control, const Emission& emission, Ring* own);
 

@@ -75,12 +75,10 @@ bool Holds(const uint8_t* prefix, const ArrayList& arrays) {
 }
 
 // Not inlined, so that other emissions do not pay for its space on the stack.
-__attribute__((noinline)) XLA_FFI_Error* EmitHeads(XLA_FFI_CallFrame* frame, Emission& emission, const Control& control,
-                                                   uint64_t elements, Ring* ring) {
+__attribute__((noinline)) XLA_FFI_Error* EmitHeads(XLA_FFI_CallFrame* frame, Emission& emission, uint64_t elements, Ring* ring) {
   Truncation truncation;
   truncation.Apply(*frame, elements, &emission);
   FutureFactory futures(frame, &truncation.shapes);
-  ring = Destination(ring, control, emission.payload_bytes);
   return ring->Emit(emission, &futures) == Verdict::kTooLarge ? TooLarge(frame->api) : nullptr;
 }
 
@@ -120,9 +118,8 @@ __attribute__((noinline)) XLA_FFI_Error* Emit(XLA_FFI_CallFrame* frame, Emission
     const Admission admission = control->Ask(emission.device, emission.time_ns);
     if (admission == Admission::kTooSoon) Keep(*frame, emission, control, ring);
     if (admission != Admission::kSend) return nullptr;
-    if (const uint64_t elements = control->truncate()) return EmitHeads(frame, emission, *control, elements, ring);
+    if (const uint64_t elements = control->truncate()) return EmitHeads(frame, emission, elements, ring);
   }
-  if (control != nullptr && !sharded) ring = Destination(ring, *control, emission.payload_bytes);
   FutureFactory futures(frame, &record);
   if (ring->Emit(emission, &futures) == Verdict::kTooLarge) return TooLarge(frame->api);
   if (check && aborts) {

@@ -13,7 +13,6 @@ bool Folds(const FrameHeader& header) { return (LoadFlags(&header) & (kFolds | k
 
 // HCB_INTACT if an intact header, BUSY or not, lies at `position`, otherwise its damage.
 hcb_damage Ring::Check(uint64_t position, uint64_t head) const {
-  if (theirs_ != nullptr) CopyHeader(position);
   const FrameHeader& header = *At(position);
   const uint32_t flags = LoadFlags(&header);
   if (std::memcmp(header.magic, kMagic, sizeof(kMagic)) != 0) return HCB_DAMAGED_MAGIC;
@@ -73,7 +72,6 @@ void Ring::Walk(hcb_batch* batch) {
       if ((flags & kBusy) || ((flags & (kCall | kEndOfStream)) && batch->frames != 0)) break;
       if ((flags & (kCall | kDiscarded)) == kCall && OwnerOfCall(device_, header.seq) != nullptr) break;
       const bool message = !(flags & (kPad | kDiscarded));
-      if (theirs_ != nullptr && message) CopyFrame(cursor_);
       OutstandingBlock block = {};
       if (message && (flags & kExternal) && !TakeBlock(cursor_, &block)) damage = HCB_DAMAGED_BLOCK;
       if (damage == HCB_INTACT) {
@@ -124,7 +122,6 @@ void Ring::Enter(hcb_batch* batch) {
 // Moves the block of the frame at `position` from the ring to `block`. False if the frame's descriptor is not that of a block of
 // this ring, which only damage can bring about.
 bool Ring::TakeBlock(uint64_t position, OutstandingBlock* block) {
-  if (attached_bytes_ != 0) return CopyBlock(position, block);
   const FrameHeader* header = At(position);
   BlockDescriptor descriptor;
   std::memcpy(&descriptor, reinterpret_cast<const uint8_t*>(header + 1) + AlignUp(header->meta_bytes, kFrameAlign),
@@ -161,7 +158,6 @@ uint32_t Ring::CopyAhead(uint64_t* position, uint8_t* out, uint64_t capacity, ui
                          uint64_t* needed) {
   *needed = 0;
   if (gpu() != nullptr) return 0;  // numbers of its frames are final only when the reader has come to them
-  if (theirs_ != nullptr) return 0;
   std::lock_guard<std::mutex> reader(sleep_mutex_);
   if (walking_.load(std::memory_order_acquire)) return 0;
   const uint64_t head = SettledHead();
@@ -201,7 +197,7 @@ uint32_t Ring::CopyAhead(uint64_t* position, uint8_t* out, uint64_t capacity, ui
 // How many messages lie between the intact header at `from` and the head. `intact`: whether the frames follow one another
 // without damage all the way, which makes the number exact.
 uint64_t Ring::CountMessagesLocked(uint64_t from, bool* intact) const {
-  const uint64_t head = theirs_ != nullptr ? from : control_->head.load(std::memory_order_relaxed);
+  const uint64_t head = control_->head.load(std::memory_order_relaxed);
   uint64_t messages = 0;
   while (from != head && Check(from, head) == HCB_INTACT) {
     const uint32_t flags = LoadFlags(At(from));
@@ -225,7 +221,7 @@ void Ring::SkipDamage(uint64_t head, hcb_damage damage, hcb_batch* batch) {
     bool exact;
     const uint64_t behind = CountMessagesLocked(next, &exact);
     // With more damage behind, the next skip settles the account.
-    if (exact && attached_bytes_ == 0) lost = emitted_ - discarded_.load() - behind - cursor_frames_;
+    if (exact) lost = emitted_ - discarded_.load() - behind - cursor_frames_;
     while (!outstanding_.empty() && outstanding_.front().position < next) {
       BlockPool::Free(outstanding_.front().memory);  // an unfinished one is freed by its producer, who misses the entry
       outstanding_bytes_ -= outstanding_.front().nbytes;

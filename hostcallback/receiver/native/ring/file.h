@@ -35,7 +35,7 @@ struct RingControl {
   // A commit at or after this position wakes the reader: never while it is awake, always while it sleeps and, while
   // it rests, when many bytes have come since its last read.
   alignas(64) std::atomic<uint64_t> wake_from;
-  std::atomic<uint32_t> wake_word;  // a reader in another process sleeps on it; it changes when that reader is woken
+  std::atomic<uint32_t> wake_word;  // not used any more: readers in other processes slept on it
 };
 static_assert(sizeof(RingControl) <= kRingPage, "one page");
 static_assert(offsetof(RingControl, capacity) == 16 && offsetof(RingControl, pid) == 32 &&

@@ -221,7 +221,6 @@ void Ring::Discard(DeviceCopy* copy) {
 
 // The end of the readable frames: a device may still write into those after it.
 uint64_t Ring::SettledHead() const {
-  if (theirs_ != nullptr) return TheirHead();
   const uint64_t head = control_->head.load(std::memory_order_acquire);
   return std::min(head, oldest_copy_.load(std::memory_order_acquire));
 }

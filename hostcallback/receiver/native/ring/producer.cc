@@ -85,9 +85,7 @@ bool Ring::OverwriteFor(const Emission& emission, Reservation* reservation) {
 }
 
 bool Ring::MayOverwriteLocked() const {
-  // This process does not know the position of a reader in another process.
-  return (config_.steps & HCB_OVERWRITE_OLDEST) && !holding_.load(std::memory_order_seq_cst) &&
-         !outside_.load(std::memory_order_relaxed);
+  return (config_.steps & HCB_OVERWRITE_OLDEST) && !holding_.load(std::memory_order_seq_cst);
 }
 
 Ring::Overwriting Ring::MakeRoomLocked(const Emission& emission) {
@@ -132,7 +130,6 @@ uint64_t Ring::PadBefore(uint64_t position, uint64_t frame_bytes) const {
 }
 
 bool Ring::HasRoomLocked(const Emission& emission) {
-  if (outside_.load(std::memory_order_relaxed)) ReclaimLocked();
   const bool external = GoesOutside(emission);
   if (external && outstanding_bytes_ != 0 &&
       (emission.payload_bytes > config_.block_budget_bytes ||
@@ -255,12 +252,7 @@ void Ring::EnterQueueLocked(Waiter* waiter) {
   }
   // Not WakeReader: it takes the reader's lock, which comes before `mutex_`. A reader that is about to wait misses
   // this notification, and then rests for a few milliseconds.
-  if (outside_.load(std::memory_order_relaxed)) {
-    WakeReader();
-    AttendTo(this);
-  } else if (control_->wake_from.load(std::memory_order_seq_cst) != kAwake) {
-    sleep_.notify_one();
-  }
+  if (control_->wake_from.load(std::memory_order_seq_cst) != kAwake) sleep_.notify_one();
   SignalSupervisor(HCB_EVENT_STALL, device_);
 }
 

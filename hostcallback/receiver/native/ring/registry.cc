@@ -61,7 +61,6 @@ uint64_t SumOfHeads() {
 }
 
 void ResetRingsAfterFork() {
-  ResetAttendantAfterFork();
   new (&entries_mutex) std::mutex;
   for (Entry* entry = entries.load(); entry != nullptr; entry = entry->next) entry->ring->ResetAfterFork();
 }

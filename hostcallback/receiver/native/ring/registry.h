@@ -12,9 +12,6 @@ namespace hcb {
 // The number of a GPU's ring. A GPU's ordinal counts the process's GPUs, and so may equal the id of a CPU device.
 constexpr int32_t GpuRing(int32_t ordinal) { return -2 - ordinal; }
 
-// The number of the shared twin of a ring, which another process reads; its own inverse.
-constexpr int32_t SharedTwinNumber(int32_t device) { return device ^ (1 << 30); }
-
 // Lock-free. Null if the device has no ring.
 Ring* FindRing(int32_t device);
 

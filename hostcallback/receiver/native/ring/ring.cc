@@ -11,7 +11,6 @@
 #include <thread>
 
 #include "ring/block_arena.h"
-#include "os/futex.h"
 #include "os/clock.h"
 
 namespace hcb {
@@ -71,14 +70,7 @@ Ring::Ring(int32_t device, const hcb_config& config, uint8_t* base)
   blocks_.SetStockLimit(config.block_budget_bytes / 2);
 }
 
-Ring::~Ring() {
-  if (attached_bytes_ != 0) {
-    munmap(base_, attached_bytes_);
-    UnmapRing(memory_ - kRingPage, capacity_);
-  } else {
-    UnmapRing(base_, capacity_);
-  }
-}
+Ring::~Ring() { UnmapRing(base_, capacity_); }
 
 void Ring::Initialize(RingControl* control) const {
   std::memcpy(control->magic, kRingMagic, sizeof(kRingMagic));
@@ -186,10 +178,6 @@ void Ring::ReadCounters(hcb_counters* out) {
 
 void Ring::WakeReader() {
   if (control_->wake_from.exchange(kAwake, std::memory_order_seq_cst) == kAwake) return;
-  if (outside_.load(std::memory_order_relaxed)) {
-    FutexWake(&control_->wake_word);
-    return;
-  }
   // The empty critical section ensures that the reader is waiting, not about to wait.
   { std::lock_guard<std::mutex> lock(sleep_mutex_); }
   sleep_.notify_one();
@@ -226,7 +214,6 @@ void Ring::Wake() {
     control_->wake_from.store(kAwake, std::memory_order_seq_cst);
   }
   sleep_.notify_one();
-  if (attached_bytes_ != 0 || outside_.load(std::memory_order_relaxed)) FutexWake(&control_->wake_word);
 }
 
 void Ring::ResetAfterFork() {
@@ -255,8 +242,6 @@ void Ring::ResetAfterFork() {
     control_->head = head;
     in_file_ = false;
   }
-  outside_ = false;
-  shared_twin_ = nullptr;
   outstanding_bytes_ = 0;
   next_seq_ = emitted_ = dropped_ = emitted_bytes_ = sample_tick_ = 0;
   // Positions continue, so that an old header in the memory can never be taken for a new one.

@@ -65,21 +65,7 @@ class Ring {
   Verdict Append(const Emission& emission, std::unique_ptr<PendingCall> call = nullptr);
   // The same; `owner` is completed when what the emission points to is not needed any more.
   Verdict AppendOwned(const Emission& emission, std::unique_ptr<Completion> owner);
-  // The ring of the same device whose frames another process reads; null if there is none.
-  Ring* shared_twin() const { return shared_twin_.load(std::memory_order_acquire); }
-  // From now on another process reads `twin`, which must be in a file. Returns 0 or an errno.
-  int ShareWith(Ring* twin);
-  // This process reads the ring again, from the position that the other process released. No other reader may be
-  // active.
-  void Reclaim();
-  // Whether a reader in another process can get the payload, which must go through the file.
-  bool FitsOutside(uint64_t payload_bytes) const { return payload_bytes <= config_.block_budget_bytes; }
   bool SomebodyWaits() const { return waiting_.load(std::memory_order_seq_cst) != 0; }
-
-  // Opens a ring that another process writes to, by its file, for reading. Null with an errno.
-  static std::unique_ptr<Ring> Attach(const char* path, int* error);
-  // Discards the frames that the dead writer had not finished: they will never be committed.
-  void MarkWriterDead();
 
   // Makes the ring that of a GPU, once: emissions `from_device` need it. Returns 0, or the driver's error.
   int UseGpu(int ordinal);
@@ -170,14 +156,6 @@ class Ring {
   };
 
   Ring(int32_t device, const hcb_config& config, uint8_t* base);
-  Ring(const RingControl& checked, uint8_t* base, uint64_t file_bytes, uint8_t* copy);
-
-  // shared.cc
-  void ReclaimLocked();
-  uint64_t TheirHead() const;
-  void CopyHeader(uint64_t position) const;
-  void CopyFrame(uint64_t position) const;
-  bool CopyBlock(uint64_t position, OutstandingBlock* block);
 
   // producer.cc. "Locked" functions need `mutex_`.
   bool GoesOutside(const Emission& emission) const;
@@ -231,7 +209,7 @@ class Ring {
   void ExpectMore();
   void LengthenRest();
   void Rest(std::unique_lock<std::mutex>* lock, Clock::time_point end);
-  void Sleep(std::unique_lock<std::mutex>* lock, Clock::time_point until, uint32_t word);
+  void Sleep(std::unique_lock<std::mutex>* lock, Clock::time_point until);
 
   // call_reader.cc
   bool CallInFront() const;
@@ -272,13 +250,9 @@ class Ring {
   uint8_t* const base_;          // start of the control page, which the frames follow
   RingControl* const control_;  // the control page. The memory behind these pointers may be replaced, its contents stay
   uint8_t* const memory_;
-  uint8_t* const theirs_ = nullptr;  // the frames of another process's ring; `memory_` has copies of those that were read
   BlockPool blocks_;
   bool in_file_ = false;  // written with `mutex_`
-  const uint64_t attached_bytes_ = 0;        // length of the file of another process's ring; 0 for a ring of this process
   std::atomic<bool> overwrites_{false};      // whether the policy overwrites, readable without `mutex_`
-  std::atomic<bool> outside_{false};         // whether another process reads the ring
-  std::atomic<Ring*> shared_twin_{nullptr};
   std::atomic<hcb_host_call> host_call_{nullptr};
   std::atomic<GpuDevice*> gpu_{nullptr};  // set once, with `mutex_`
   bool pinned_ = false;                   // written before `gpu_`
@@ -334,10 +308,6 @@ class Ring {
   uint64_t expected_ = ~0ull;  // position of a call that the emitting thread is about to take
   std::chrono::steady_clock::time_point expected_until_{};
 };
-
-// Has a thread admit the waiting emissions of a ring that another process reads.
-void AttendTo(Ring* ring);
-void ResetAttendantAfterFork();
 
 }  // namespace hcb
 

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 
-#include "os/futex.h"
 #include "ring/ring.h"
 
 namespace hcb {
@@ -94,7 +93,6 @@ void Ring::Rest(std::unique_lock<std::mutex>* lock, Clock::time_point end) {
   const uint64_t many = std::min(kRestBytes, capacity_ / 4);
   while (!wake_requested_ && MayRestLocked() && Clock::now() < end) {
     // As in WaitTurn: frames reserved before this store are counted below, frames reserved after it wake the reader.
-    const uint32_t word = control_->wake_word.load(std::memory_order_seq_cst);
     control_->wake_from.store(cursor_ + many, std::memory_order_seq_cst);
     const bool somebody_waits = waiting_.load(std::memory_order_seq_cst) != 0;
     if (somebody_waits && CopyPending()) break;  // a device still copies: only queries show when it has finished
@@ -104,19 +102,14 @@ void Ring::Rest(std::unique_lock<std::mutex>* lock, Clock::time_point end) {
       { std::lock_guard<std::mutex> reserve(mutex_); }
       if (Readable()) break;
     }
-    Sleep(lock, end, word);
+    Sleep(lock, end);
   }
   control_->wake_from.store(kAwake, std::memory_order_relaxed);
 }
 
-// Sleeps until that time or until woken. In a process other than the writer's, only if control_->wake_word is still
-// `word`.
-void Ring::Sleep(std::unique_lock<std::mutex>* lock, Clock::time_point until, uint32_t word) {
-  if (attached_bytes_ != 0) {
-    lock->unlock();
-    FutexWait(&control_->wake_word, word, until);
-    lock->lock();
-  } else if (until == Clock::time_point::max()) {
+// Sleeps until that time or until woken.
+void Ring::Sleep(std::unique_lock<std::mutex>* lock, Clock::time_point until) {
+  if (until == Clock::time_point::max()) {
     sleep_.wait(*lock);
   } else {
     sleep_.wait_until(*lock, until);
@@ -145,9 +138,7 @@ bool Ring::WaitTurn(Clock::time_point deadline) {
       SettleCopies();
       lock.lock();
     }
-    const uint32_t word = control_->wake_word.load(std::memory_order_seq_cst);
     control_->wake_from.store(kAsleep, std::memory_order_seq_cst);
-    std::atomic_thread_fence(std::memory_order_seq_cst);  // for a producer in another process, which has another mutex
     // A producer that reserves after this critical section sees the reader asleep when it commits; the head of one
     // that reserved before is visible below.
     { std::lock_guard<std::mutex> reserve(mutex_); }
@@ -167,7 +158,7 @@ bool Ring::WaitTurn(Clock::time_point deadline) {
     } else {
       poll_ = kFirstPoll;
     }
-    Sleep(&lock, until, word);
+    Sleep(&lock, until);
   }
 }
 

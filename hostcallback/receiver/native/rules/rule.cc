@@ -30,7 +30,6 @@ void Control::Set(const hcb_control& rules) {
   changed |= Change(&probe_ns_, rules.probe_ns);
   if (changed) epoch_.fetch_add(1, std::memory_order_relaxed);
   const bool gated = rules.probe_every != 0 || rules.probe_ns != 0;
-  gated_.store(gated, std::memory_order_relaxed);
   decides_.store(rules.every > 1 || rules.interval_ns != 0 || gated, std::memory_order_release);
 }
 

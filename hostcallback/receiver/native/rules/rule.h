@@ -28,10 +28,6 @@ class Control {
   // Sets the rules. Counters restart if the rules that use them change.
   void Set(const hcb_control& rules);
   void SwitchOff(bool off) { off_.store(off, std::memory_order_relaxed); }
-  // Whether messages go to the ring that another process reads, if the device has one. With a gate they do not,
-  // because only this process has the predicate.
-  void SendOutside(bool outside) { outside_.store(outside, std::memory_order_relaxed); }
-  bool outside() const { return outside_.load(std::memory_order_relaxed) && !gated_.load(std::memory_order_relaxed); }
   bool off() const { return off_.load(std::memory_order_relaxed); }
 
   // The predicate's answer for the last value of a device, or of the shards of all devices (kEveryDevice).
@@ -84,8 +80,6 @@ class Control {
   static constexpr uint32_t kStripes = 12;
 
   std::atomic<bool> off_{false};
-  std::atomic<bool> outside_{false};
-  std::atomic<bool> gated_{false};
   std::atomic<bool> decides_{false};  // whether any rule below must be asked
   std::atomic<bool> keeps_{false};    // whether any device has a slot
   std::atomic<uint32_t> epoch_{0};

@@ -31,17 +31,6 @@ class OrphanSender:
         self._ended = False
         self._go_on()
 
-    def add(self, folders: Sequence[StreamFolder]) -> None:
-        """Sends more orphan spools, after those that wait."""
-        with self._changed:
-            if self._ended:
-                for folder in folders:
-                    folder.release()
-                return
-            self._waiting += folders
-            if self._sender is None:
-                self._go_on()
-
     def drain(self, timeout_sec: float) -> bool:
         """Waits until all are sent or refused; False if `timeout_sec` passes first."""
         with self._changed:
@@ -60,8 +49,7 @@ class OrphanSender:
             sender.stop()
 
     def _go_on(self) -> None:
-        # The lock is a Condition's, which is reentrant: a sender that ends at once calls this from its own
-        # thread, `add` with the lock held.
+        # The lock is a Condition's, which is reentrant: a sender may end at once.
         with self._changed:
             self._sender = None
             while self._waiting and self._sender is None and not self._ended:

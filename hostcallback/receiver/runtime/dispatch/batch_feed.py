@@ -53,16 +53,13 @@ class BatchFeed:
         sinks: the batch sinks of the current scope.
     """
 
-    def __init__(
-        self, device_name: str, source: Source | None, find: Find, *, continues: bool = False
-    ) -> None:
+    def __init__(self, device_name: str, source: Source | None, find: Find) -> None:
         """Makes the feed of one device.
 
         Args:
             device_name: the device's name, for the sinks.
             source: the source that frames are copied from while a delivery takes long; None copies none.
             find: finds the consumer of an id, for the sinks.
-            continues: whether the first frame may have any number, because another reader had frames before.
         """
         self.sinks: tuple[BatchSink, ...] = ()
         self._device_name = device_name
@@ -70,7 +67,7 @@ class BatchFeed:
         self._find = find
         # Protects everything below. The sinks are called with it, so that batches stay in order.
         self._lock = threading.Lock()
-        self._next_seq = _NONE if continues else 0
+        self._next_seq = 0
         self._ahead: list[int] = []  # sequence numbers handed on that the reader has not read yet
         self._delivering_since: float | None = None
         self._wanted = threading.Event()

@@ -54,7 +54,6 @@ class Dispatcher:
         on_end: Callable[[int], None],
         calls: Calls,
         *,
-        continues: bool = False,
         source: Source | None = None,
     ) -> None:
         """Makes the dispatcher of one device.
@@ -66,8 +65,6 @@ class Dispatcher:
             scope: the first scope.
             on_end: called with the token of each END_OF_STREAM frame, in its place among the messages.
             calls: gets the messages for whose replies a program waits.
-            continues: whether another dispatcher had earlier messages of the device, so that the first one may have
-                any sequence number.
             source: source from which the batch sinks get frames while a delivery takes long; None copies none.
         """
         self._registry = registry
@@ -79,14 +76,14 @@ class Dispatcher:
         self.device = device
         self._on_end = on_end
         self._calls = calls
-        self._expected_seq = _ANY_SEQ if continues else 0
+        self._expected_seq = 0
         self._folded: dict[int, int] = {}
         self.current: Consumer | None = None
         self.current_since = 0.0
         self.delivered = 0
         self.skips = False
         self.skipped = 0
-        self.feed = BatchFeed(device_name, source, registry.find, continues=continues)
+        self.feed = BatchFeed(device_name, source, registry.find)
         self.set_scope(scope)
 
     @property

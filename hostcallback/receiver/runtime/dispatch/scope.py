@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections import Counter
 
 from hostcallback.receiver import limits
 from hostcallback.receiver.failures.check_report import OTHERS
 from hostcallback.receiver.failures.deferred_errors import MAX_KEPT, DeferredErrors, OnError
-from hostcallback.receiver.runtime.device_stats import DeviceStats, merge_row
+from hostcallback.receiver.runtime.device_stats import DeviceStats
 from hostcallback.receiver.runtime.dispatch.scope_sinks import ScopeSinks
 from hostcallback.receiver.runtime.dispatch.sink_chain import BatchSink
 from hostcallback.receiver.sinks.metric_writers.sink import MetricsSink
@@ -53,7 +52,6 @@ class Scope:
         self._changed = threading.Condition()  # protects everything below
         self._open_devices: set[str] = set()
         self._calls: Counter[str] = Counter()  # number of running calls by device
-        self._remote_stats: dict[object, list[DeviceStats]] = {}
         self._called: dict[
             str, tuple[int, float]
         ] = {}  # by device, failures and seconds of the calls that have ended
@@ -86,10 +84,7 @@ class Scope:
         """A copy of the statistics, one row per device that had this scope."""
         # Without the lock: only the receiver threads change these rows, and take no lock for each message.
         rows = [s.copy() for s in list(self._stats.values())]
-        with self._changed:
-            for row in itertools.chain.from_iterable(self._remote_stats.values()):
-                merge_row(rows, row)
-        # Between the two locks: the recorder has its own, and must not be asked with this one held.
+        # Without the lock: the recorder has its own, and must not be asked with this one held.
         unrecorded = self._unrecorded() - self._unrecorded_before
         with self._changed:
             for row in rows:
@@ -98,11 +93,6 @@ class Scope:
                 row.failed += failed
                 row.tap_sec += seconds
         return rows
-
-    def set_remote_stats(self, process: object, rows: list[DeviceStats]) -> None:
-        """Stores the cumulative statistics that the reader process reported."""
-        with self._changed:
-            self._remote_stats[process] = rows
 
     def _unrecorded(self) -> Counter[str]:
         return Counter() if self.recorder is None else self.recorder.counters.lost_by_device

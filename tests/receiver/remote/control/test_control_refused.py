@@ -197,7 +197,7 @@ def test_a_client_without_a_valid_request(
     ("line", "said"),
     [
         (b"hello", "is not JSON"), (b"[1]", "not of version"), (b"{}", "not of version"), (b"[" * 8000, "is not JSON"),
-        (pack({"command": "attach"}), "cannot be sent"), (pack({"command": ["x"]}), "cannot be sent"),
+        (pack({"command": "fly"}), "cannot be sent"), (pack({"command": ["x"]}), "cannot be sent"),
         (pack({"command": "process", "arguments": []}), "cannot be sent"),
         (pack({"command": "process", "seconds": 1e9}), "not a time to wait"),
         (pack({"command": "process", "seconds": "x"}), "not a time to wait"),
@@ -275,7 +275,7 @@ def request(number: int, line: bytes, session: int = 1) -> bytes:
 @pytest.mark.slow
 def test_a_collector_that_asks_nonsense_is_answered_and_given_up(tmp_path: Path) -> None:
     asked = [
-        b"hello", pack({"command": "attach"}), pack({"command": "process", "arguments": 7}), b"[" * 10_000,
+        b"hello", pack({"command": "fly"}), pack({"command": "process", "arguments": 7}), b"[" * 10_000,
         pack({"command": "rules"}), pack({"command": "rules", "arguments": {"said": [["x", {"when": 1}]]}}),
         pack({"command": "rules", "arguments": {"said": [["x" * 300, {"every": 2}]]}}),
         pack({"command": "rules", "arguments": {"said": [["x", {"every": 0}]]}}),
@@ -290,7 +290,7 @@ def test_a_collector_that_asks_nonsense_is_answered_and_given_up(tmp_path: Path)
             found = [handler.answers.get(timeout=60) for _ in (*requests, *many)]
             errors = [json.loads(answer[8:]).get("error") for answer in found]
             assert all(errors[: len(requests)])
-            assert "attach" in errors[1]
+            assert "fly" in errors[1]
             assert sum("too many" in str(error) for error in errors) == len(requests) + len(many) - 64
             wait_for(lambda: handler.connections >= 3, "another connection")
             Emitter(recorder).losses(100)
