@@ -110,6 +110,7 @@ from hostcallback._jax_compat.source_info import (
     set_user_context as set_user_context,
     source_of as source_of,
     traced_function as traced_function,
+    user_context_setters as user_context_setters,
 )
 from hostcallback._jax_compat.sync import (
     PROGRAMS_IN_FLIGHT as PROGRAMS_IN_FLIGHT,

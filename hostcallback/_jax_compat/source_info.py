@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import jax
 from jax._src import (
     api_util as _api_util,  # fun_sourceinfo
+    config as _config,  # config_ext.unset
     source_info_util as _source_info_util,  # user_context, is_user_filename
     traceback_util as _traceback_util,  # register_exclusion, api_boundary
 )
@@ -136,6 +137,12 @@ def evaluated_frames() -> Iterator[tuple[str, int, str]]:
 def set_user_context(context: Any, value: Any) -> None:
     """Sets the value of a `jax.make_user_context` for all threads that have not set it (`set_global` is newer)."""
     context._obj.set_global(value)
+
+
+def user_context_setters(context: Any) -> tuple[Callable[[Any], None], Callable[[], None]]:
+    """What sets the value of a `jax.make_user_context` for the calling thread, and what unsets it (0.8 to 0.12)."""
+    set_local = context._obj.set_local
+    return set_local, functools.partial(set_local, _config.config_ext.unset)
 
 
 # ---- The inputs of a program that is being lowered -------------------------------------------------------------------

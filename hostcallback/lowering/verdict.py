@@ -6,6 +6,7 @@ On CPUs a native handler keeps what it takes, in programs of one device. Elsewhe
 from __future__ import annotations
 
 import functools
+import threading
 import zlib
 from collections import Counter
 from typing import Any
@@ -26,7 +27,8 @@ NOT_COUNTED = np.uint32(0xFFFFFFFF)
 TARGET = "hostcallback_verdict"
 
 verdict_p = Primitive("verdict")
-_seen: Counter[str] = Counter()
+_seen: Counter[int] = Counter()  # programs, by their checksum
+_seen_lock = threading.Lock()
 
 
 def verdict(failed: Any, program: str) -> Any:
@@ -41,8 +43,10 @@ def verdict(failed: Any, program: str) -> Any:
         uint32 [2]: `FINE`, `FIRST` or `FURTHER`, and the number of the call, from 0. `FIRST` is a call in which a test
         failed that did not fail in the call before.
     """
-    _seen[program] += 1
-    number = zlib.crc32(f"{program} {_seen[program]}".encode()) & 0x7FFFFFFF
+    with _seen_lock:
+        _seen[zlib.crc32(program.encode())] += 1
+        count = _seen[zlib.crc32(program.encode())]
+    number = zlib.crc32(f"{program} {count}".encode()) & 0x7FFFFFFF
     return verdict_p.bind(failed, program=number)
 
 

@@ -132,7 +132,6 @@ class Context:
         self.seen = 0
         self.notes: dict[str, Any] = {}  # of the X-ray
         self._all_threads = all_threads
-        self._left = threading.local()
 
     def __enter__(self) -> Context:
         if compat.is_staging():
@@ -141,15 +140,13 @@ class Context:
                 "function is being traced: put the block around the call of the jitted function, or wrap a function "
                 "in here, as in hcb.observe(f, ...)(x)"
             )
-        stack = _everywhere if self._all_threads else _here.contexts
-        stack.append(self)
         if self._all_threads:
-            _set_key_everywhere()
-        key = _key.value
-        # A thread that has opened contexts itself does not see the key of all threads.
-        inner = _key(key if self._all_threads and self.xray in key else (*key, self.xray))
-        inner.__enter__()
-        self._left.__dict__.setdefault("stack", []).append(inner)
+            with _everywhere_lock:
+                _everywhere.append(self)
+                _set_key_everywhere()
+        else:
+            _here.contexts.append(self)
+        _set_key_here()
         return self
 
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
@@ -158,14 +155,31 @@ class Context:
             self.xray.left(self, None)
 
     def close(self) -> None:
-        """Leaves the block, without what is due at its end."""
-        self._left.stack.pop().__exit__(None, None, None)
-        stack = _everywhere if self._all_threads else _here.contexts
-        stack.reverse()
-        stack.remove(self)
-        stack.reverse()
+        """Leaves the block, without what is due at its end.
+
+        Raises:
+            RuntimeError: it is not open, or another thread has opened it.
+        """
         if self._all_threads:
-            _set_key_everywhere()
+            with _everywhere_lock:
+                self._take_from(_everywhere)
+                _set_key_everywhere()
+        else:
+            self._take_from(_here.contexts)
+        _set_key_here()
+
+    def _take_from(self, opened: list[Context]) -> None:
+        if opened and opened[-1] is self:
+            opened.pop()
+            return
+        place = next((n for n in reversed(range(len(opened))) if opened[n] is self), None)
+        if place is None:
+            raise RuntimeError(
+                f"a block of {type(self.xray).__name__.lower()} was left that is not open on this thread: leave it "
+                "once for each time that it was entered, on the thread that entered it (all_threads=True makes one "
+                "that any thread may leave)"
+            )
+        del opened[place]
 
     def wrap(self, function: Callable[P, R]) -> Callable[P, R]:
         """Returns `function`, which is called in the context."""
@@ -197,6 +211,7 @@ class _Here(threading.local):
 
 
 _here = _Here()
+_everywhere_lock = threading.Lock()  # protects `_everywhere`
 _everywhere: list[Context] = []
 _numbers = itertools.count()
 _interned: weakref.WeakKeyDictionary[Xray, weakref.ref[Xray]] = weakref.WeakKeyDictionary()
@@ -214,17 +229,29 @@ def _intern(xray: Xray) -> Xray:
 
 
 _marked: weakref.WeakValueDictionary[str, Context] = weakref.WeakValueDictionary()
-_recent: collections.deque[Context] = collections.deque(maxlen=1024)
+MOST_RECENT = 1 << 16
+_recent: collections.deque[Context] = collections.deque(maxlen=MOST_RECENT)
 """The last contexts that marked equations: a wrapper that is made within a trace ends before its program is lowered."""
+
+
+_set_local, _unset_local = compat.user_context_setters(_key)
+
+
+def _set_key_everywhere() -> None:
+    compat.set_user_context(_key, tuple(context.xray for context in _everywhere))
+
+
+def _set_key_here() -> None:
+    # From what is open, in whichever order blocks are left. A thread that has opened none sees the key of all threads.
+    if opened := _here.contexts:
+        _set_local(tuple([context.xray for context in (*_everywhere, *opened)]))
+    else:
+        _unset_local()
 
 
 def _note_mark(mark: str, context: Context) -> None:
     _marked[mark] = context
     _recent.append(context)
-
-
-def _set_key_everywhere() -> None:
-    compat.set_user_context(_key, tuple(context.xray for context in _everywhere))
 
 
 @contextlib.contextmanager
@@ -253,9 +280,16 @@ def tapped(closed: Any, name: str, donated: Sequence[bool], shardings: Sequence[
     """
     # By the key, because a context for all threads may have been opened since the program was traced.
     contexts = [(context, "") for context in (*_everywhere, *_here.contexts) if context.xray in _key.value]
-    if _marked:
+    if _marked or _recent:
         known = dict(_marked)
-        contexts += [(known[mark], mark) for mark in _marks_in(closed, set(known))]
+        marks = _marks_in(closed)
+        contexts += [(known[mark], mark) for mark in marks if mark in known]
+        if any(mark not in known for mark in marks):
+            logger.warning(
+                "%s has a function that was wrapped by hcb.observe, hcb.watch_nonfinite or hcb.capsule where it was "
+                "traced, and %d wrappers were made since then, so that this one is forgotten: wrap the function once, "
+                "outside of what is traced", name, MOST_RECENT,
+            )  # fmt: skip
     contexts = _once(contexts)
     if not contexts or runtime.serves(threading.current_thread()) or _is_ours(closed):
         return None
@@ -291,7 +325,7 @@ def _is_ours(closed: Any) -> bool:
     return _PACKAGE in source and "paced_loops.py" not in source
 
 
-def _marks_in(jaxpr: Any, known: set[str]) -> Sequence[str]:
+def _marks_in(jaxpr: Any) -> Sequence[str]:
     found: dict[str, None] = {}
     pending = [jaxpr]
     while pending:
@@ -299,7 +333,7 @@ def _marks_in(jaxpr: Any, known: set[str]) -> Sequence[str]:
         for equation in program.eqns:
             stack = str(equation.source_info.name_stack)
             if scopes.MARK in stack:
-                found.update(dict.fromkeys(mark for mark in scopes.marks_in(stack) if mark in known))
+                found.update(dict.fromkeys(scopes.marks_in(stack)))
             structure = structure_of(equation)
             pending.extend(inner for inner, _ in (structure.programs if structure else ()))
     return list(found)

@@ -155,6 +155,16 @@ def test_reports_that_are_switched_off() -> None:
     assert primitives(lambda: [step(ONES), step(-ONES)]) == ["log"]
 
 
+def test_a_failure_that_goes_on_when_reports_are_switched_on_is_named() -> None:
+    step = hcb.watch_nonfinite(jax.jit(lambda x: jnp.log(x)))
+    hcb.disable_checks("watch_nonfinite")
+    try:
+        assert not errors_of(lambda: [step(-ONES), step(-ONES)])
+    finally:
+        hcb.enable_checks("watch_nonfinite")
+    assert primitives(lambda: step(-ONES)) == ["log"]
+
+
 def test_the_failure_of_a_tap_in_the_program_is_as_without() -> None:
     @jax.jit
     def step(x):

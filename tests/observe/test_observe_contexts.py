@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import gc
 import logging
 import threading
@@ -16,6 +18,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import hostcallback as hcb
+from hostcallback.lowering import xray
 
 X = jnp.arange(4.0)
 
@@ -269,6 +272,71 @@ def test_a_forward_program_of_a_wrapper_that_wants_gradients_too_runs() -> None:
         jax.jit(jax.value_and_grad(model))(X)
         hcb.barrier_wait()
     assert [list(message) for message in messages] == [["scale"], ["scale", "grad scale"]]
+
+
+def test_blocks_are_left_in_any_order() -> None:
+    seen: list[str] = []
+    step = jax.jit(scale)
+    first = hcb.observe(where="scale", tap_func=lambda found: seen.append("first"))
+    second = hcb.observe(where="scale", what=["norm"], tap_func=lambda found: seen.append("second"))
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(first)
+        second.__enter__()
+        step(X)
+    hcb.barrier_wait()
+    assert sorted(seen) == ["first", "second"]
+    seen.clear()
+    step(X)  # the second is open yet
+    hcb.barrier_wait()
+    assert seen == ["second"]
+    second.__exit__(None, None, None)
+    seen.clear()
+    step(X)
+    hcb.barrier_wait()
+    assert not seen
+
+
+def test_a_block_is_left_where_it_was_entered() -> None:
+    block = hcb.observe(where="scale")
+    refused: list[str] = []
+
+    def leave() -> None:
+        try:
+            block.close()
+        except RuntimeError as error:
+            refused.append(str(error))
+
+    with block:
+        jax.jit(scale)(X)
+        thread = threading.Thread(target=leave)
+        thread.start()
+        thread.join()
+    assert len(refused) == 1
+    assert "leave it once for each time that it was entered, on the thread that entered it" in refused[0]
+    with pytest.raises(RuntimeError, match="that is not open on this thread"):
+        block.close()
+    everywhere = hcb.observe(where="scale", all_threads=True).__enter__()
+    thread = threading.Thread(target=everywhere.close)
+    thread.start()
+    thread.join()
+    with pytest.raises(RuntimeError, match="that is not open on this thread"):
+        everywhere.close()
+
+
+def test_a_wrapper_that_is_forgotten_before_its_program_is_lowered_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    monkeypatch.setattr(xray, "_recent", collections.deque(maxlen=1))
+
+    @jax.jit
+    def step(x: Any) -> Any:
+        x = hcb.observe(scale, where="scale")(x)
+        return hcb.observe(scale, where="scale", what=["norm"])(x)
+
+    step(X)
+    assert (
+        "wrappers were made since then, so that this one is forgotten: wrap the function once" in caplog.text
+    )
 
 
 def test_misuse_of_a_block_is_named() -> None:

@@ -209,6 +209,8 @@ class RuleTable:
         if self._library is not None:
             # With entries in `_except` the native table gets each check's switch from `_tell`.
             self._library.hcb_switch_all_checks(self._off and not self._except)
+            # A program that has failed while its check was off is reported when the check is on again.
+            self._library.hcb_verdict_forget()
         consumers = registry.consumers()
         for consumer in consumers:
             self._tell(consumer)
