@@ -149,7 +149,7 @@ def test_a_tap_that_raises(tmp_path: Path) -> None:
 
 @native
 def test_the_inputs_of_a_tap_that_raises_are_gone_by_default(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     step = hcb.capsule(jax.jit(tapped, static_argnames="scale"), tmp_path)
     with pytest.raises(hcb.TapFunctionException), hcb.outfeed_receiver():
@@ -158,6 +158,9 @@ def test_the_inputs_of_a_tap_that_raises_are_gone_by_default(
     assert capsule.failure.text == "ValueError: seven is refused"
     assert "the tap got: array(7., dtype=float32)" in capsule.report
     assert any("exceptions=True" in text for text in capsule.left_out)
+    (logged,) = [record.getMessage() for record in caplog.records if "hcb reproduce" in record.getMessage()]
+    assert "without the inputs of the call, which hcb.capsule(..., exceptions=True) keeps" in logged
+    assert logged.endswith(f"hcb reproduce --show {capsule.path}")
     assert main(["reproduce", str(capsule.path)]) == 2
     assert "exceptions=True" in capsys.readouterr().err
 

@@ -249,6 +249,28 @@ def test_a_nan_that_came_in_with_the_data_is_seen_again(tmp_path: Path) -> None:
     assert reproduce(capsule).is_exact
 
 
+@native
+def test_keys_that_a_program_closes_over_are_converted_before_a_receiver_thread_needs_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A thread that runs programs of JAX while all threads of the device wait for it would wait without end.
+    key, threads, key_data = jax.random.key(3), [], jax.random.key_data
+
+    def noted(keys: Any) -> Any:
+        if not isinstance(keys, jax.core.Tracer):
+            threads.append(threading.current_thread())
+        return key_data(keys)
+
+    monkeypatch.setattr(jax.random, "key_data", noted)
+    step = jax.jit(lambda x: jnp.log(x) + jax.random.normal(key, (2,)))
+    failing(lambda: hcb.capsule(step, tmp_path, nonfinite=True)(jnp.array([1.0, -1.0])))
+    (capsule,) = capsules(tmp_path)
+    assert capsule.failure.text.startswith("log"), capsule.failure.text
+    assert reproduce(capsule).is_exact
+    assert set(threads) <= {threading.main_thread()}
+    assert len(threads) == (jax.version.__version_info__ < (0, 12)), "from 0.12 on the program may have it"
+
+
 LARGE = """
 import sys
 import jax, jax.numpy as jnp, numpy as np

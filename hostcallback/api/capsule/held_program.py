@@ -42,7 +42,10 @@ WAITING = 4
 DESCRIPTION_BYTES = 128
 """More than the description of one array has in a message; the descriptions must fit into half of the ring."""
 
-NOT_SENT = "inputs are sent at the end of a call that fails a check; exceptions=True sends those of each call"
+NOT_SENT = (
+    "a tap function raises when the inputs of its call are gone; hcb.capsule(..., exceptions=True) has programs with "
+    "taps send those of each call"
+)
 NOT_ARRIVED = (
     "they did not arrive: the program was ended before (on_error='abort'), its taps are off, messages were dropped, or "
     "the failed check is where it is not looked for, such as in a custom_root or in the condition of a while_loop"
@@ -56,6 +59,7 @@ class HeldProgram:
         options: the options of `capsule`.
         program: the program.
         name: of its function.
+        constants: the program's constants, of typed keys their data.
         sent: numbers of the inputs that are sent; others are too large.
         donated: for each input, whether it must be copied before the program takes its memory.
     """
@@ -66,6 +70,8 @@ class HeldProgram:
         self.program = replace(program, tapped=None)
         self.name = "pmap" if compat.is_pmap(program.closed) else program.function
         self.settings = parts.settings()
+        with parts.own_work(self.settings):  # a receiver thread must not wait for the device
+            self.constants = [parts.data_of(value) for value in program.constants]
         ring_bytes = RingConfig.from_environment().capacity_bytes
         self.sent = parts.fitting(program, options.max_bytes, ring_bytes // 2 // DESCRIPTION_BYTES)
         self.donated = tuple(d and i in set(self.sent) for i, d in enumerate(program.donated))
@@ -97,7 +103,14 @@ class HeldProgram:
         if failed is not None and failed.held is self:
             _write(failed, run, arrays)
         if is_bad:
-            self._report(message, parts.all_inputs(self.program, self.sent, arrays))
+            self._report(message, self._all_inputs(arrays))
+
+    def _all_inputs(self, arrays: Arrays) -> list[Any] | None:
+        # The constants and inputs of a call; None if some inputs were not sent.
+        if len(self.sent) < len(self.program.paths):
+            return None
+        with parts.own_work(self.settings):
+            return [*map(np.asarray, self.constants), *arrays]
 
 
 def reporter(program: Program, name: str) -> Callable[[Message, Sequence[Any] | None], None]:
@@ -224,7 +237,13 @@ def _write(failed: _Failed, run: int, arrays: Arrays | None) -> None:
     except Exception:  # the program goes on, and its failure is reported anyhow
         logger.exception("the capsule %s of %s could not be written", path, name)
         return
-    text = described(failed.reported).text
+    text, has_none = described(failed.reported).text, arrays is None
+    if has_none and not isinstance(failed.reported, FailedCheck):
+        logger.error(
+            "%s failed (%s). Its report, without the inputs of the call, which hcb.capsule(..., exceptions=True) "
+            "keeps: hcb reproduce --show %s", name, text, path,
+        )  # fmt: skip
+        return
     logger.error("%s failed (%s). To see it again: hcb reproduce %s", name, text, path)
 
 
@@ -245,14 +264,14 @@ def _write_to(path: Path, failed: _Failed, arrays: Arrays | None) -> None:
             writer.left_out.append(f"the inputs: {why_not}")
         found = dict(zip(held.sent, arrays or (), strict=arrays is not None))
         limit = f"the inputs kept are limited to {held.options.max_bytes:,} bytes (max_bytes=)"
-        inputs = parts.inputs(held.program, found, why_not or limit)
+        inputs = parts.inputs(held.program, held.constants, found, why_not or limit)
         writer.add_inputs(inputs)
         if not why_not:
             writer.left_out += [
                 f"{e.path} ({parts.nbytes(e):,} bytes): {e.left_out}" for e, _ in inputs if e.left_out
             ]
         add_report(writer, reported, f"\n  the tap got: {failed.value}" if failed.value else "")
-        about = {"name": held.name, "call": 0, "of": "program", "line": held.options.line}
+        about = {"name": held.name, "of": "program", "line": held.options.line}
         writer.finish(about | about_this_process(), described(reported))
     finally:
         writer.discard()

@@ -13,6 +13,7 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 
+from hostcallback import _jax_compat as compat
 from hostcallback.api.capsule.digests import Digests, PromotedDigests, promoted_dtype
 from hostcallback.api.export import export_checks
 from hostcallback.lowering import xray
@@ -67,9 +68,9 @@ def _exported(program: xray.Program, evaluator: Evaluator, *, wide: bool = False
     avals = list(program.closed.in_avals)
 
     def function(*arrays: Any) -> list[Any]:
-        values = [_as_key(a, aval) if _is_key(aval) else a for a, aval in zip(arrays, avals, strict=True)]
+        values = [compat.wrap_keys(a, t) if _is_key(t) else a for a, t in zip(arrays, avals, strict=True)]
         outs, _ = evaluator.evaluate(program.closed, values, Place())
-        return [jax.random.key_data(out) if _is_key(jax.typeof(out)) else out for out in outs]
+        return [data_of(out) for out in outs]
 
     shardings = [None] * len(program.constants) + list(program.shardings)
     if all(mesh_of(sharding)[0] == () for sharding in shardings):
@@ -86,8 +87,9 @@ def _is_key(aval: Any) -> bool:
     return bool(jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key))
 
 
-def _as_key(data: Any, aval: Any) -> Any:
-    return jax.random.wrap_key_data(data, impl=str(aval.dtype._impl.name))
+def data_of(value: Any) -> Any:
+    """An array; of typed keys their data."""
+    return jax.random.key_data(value) if _is_key(jax.typeof(value)) else value
 
 
 def _struct(aval: Any, *, wide: bool = False) -> Any:
@@ -121,22 +123,17 @@ def devices_of(program: xray.Program) -> set[Any]:
     return {device for s in program.shardings if s is not None for device in s.device_set}
 
 
-def all_inputs(
-    program: xray.Program, sent: Sequence[int], arrays: Sequence[np.ndarray[Any, Any]]
-) -> list[Any] | None:
-    """The constants and inputs of a call, of which those with the numbers `sent` arrived; None if some did not."""
-    if len(sent) < len(program.paths):
-        return None
-    return [*map(_constant, program.constants), *arrays]
-
-
 def inputs(
-    program: xray.Program, arrays: Mapping[int, np.ndarray[Any, Any]], why_not: str
+    program: xray.Program,
+    constants: Sequence[Any],
+    arrays: Mapping[int, np.ndarray[Any, Any]],
+    why_not: str,
 ) -> list[tuple[Input, list[tuple[Shard, Fetch]]]]:
     """The constants and inputs of a program, with functions that return their elements.
 
     Args:
         program: the program.
+        constants: of typed keys their data.
         arrays: by the number of the input, its elements.
         why_not: why others are not there.
     """
@@ -151,15 +148,11 @@ def inputs(
         sharding = program.shardings[number - first] if number >= first else None
         mesh, spec = mesh_of(sharding, len(aval.shape))
         whole = Shard("", 0, (0,) * len(aval.shape), tuple(map(int, aval.shape)))
-        array = _constant(program.constants[number]) if number < first else arrays.get(number - first)
+        array = constants[number] if number < first else arrays.get(number - first)
         left_out = why_not if array is None else ""
         entry = Input(path, np.dtype(aval.dtype).name, whole.shape, (), mesh, spec, left_out)
         found.append((entry, [(whole, functools.partial(np.asarray, array))]))
     return found
-
-
-def _constant(value: Any) -> np.ndarray[Any, Any]:
-    return np.asarray(jax.random.key_data(value) if _is_key(jax.typeof(value)) else value)
 
 
 def mesh_of(sharding: Any, dims: int = 0) -> tuple[Any, Any]:

@@ -330,7 +330,7 @@ def function_of(text: str) -> Callable[..., Any]:
 # ---- A script --------------------------------------------------------------------------------------------------------
 
 TEMPLATE = '''\
-"""Runs {name}{call}, from the capsule {file}. Written by `hcb reproduce --python`; edit it as you like.
+"""Runs {name}, from the capsule {file}. Written by `hcb reproduce --python`; edit it as you like.
 
 What failed: {text}
   at {line}
@@ -373,7 +373,6 @@ def script_of(capsule: Capsule) -> str:
     devices = capsule.about.get("devices")
     return TEMPLATE.format(
         name=_comment(capsule.name),
-        call="" if capsule.about.get("of") == "program" else f", call {capsule.call}",
         file=_comment(capsule.path.name),
         text=_comment(failure.text),
         line=_comment(failure.source_line),

@@ -139,10 +139,8 @@ def _bindings(given: list[str], reproduce: Any) -> dict[str, Callable[..., Any]]
 
 def _show(capsule: Capsule) -> None:
     failure, about = capsule.failure, capsule.about
-    # The receiver's capsules are not of a program. Capsules of earlier versions have the number of the call.
-    of = {"receiver": f"in {capsule.name}", "program": capsule.name}.get(
-        str(about.get("of")), f"call {capsule.call} of {capsule.name}"
-    )
+    # The receiver's capsules are not of a program.
+    of = f"in {capsule.name}" if about.get("of") == "receiver" else capsule.name
     lines = [f"{of} failed: {failure.kind} {failure.name} on {failure.device}", ""]
     lines += [*capsule.report.splitlines(), ""]
     for title in ("versions", "platform", "system", "environment"):
