@@ -277,10 +277,10 @@ class _Collector(Evaluator):
 
 def _plan_item(item: Sequence[Selection], what_of: str, program: Program, found: Found) -> Plan:
     """Plans the taps of one item of `where`: of the first of its selections that matches."""
+    if what_of in PARAMETERS:
+        return plan_parameters(item[0].text, what_of, program, found)
     jaxpr = compat.open_jaxpr(program.tapped)[0]
     paths = [()] * len(program.constants) + list(program.paths)
-    if what_of in PARAMETERS:
-        return plan_parameters(item[0].text, what_of, jaxpr, paths, found)
     for selection in item:
         modules = Modules.of_paths(selection.text, jaxpr.invars, paths)
         around = Around(Surroundings(), modules, [True] * len(jaxpr.outvars))

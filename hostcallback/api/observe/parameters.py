@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import re
 from collections.abc import Container, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax.extend.core import Literal
@@ -14,25 +16,25 @@ from hostcallback.api.observe.places import Surroundings, match_whole_path, site
 from hostcallback.api.observe.plan import Found, Plan
 from hostcallback.api.observe.report import can_measure
 from hostcallback.lowering.evaluator import structure_of
+from hostcallback.lowering.xray import Program
 from hostcallback.primitives.reductions import statistics
+from hostcallback.tracing import scopes
 
 _ADDS = ("add", "sub", "add_any")
 _VIEWS = ("convert_element_type", "copy", "copy_p", "reshape", "sharding_constraint", "optimization_barrier")
 
 
-def plan_parameters(
-    pattern: str, what_of: str, jaxpr: Any, paths: Sequence[tuple[str, ...]], found: Found
-) -> Plan:
+def plan_parameters(pattern: str, what_of: str, program: Program, found: Found) -> Plan:
     """Plans the taps of parameters whose paths match a glob.
 
     Args:
         pattern: the glob, such as `params/*/kernel` or `layers[2].weight`.
         what_of: "param", "param grad" or "update".
-        jaxpr: a program of a training step.
-        paths: for each of its inputs, its path in the user's arguments.
+        program: a program of a training step.
         found: gets the labels.
     """
-    plan = Plan()
+    plan, (jaxpr, _) = Plan(), compat.open_jaxpr(program.tapped)
+    paths = [()] * len(program.constants) + list(program.paths)
     selected = [
         (number, variable, label)
         for number, (variable, path) in enumerate(zip(jaxpr.invars, paths, strict=True))
@@ -44,10 +46,11 @@ def plan_parameters(
     elif what_of == "param grad":
         _plan_gradients(plan, jaxpr, {variable: label for _, variable, label in selected}, found)
     else:
-        for number, variable, label in selected:
-            if (result := _result_of(jaxpr, variable)) is not None:
+        results = _updates(program) if selected else {}
+        for number, _, label in selected:
+            if number in results:
                 unique = found.new_label(f"update {label}")
-                plan.parameters[unique] = functools.partial(_update, number, result)
+                plan.parameters[unique] = functools.partial(_update, number, results[number])
     return plan
 
 
@@ -83,31 +86,95 @@ def _update(number: int, result: int, values: Sequence[Any], outs: Sequence[Any]
     return measured
 
 
-def _result_of(jaxpr: Any, variable: Any) -> int | None:
-    """The number of the result that is the parameter after the step: a sum with it, or a result of the same path."""
-    made_by = {v: equation for equation in jaxpr.eqns for v in equation.outvars}
+# ---- Updates ---------------------------------------------------------------------------------------------------------
 
-    def origin(atom: Any) -> Any:
-        while atom in made_by and made_by[atom].primitive.name in _VIEWS:
-            atom = made_by[atom].invars[0]
-            if isinstance(atom, Literal):
-                break
-        return atom
 
-    same = [
-        (number, atom)
-        for number, atom in enumerate(jaxpr.outvars)
-        if not isinstance(atom, Literal)
-        and atom.aval.shape == variable.aval.shape
-        and atom.aval.dtype == variable.aval.dtype
-    ]
-    for number, atom in same:
-        made = made_by.get(origin(atom))
-        if made is None or made.primitive.name not in _ADDS:
-            continue
-        if any(not isinstance(a, Literal) and origin(a) is variable for a in made.invars):
-            return number
-    return None
+class _Value(NamedTuple):
+    """A value of a program: the inputs that it is a sum with, each with the number of other summands, and more."""
+
+    sum_with: Mapping[int, int] = {}
+    backward: bool = False  # whether it depends on a backward pass
+
+
+def _results(jaxpr: Any, inputs: Sequence[_Value], backward: bool = False) -> list[_Value]:
+    """The results of a program, as if its calls were inlined."""
+    jaxpr, constants = compat.open_jaxpr(jaxpr)
+    values = dict(
+        zip((*jaxpr.constvars, *jaxpr.invars), (*[_Value()] * len(constants), *inputs), strict=True)
+    )
+
+    def read(atom: Any) -> _Value:
+        return _Value() if isinstance(atom, Literal) else values[atom]
+
+    for equation in jaxpr.eqns:
+        operands = [read(atom) for atom in equation.invars]
+        is_backward = backward or scopes.is_backward(str(equation.source_info.name_stack))
+        structure = structure_of(equation)
+        if structure is not None and structure.kind in ("call", "remat"):
+            outs = _results(structure.programs[0][0], operands, is_backward)
+        elif equation.primitive.name in _VIEWS:
+            outs = operands[: len(equation.outvars)]  # a barrier has several
+        else:
+            inner = structure.programs if structure else ()
+            depends = (
+                is_backward or any(o.backward for o in operands) or any(_is_backward(p) for p, _ in inner)
+            )
+            outs = [_Value(_sum_with(equation.primitive.name, operands), depends)] * len(equation.outvars)
+        values.update(zip(equation.outvars, outs, strict=True))
+    return [read(atom) for atom in jaxpr.outvars]
+
+
+def _sum_with(primitive: str, operands: Sequence[_Value]) -> Mapping[int, int]:
+    # What is chosen may be the parameter itself, as where a step is skipped that is not finite.
+    terms = operands[1:] if primitive == "select_n" else operands[:1] if primitive == "sub" else operands
+    if primitive not in ("select_n", *_ADDS):
+        return {}
+    more = primitive in _ADDS
+    found: dict[int, int] = {}
+    for term in terms:
+        for number, count in term.sum_with.items():
+            known = found.get(number, count + more)
+            found[number] = min(known, count + more) if more else max(known, count)
+    return found
+
+
+def _is_backward(jaxpr: Any) -> bool:
+    for equation in compat.open_jaxpr(jaxpr)[0].eqns:
+        structure = structure_of(equation)
+        inner = structure.programs if structure else ()
+        if scopes.is_backward(str(equation.source_info.name_stack)) or any(_is_backward(p) for p, _ in inner):
+            return True
+    return False
+
+
+def _updates(program: Program) -> dict[int, int]:
+    """By the number of an input, that of the result which is this parameter after the step.
+
+    A sum of the parameter and something else. Of several, the one whose path has most in common with the parameter's,
+    then one that depends on a backward pass, then the one with the fewest summands.
+    """
+    avals, out_avals = program.closed.in_avals, program.closed.out_avals
+    paths = [()] * len(program.constants) + list(program.paths)
+    names = [re.findall(r"\w+", path) for path in compat.result_paths(program.closed)]
+    results = _results(program.tapped, [_Value({number: 0}) for number in range(len(avals))])
+    found: dict[int, int] = {}
+    for number, (aval, path) in enumerate(zip(avals, paths, strict=True)):
+        ranks = {
+            i: (_common_end(path, names[i]), value.backward, -value.sum_with[number])
+            for i, (value, out) in enumerate(zip(results, out_avals, strict=True))
+            if (out.shape, out.dtype) == (aval.shape, aval.dtype) and value.sum_with.get(number)
+        }
+        if ranks:
+            found[number] = max(ranks, key=ranks.__getitem__)
+    return found
+
+
+def _common_end(path: Sequence[str], other: Sequence[str]) -> int:
+    pairs = zip(reversed(path), reversed(other), strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+# ---- Gradients -------------------------------------------------------------------------------------------------------
 
 
 def _gradients(jaxpr: Any, variables: Container[Any]) -> dict[Any, Any]:
