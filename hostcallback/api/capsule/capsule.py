@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from hostcallback import _jax_compat as compat
 from hostcallback.api.capsule.held_program import HeldProgram
-from hostcallback.api.public import public, suggestion
+from hostcallback.api.public import public, refuse_compiled, suggestion
 from hostcallback.lowering import xray
 from hostcallback.lowering.evaluator import Evaluator, Place, Records, structure_of
 from hostcallback.lowering.inputs import any_not_finite, is_inexact, run_keeping_inputs, send_inputs_if
@@ -112,6 +112,7 @@ def capsule(
             f"hcb.capsule takes a function or a folder, got {type(step).__name__} {step!r}: step = hcb.capsule(step), "
             "or with hcb.capsule('capsules')"
         )
+    refuse_compiled("capsule", step)
     folder = Path(step if is_folder else directory).absolute()
     options = Capsules(folder, str(user_source_line()), nonfinite, exceptions, max_bytes, max_capsules)
     context = xray.Context(options, all_threads=all_threads)
@@ -149,12 +150,15 @@ class Capsules(xray.Xray):
     max_capsules: int
     written: collections.Counter[str] = field(default_factory=collections.Counter, compare=False)
     """By the function's name, the number of its capsules."""
+    seen: set[str] = field(default_factory=set, compare=False)
+    """The names of the jitted functions whose programs were lowered."""
 
     def rewrite(self, program: Program, context: xray.Context) -> Any:
         """Returns the program with its inputs sent at the end of a call that fails, and its taps told apart."""
         if compat.is_eager(program.closed) or _is_held(program.tapped, self):
             return None
         context.notes["programs"] = True
+        self.seen.add(program.function)
         taps = list(_taps_in(program.tapped))
         always = self.exceptions and bool(taps)
         tests = self.nonfinite and any(map(is_inexact, program.closed.out_avals))
@@ -182,11 +186,15 @@ class Capsules(xray.Xray):
 
     def left(self, context: xray.Context, function: str | None) -> None:
         """Says once if no function of the user's was jitted."""
-        if not context.notes.get("programs") and context.notes.setdefault("told", function):
+        # A block that is entered again lowers nothing.
+        known = context.notes.get("programs") or (function is None and self.seen)
+        if not known and not context.notes.setdefault("told", False):
+            context.notes["told"] = True
             logger.warning(
-                "hcb.capsule: nothing in %s is jitted, and the operations outside of jit leave no capsules: jit it",
-                function,
-            )
+                "hcb.capsule saw no program of a jitted function in %s: operations outside of jit leave no capsules, "
+                "so jit it; functions that were compiled ahead of time (lower().compile()) keep their programs, so "
+                "compile them in a block of hcb.capsule", function or "the block",
+            )  # fmt: skip
 
 
 def _taps_in(jaxpr: Any) -> Iterator[Any]:

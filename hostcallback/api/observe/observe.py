@@ -16,7 +16,7 @@ from hostcallback.api.observe.places import Selection, Surroundings, nearest, re
 from hostcallback.api.observe.plan import Around, Found, Plan, Planner
 from hostcallback.api.observe.report import check_statistics, measure, sender_of
 from hostcallback.api.outputs.metrics import metrics
-from hostcallback.api.public import public
+from hostcallback.api.public import public, refuse_compiled
 from hostcallback.lowering.evaluator import Evaluator, Place, Records
 from hostcallback.lowering.xray import Context, Program, UserError, Xray
 from hostcallback.receiver.log import logger
@@ -92,6 +92,7 @@ def observe(
             - `"block"`: jitted functions and those with custom derivatives (`jit:`), then all functions (`function:`).
             - `"dot_general"`: each operation of a primitive (`primitive:`).
             - `"model.py:42"`, `"model.py"`: a source line or file.
+            - `"linear"`: what is called so, as in `self.linear(x)`, where nothing else has the name (`call:`).
             - `"scan carry"`: the carry of each loop after each iteration.
             - a function of a `Site` (primitive, scope, frames, function, backward), which returns whether to tap it.
 
@@ -125,6 +126,7 @@ def observe(
             f"hcb.observe takes a function, got {type(fun).__name__} {fun!r}: observe(f, where=...)(x), not "
             f"observe(f(x), where=...), at {user_source_line()}"
         )
+    refuse_compiled("observe", fun)
     if tap_func is not None and not callable(tap_func):
         raise TypeError(
             f"hcb.observe: tap_func is {tap_func!r}, expected a function, at {user_source_line()}"

@@ -12,7 +12,7 @@ from typing import Any
 from hostcallback import _jax_compat as compat
 from hostcallback.lowering.xray import UserError
 from hostcallback.tracing import scopes
-from hostcallback.tracing.source_line import SourceLine, first_user_line, user_source_line
+from hostcallback.tracing.source_line import SourceLine, called_name, first_user_line, user_source_line
 
 Frames = tuple[tuple[str, int, str], ...]
 """(file, line, function) of each frame that JAX recorded, innermost first."""
@@ -28,6 +28,7 @@ class Site:
         frames: (file, line, function) of the user's frames, innermost first.
         function: the name of the jitted or custom-derivative function that the equation calls; "" if it calls none.
         backward: whether it is part of a backward pass.
+        calls: what the calls around it in the user's code are of, outermost first: `self.linear(x)` is of `linear`.
         shapes: the shapes of its results.
         dtypes: the dtypes of its results.
 
@@ -40,6 +41,7 @@ class Site:
     frames: Frames
     function: str
     backward: bool
+    calls: tuple[str, ...] = ()
     shapes: tuple[tuple[int, ...], ...] = ()
     dtypes: tuple[Any, ...] = ()
 
@@ -51,16 +53,17 @@ class Site:
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What is known about the equations around a program: scopes, frames, direction, and the marks of X-rays."""
+    """What is known about the equations around a program: as a `Site`, and the marks of X-rays."""
 
     scope: tuple[str, ...] = ()
     frames: Frames = field(default=())
     backward: bool = False
+    calls: tuple[str, ...] = ()
     marks: frozenset[str] = frozenset()
 
     def inside(self, equation: Any, site: Site) -> Surroundings:
         """The surroundings of a program that the equation of this site holds."""
-        return Surroundings(site.scope, site.frames, site.backward, self.marks_of(equation))
+        return Surroundings(site.scope, site.frames, site.backward, site.calls, self.marks_of(equation))
 
     def marks_of(self, equation: Any) -> frozenset[str]:
         """The marks of X-rays on an equation in these surroundings."""
@@ -72,12 +75,14 @@ def site_of(equation: Any, around: Surroundings) -> Site:
     stack = str(equation.source_info.name_stack)
     backward = around.backward or scopes.is_backward(stack)
     frames = tuple(compat.equation_frames(equation))
+    calls = [called_name(code, offset) for code, offset in compat.equation_origin(equation)]
     return Site(
         equation.primitive.name,
         (*around.scope, *scopes.scope_of(stack)),
         (*frames, *around.frames),
         _function_of(equation),
         backward,
+        (*around.calls, *(part for call in reversed(calls) for part in call)),
         tuple(getattr(v.aval, "shape", ()) for v in equation.outvars),
         tuple(getattr(v.aval, "dtype", None) for v in equation.outvars),
     )
@@ -98,7 +103,7 @@ def _function_of(equation: Any) -> str:
 # ---- Selections ------------------------------------------------------------------------------------------------------
 
 CARRY = "scan carry"
-KINDS = ("scope", "module", "jit", "function", "primitive", "file")
+KINDS = ("scope", "module", "jit", "function", "primitive", "file", "call")
 
 
 @dataclass(frozen=True)
@@ -117,8 +122,8 @@ class Selection:
 
     def label(self, site: Site) -> str | None:
         """The label of the region to which an equation belongs; None if it is not selected."""
-        if self.kind == "scope":
-            return match_path(self.text, site.scope)
+        if self.kind in ("scope", "call"):
+            return match_path(self.text, site.scope if self.kind == "scope" else site.calls)
         if self.kind == "jit":
             return (
                 self._own(site) if site.function and fnmatch.fnmatchcase(site.function, self.text) else None
@@ -134,7 +139,7 @@ class Selection:
     @property
     def is_region(self) -> bool:
         """Whether equations of one label are one place, of which what leaves it is tapped."""
-        return self.kind in ("scope", "module", "function", "file")
+        return self.kind in ("scope", "module", "function", "file", "call")
 
     def _own(self, site: Site) -> str:
         name = site.function if self.kind == "jit" else site.primitive
@@ -227,7 +232,7 @@ def _read(item: Any) -> list[Selection]:
         return [Selection("carry", item)]
     kind, colon, rest = item.partition(":")
     if colon and kind in KINDS and rest:
-        return [Selection(kind, rest)]
+        return [Selection(kind, rest), *([Selection("call", rest)] if kind == "module" else [])]
     if re.search(r"\.py(:\d+)?$", item):
         return [Selection("file", item)]
     return [Selection(kind, item) for kind in KINDS if kind != "file"]

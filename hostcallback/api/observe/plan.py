@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -84,8 +84,9 @@ class Found:
 
     def note(self, site: Site) -> None:
         """Remembers what an equation could be selected by."""
-        for end in range(1, len(site.scope) + 1):
-            self.names.setdefault("scope", {})["/".join(site.scope[:end])] = None
+        for kind, path in (("scope", site.scope), ("call", site.calls)):
+            paths = ("/".join(path[:end]) for end in range(1, len(path) + 1))
+            self.names.setdefault(kind, {}).update(dict.fromkeys(paths))
         if site.function:
             self.names.setdefault("jit", {})[site.function] = None
         for _, _, function in site.frames[:3]:
@@ -203,8 +204,9 @@ class Planner:
     def _plan_inside(
         self, plan: Plan, one: Labelled, around: Around, live: set[Any], cotangents: set[Any]
     ) -> None:
-        name = one.site.primitive
-        needed = [var in live for var in one.equation.outvars]
+        carries = _carries(one.equation)
+        # The next iteration uses a carry.
+        needed = [i < carries or var in live for i, var in enumerate(one.equation.outvars)]
         before = dict(self._found.labels)
         plans = []
         structure = structure_of(one.equation)
@@ -218,8 +220,8 @@ class Planner:
             )
             inner = self.plan(jaxpr, there)
             is_meant = not self._mark or self._mark in around.site.marks_of(one.equation)
-            if self._selection.kind == "carry" and name in ("scan", "while") and is_meant:
-                self._tap_carry(inner, one, jaxpr)
+            if self._selection.kind == "carry" and carries and is_meant:
+                self._tap_carry(inner, one, jaxpr, carries)
             plans.append(inner)
         if not any(plans):
             return
@@ -229,19 +231,22 @@ class Planner:
             self._found.labels = before
             self._found.not_entered.append(one.site)
 
-    def _tap_carry(self, plan: Plan, one: Labelled, jaxpr: Any) -> None:
+    def _tap_carry(self, plan: Plan, one: Labelled, jaxpr: Any, count: int) -> None:
         if one.site.backward != (self._what_of == "grad"):
             return
         body, _ = compat.open_jaxpr(jaxpr)
-        count = len(body.outvars)
-        if one.site.primitive == "scan":
-            count = len(compat.scan_groups(one.equation.params, one.equation.invars)[1])
         values = body.outvars[:count]
         line = one.site.source_line
         place = f"@{line.function.rpartition('.')[2]}:{line.line}" if line else ""
         for i, value in enumerate(values):
             if not isinstance(value, Literal) and value not in body.constvars:
                 self._tap(plan, f"{'/'.join((*one.site.scope, 'carry'))}{place}[{i}]", [value])
+
+
+def _carries(equation: Any) -> int:
+    if equation.primitive.name == "scan":
+        return len(compat.scan_groups(equation.params, equation.invars)[1])
+    return len(equation.outvars) if equation.primitive.name == "while" else 0
 
 
 Uses = dict[Any, list[tuple[str | None, bool]]]
@@ -267,21 +272,28 @@ def _live(jaxpr: Any, equations: Sequence[Labelled], needed: Sequence[bool]) -> 
         for a, is_needed in zip(jaxpr.outvars, needed, strict=True)
         if is_needed and not isinstance(a, Literal)
     }
-    used = {a for e in equations for a in e.reads()} | {
-        a for a in jaxpr.outvars if not isinstance(a, Literal)
-    }
-    for one in reversed(equations):
-        if one.site.backward:
-            continue
-        # A training step may have no use for the loss, which its activations are for.
-        live.update(v for v in one.equation.outvars if v not in used and _is_loss(v.aval))
-        if any(v in live for v in one.equation.outvars):
-            live.update(one.reads())
+    _add_sources(live, equations)
+    made = {v: one for one in equations if not one.site.backward for v in one.equation.outvars}
+    to_backward = {v for one in equations if one.site.backward for v in one.reads() if v in made}
+    last = _last_result([v for v in made if v in to_backward], made)
+    if live.isdisjoint(to_backward) and last is not None:
+        # A training step has no use for the loss, so JAX has dropped it. The activations are for this.
+        live.add(last)
+        _add_sources(live, equations)
     return live
 
 
-def _is_loss(aval: Any) -> bool:
-    return getattr(aval, "shape", None) == () and jnp.issubdtype(aval.dtype, jnp.inexact)
+def _add_sources(live: set[Any], equations: Sequence[Labelled]) -> None:
+    for one in reversed(equations):
+        if not one.site.backward and any(v in live for v in one.equation.outvars):
+            live.update(one.reads())
+
+
+def _last_result(values: Sequence[Any], made: Mapping[Any, Labelled]) -> Any | None:
+    """The result of the last operation among values in order; what its derivative needs has the same origin."""
+    floats = [v for v in values if jnp.issubdtype(v.aval.dtype, jnp.inexact)]
+    origins = [compat.equation_origin(made[v].equation) for v in floats]
+    return floats[origins.index(origins[-1])] if floats else None
 
 
 def _leaving(region: Sequence[Labelled], uses: Uses) -> list[Any]:
@@ -292,8 +304,8 @@ def _leaving(region: Sequence[Labelled], uses: Uses) -> list[Any]:
     # Values that only a backward pass uses are residuals, no results.
     if results := [v for v in values if not all(users[v])]:
         return results
-    # JAX may drop a loss that is not used, and then nothing tells results from residuals that are computed from them.
-    return [v for v in values if jnp.issubdtype(v.aval.dtype, jnp.inexact)][:1]
+    last = _last_result(values, {v: one for one in region for v in one.equation.outvars})
+    return [] if last is None else [last]
 
 
 def _entering(region: Sequence[Labelled]) -> list[Any]:
