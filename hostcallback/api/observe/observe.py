@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ParamSpec, TypeVar, overload
+from typing import Any, ParamSpec, Required, TypedDict, TypeVar, Unpack, overload
 
 import jax
 
@@ -32,30 +32,22 @@ MAX_NOT_ENTERED = 8
 """Number of operations that an error names because they cannot be rewritten."""
 
 
+class Options(TypedDict, total=False):
+    """The options of `observe`, for type checkers."""
+
+    where: Required[Any]
+    what: str | Sequence[str]
+    what_of: str | Sequence[str]
+    tap_func: Callable[..., Any] | None
+    name: str | None
+    ordered: bool
+    all_threads: bool
+
+
 @overload
-def observe(
-    fun: None = None,
-    *,
-    where: Any,
-    what: str | Sequence[str] = "statistics",
-    what_of: str | Sequence[str] = "output",
-    tap_func: Callable[..., Any] | None = None,
-    name: str | None = None,
-    ordered: bool = True,
-    all_threads: bool = False,
-) -> Context: ...
+def observe(fun: None = None, **options: Unpack[Options]) -> Context: ...
 @overload
-def observe(
-    fun: Callable[P, R],
-    *,
-    where: Any,
-    what: str | Sequence[str] = "statistics",
-    what_of: str | Sequence[str] = "output",
-    tap_func: Callable[..., Any] | None = None,
-    name: str | None = None,
-    ordered: bool = True,
-    all_threads: bool = False,
-) -> Callable[P, R]: ...
+def observe(fun: Callable[P, R], **options: Unpack[Options]) -> Callable[P, R]: ...
 @public
 def observe(
     fun: Callable[P, R] | None = None,
