@@ -1,4 +1,4 @@
 """`capsule`: writes the program, the inputs and the report of a step that failed into one file; runs such a file.
 
-`held_program` brings failures and inputs together, `programs` has what is in the file, `reproduce` what is done with it.
+`held_program` brings failures and inputs together, `programs` writes and loads programs, `reproduce` runs them.
 """
