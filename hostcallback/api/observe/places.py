@@ -5,9 +5,11 @@ from __future__ import annotations
 import difflib
 import fnmatch
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from jax.extend.core import Literal
 
 from hostcallback import _jax_compat as compat
 from hostcallback.lowering.xray import UserError
@@ -98,6 +100,12 @@ def _function_of(equation: Any) -> str:
         info = getattr(jaxpr, "debug_info", None)
         return str(getattr(info, "func_name", "") or "").split(" ")[0].rpartition(".")[2]
     return ""
+
+
+def variables(atoms: Iterable[Any], among: Container[Any] | None = None) -> list[Any]:
+    """The variables among operands or results of equations; with `among`, those that are in it."""
+    found = [atom for atom in atoms if not isinstance(atom, Literal)]
+    return found if among is None else [variable for variable in found if variable in among]
 
 
 # ---- Selections ------------------------------------------------------------------------------------------------------

@@ -37,6 +37,15 @@ class Plan:
     def __bool__(self) -> bool:
         return bool(self.taps or self.inside or self.parameters)
 
+    def inner(self, jaxpr: Any, path: Sequence[tuple[int, int]]) -> Plan:
+        """The plan of a program inside, by the numbers of the equations around it, each with that of its program."""
+        plan = self
+        for number, i in path:
+            structure = structure_of(compat.open_jaxpr(jaxpr)[0].eqns[number])
+            programs = structure.programs if structure else ()
+            plan, jaxpr = plan.inside.setdefault(number, [Plan() for _ in programs])[i], programs[i][0]
+        return plan
+
     def by_place(self, jaxpr: Any, equations: tuple[int, ...] = ()) -> Iterator[tuple[tuple[int, ...], Plan]]:
         """The plans of the program and of those in it, by the identities of the equations around and of the program."""
         jaxpr, _ = compat.open_jaxpr(jaxpr)
