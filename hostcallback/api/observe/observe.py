@@ -10,9 +10,8 @@ from typing import Any, ParamSpec, Required, TypedDict, TypeVar, Unpack, overloa
 import jax
 
 from hostcallback import _jax_compat as compat
-from hostcallback.api.observe.modules import Modules
 from hostcallback.api.observe.parameters import plan_parameters
-from hostcallback.api.observe.places import Selection, Surroundings, nearest, read_where
+from hostcallback.api.observe.places import OUTSIDE, Modules, Selection, nearest, read_where
 from hostcallback.api.observe.plan import Around, Found, Plan, Planner
 from hostcallback.api.observe.report import check_statistics, measure, sender_of
 from hostcallback.api.outputs.metrics import metrics
@@ -277,7 +276,7 @@ def _plan_item(item: Sequence[Selection], what_of: str, program: Program, found:
     paths = [()] * len(program.constants) + list(program.paths)
     for selection in item:
         modules = Modules.of_paths(selection.text, jaxpr.invars, paths)
-        around = Around(Surroundings(), modules, [True] * len(jaxpr.outvars))
+        around = Around(OUTSIDE, frozenset(), modules, [True] * len(jaxpr.outvars))
         planner = Planner(selection, what_of, found, program.mark)
         planner.prepare(jaxpr, around)
         if plan := planner.plan(jaxpr, around):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -11,8 +11,15 @@ import numpy as np
 from jax.extend.core import Literal
 
 from hostcallback import _jax_compat as compat
-from hostcallback.api.observe.modules import Labelled, Modules, Origins
-from hostcallback.api.observe.places import Selection, Site, Surroundings, site_of
+from hostcallback.api.observe.places import (
+    Labelled,
+    Modules,
+    Origins,
+    Selection,
+    Site,
+    site_of,
+    variables,
+)  # fmt: skip
 from hostcallback.api.observe.report import can_measure
 from hostcallback.lowering.evaluator import structure_of
 from hostcallback.tracing import scopes
@@ -62,9 +69,8 @@ class Plan:
         for variable, labels in other.taps.items():
             self.taps.setdefault(variable, []).extend(labels)
         for number, plans in other.inside.items():
-            for mine, more in zip(
-                self.inside.setdefault(number, [Plan() for _ in plans]), plans, strict=True
-            ):
+            known = self.inside.setdefault(number, [Plan() for _ in plans])
+            for mine, more in zip(known, plans, strict=True):
                 mine.add(more)
 
 
@@ -108,16 +114,35 @@ class Around:
     """What is known about a program from the one that holds it.
 
     Attributes:
-        site: the scopes and lines of the equations around it.
+        site: the equation that holds it.
+        marks: the marks of X-rays on the equations around it.
         modules: the parameters among its inputs.
         needed: for each result, whether something else than a backward pass uses it.
         cotangents: for each input, whether a backward pass made it.
     """
 
-    site: Surroundings
+    site: Site
+    marks: frozenset[str]
     modules: Modules
     needed: Sequence[bool]
     cotangents: Sequence[bool] = ()
+
+    def inside(
+        self,
+        one: Labelled,
+        jaxpr: Any,
+        operands: Sequence[Any],
+        needed: Sequence[bool],
+        cotangents: Sequence[bool],
+    ) -> Around:
+        """What is known about a program that an equation holds."""
+        return Around(
+            one.site, self.marks_of(one.equation), self.modules.inside(jaxpr, operands), needed, cotangents
+        )
+
+    def marks_of(self, equation: Any) -> frozenset[str]:
+        """The marks on an equation of the program."""
+        return self.marks.union(scopes.marks_in(str(equation.source_info.name_stack)))
 
 
 class Planner:
@@ -149,10 +174,7 @@ class Planner:
                 self._origins.setdefault(origin, set()).add(one.label)
             structure = structure_of(one.equation)
             for inner, operands in structure.programs if structure and one.label is None else ():
-                there = Around(
-                    around.site.inside(one.equation, one.site), around.modules.inside(inner, operands), ()
-                )
-                self.prepare(inner, there)
+                self.prepare(inner, around.inside(one, inner, operands, (), ()))
 
     def plan(self, jaxpr: Any, around: Around) -> Plan:
         """Plans one program."""
@@ -194,7 +216,7 @@ class Planner:
             if scopes.is_own(str(equation.source_info.name_stack)):
                 continue  # of another X-ray
             site = site_of(equation, around.site)
-            is_meant = not self._mark or self._mark in around.site.marks_of(equation)
+            is_meant = not self._mark or self._mark in around.marks_of(equation)
             if is_meant:
                 self._found.note(site)
             is_module = self._selection.kind == "module"
@@ -221,14 +243,10 @@ class Planner:
         structure = structure_of(one.equation)
         for jaxpr, operands in structure.programs if structure else ():
             results = len(compat.open_jaxpr(jaxpr)[0].outvars)
-            there = Around(
-                around.site.inside(one.equation, one.site),
-                around.modules.inside(jaxpr, operands),
-                needed if results == len(needed) else [True] * results,
-                [not isinstance(atom, Literal) and atom in cotangents for atom in operands],
-            )
-            inner = self.plan(jaxpr, there)
-            is_meant = not self._mark or self._mark in around.site.marks_of(one.equation)
+            of_results = needed if results == len(needed) else [True] * results
+            given = [not isinstance(atom, Literal) and atom in cotangents for atom in operands]
+            inner = self.plan(jaxpr, around.inside(one, jaxpr, operands, of_results, given))
+            is_meant = not self._mark or self._mark in around.marks_of(one.equation)
             if self._selection.kind == "carry" and carries and is_meant:
                 self._tap_carry(inner, one, jaxpr, carries)
             plans.append(inner)
@@ -244,10 +262,9 @@ class Planner:
         if one.site.backward != (self._what_of == "grad"):
             return
         body, _ = compat.open_jaxpr(jaxpr)
-        values = body.outvars[:count]
         line = one.site.source_line
         place = f"@{line.function.rpartition('.')[2]}:{line.line}" if line else ""
-        for i, value in enumerate(values):
+        for i, value in enumerate(body.outvars[:count]):
             if not isinstance(value, Literal) and value not in body.constvars:
                 self._tap(plan, f"{'/'.join((*one.site.scope, 'carry'))}{place}[{i}]", [value])
 
@@ -276,11 +293,7 @@ def _uses(jaxpr: Any, equations: Sequence[Labelled], needed: Sequence[bool], liv
 
 def _live(jaxpr: Any, equations: Sequence[Labelled], needed: Sequence[bool]) -> set[Any]:
     """The values that the program's results depend on, other than through a backward pass."""
-    live = {
-        a
-        for a, is_needed in zip(jaxpr.outvars, needed, strict=True)
-        if is_needed and not isinstance(a, Literal)
-    }
+    live = set(variables(atom for atom, is_needed in zip(jaxpr.outvars, needed, strict=True) if is_needed))
     _add_sources(live, equations)
     made = {v: one for one in equations if not one.site.backward for v in one.equation.outvars}
     to_backward = {v for one in equations if one.site.backward for v in one.reads() if v in made}
@@ -319,8 +332,7 @@ def _leaving(region: Sequence[Labelled], uses: Uses) -> list[Any]:
 
 def _entering(region: Sequence[Labelled]) -> list[Any]:
     made = {var for one in region for var in one.equation.outvars}
-    read = [atom for one in region for atom in one.equation.invars if not isinstance(atom, Literal)]
-    return [var for var in dict.fromkeys(read) if var not in made]
+    return [var for var in dict.fromkeys(var for one in region for var in one.reads()) if var not in made]
 
 
 def _cotangents(equations: Sequence[Labelled], jaxpr: Any, around: Around) -> set[Any]:
@@ -329,9 +341,7 @@ def _cotangents(equations: Sequence[Labelled], jaxpr: Any, around: Around) -> se
     values = {var for var, is_cotangent in given if is_cotangent}
     for one in equations:
         # JAX adds cotangents outside of the scopes whose cotangents they are.
-        adds = one.site.primitive == "add_any" and any(
-            not isinstance(atom, Literal) and atom in values for atom in one.equation.invars
-        )
+        adds = one.site.primitive == "add_any" and any(var in values for var in one.reads())
         is_zero = not one.reads() and not any(np.any(atom.val) for atom in one.equation.invars)
         if (one.site.backward and not one.recomputed and not is_zero) or adds:
             values.update(one.equation.outvars)
@@ -340,16 +350,12 @@ def _cotangents(equations: Sequence[Labelled], jaxpr: Any, around: Around) -> se
 
 def _with_between(equations: list[Labelled], backward: bool) -> list[Labelled]:
     """Adds to each region the equations between its own: those that depend on one and that another depends on."""
-    labels = dict.fromkeys(e.label for e in equations if e.label is not None)
-    reached: dict[str, set[int]] = {label: set() for label in labels}
-    for label in labels:
+    result = list(equations)
+    for label in dict.fromkeys(one.label for one in equations if one.label is not None):
         after = _spread(equations, label, backward, forward=True)
-        before = _spread(equations, label, backward, forward=False)
-        reached[label] = {i for i in after & before if equations[i].site.backward == backward}
-    result = []
-    for i, one in enumerate(equations):
-        found = one.label or next((name for name in labels if i in reached[name]), None)
-        result.append(Labelled(one.number, one.equation, one.site, one.recomputed, found))
+        for i in after & _spread(equations, label, backward, forward=False):
+            if result[i].label is None and equations[i].site.backward == backward:
+                result[i] = replace(result[i], label=label)
     return result
 
 
@@ -357,8 +363,7 @@ def _spread(equations: Sequence[Labelled], label: str, backward: bool, *, forwar
     touched: set[Any] = set()
     found: set[int] = set()
     for i, one in enumerate(equations) if forward else reversed(list(enumerate(equations))):
-        reads = [a for a in one.equation.invars if not isinstance(a, Literal)]
-        makes = list(one.equation.outvars)
+        reads, makes = one.reads(), list(one.equation.outvars)
         sources, targets = (reads, makes) if forward else (makes, reads)
         own = one.label == label and one.site.backward == backward
         if own or any(v in touched for v in sources):
