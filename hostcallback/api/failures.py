@@ -133,7 +133,7 @@ class FailureCapsules:
         try:
             writer.left_out += [f"the program: {NO_STEP}", f"the inputs: {NO_STEP}"]
             add_report(writer, failure)
-            about = {"name": self._name, "call": 0, "of": "receiver", "line": self._line}
+            about = {"name": self._name, "of": "receiver", "line": self._line}
             writer.finish({**about, **about_this_process()}, found)
         finally:
             writer.discard()
@@ -159,7 +159,7 @@ def capsule_path(directory: Path, name: str, number: int) -> Path:
     Args:
         directory: its folder.
         name: of the step or the receiver.
-        number: of the call or the failure.
+        number: of the failure.
     """
     index = f"-p{jax.process_index()}" if jax.process_count() > 1 else ""
     stem = "{}-{}{}-{}".format(re.sub(r"\W+", "_", name), number, index, os.getpid())
@@ -177,7 +177,7 @@ def described(failure: FailedCheck | TapFailure) -> Failure:
         text = f"{type(error).__name__}: {error}"
         return Failure("tap exception", failure.tap, failure.source_line, text, failure.device)
     kind, text = ("nonfinite" if is_nonfinite(failure) else "check"), failure.explanation.text
-    if kind == "nonfinite":  # the second run of a call says of which; a capsule has its number
+    if kind == "nonfinite":  # the number of the call is another one when it is seen again
         text = re.sub(r", call \d+ of [^,]*$", "", text)
     return Failure(kind, failure.name, failure.source_line, text, str(failure.first.device))
 

@@ -9,6 +9,8 @@ import re
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
+import jax
+
 from hostcallback import _jax_compat as compat
 from hostcallback.tracing.source_line import user_source_line
 
@@ -50,6 +52,19 @@ def suggestion(name: str, options: list[str]) -> str:
     """Returns what the user may have meant by an option that does not exist."""
     near = difflib.get_close_matches(name, options, n=1)
     return f"did you mean {near[0]}=?" if near else f"its options are {', '.join(options)}"
+
+
+def refuse_compiled(what: str, function: Any) -> None:
+    """Checks that programs of a function can get taps.
+
+    Raises:
+        TypeError: it was compiled ahead of time.
+    """
+    if isinstance(function, jax.stages.Compiled):
+        raise TypeError(
+            f"hcb.{what} got a function that was compiled ahead of time, which keeps its program: compile it in a "
+            f"block, with hcb.{what}(...): compiled = jax.jit(f).lower(x).compile(), at {user_source_line()}"
+        )
 
 
 def check_keywords(what: str, func: Callable[..., Any], kwargs: dict[str, Any], options: list[str]) -> None:

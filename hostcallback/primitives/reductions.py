@@ -89,20 +89,55 @@ def _mean(value: Any) -> Any:
 
 # ---- The primitives --------------------------------------------------------------------------------------------------
 
-not_finite_p = Primitive("not_finite")
-not_finite_p.multiple_results = True
 
-statistics_p = Primitive("statistics")
-statistics_p.multiple_results = True
+def _not_finite_avals(*avals: Any, groups: tuple[int, ...]) -> list[Any]:
+    return compat.results_that_vary_as(avals, [jax.core.ShapedArray((max(groups) + 1,), np.dtype(np.bool_))])
 
-share_statistics_p = Primitive("share_statistics")
-share_statistics_p.multiple_results = True
 
-merged_statistics_p = Primitive("merged_statistics")
-merged_statistics_p.multiple_results = True
+def _statistics_avals(aval: Any) -> list[Any]:
+    return compat.results_that_vary_as(
+        [aval], [jax.core.ShapedArray((), np.dtype(np.float32))] * len(STATISTICS)
+    )
 
-copies_p = Primitive("copies")
-copies_p.multiple_results = True
+
+def _share_statistics_avals(aval: Any, devices: int) -> list[Any]:
+    row = jax.core.ShapedArray((devices, len(STATISTICS) + 1), np.dtype(np.float32))
+    return compat.results_that_vary_as([aval], [row])
+
+
+def _merged_statistics_avals(aval: Any, shapes: tuple[tuple[int, ...], ...]) -> list[Any]:
+    results = [jax.core.ShapedArray(shape, np.dtype(np.float32)) for shape in shapes for _ in STATISTICS]
+    return compat.results_that_vary_as([aval], results)
+
+
+def _define(name: str, avals: Callable[..., Any], reference: Callable[..., list[Any]]) -> Primitive:
+    primitive = Primitive(name)
+    primitive.multiple_results = True
+
+    def batch(args: Any, dims: Any, **params: Any) -> Any:
+        outs = jax.vmap(functools.partial(reference, **params), in_axes=list(dims))(*args)
+        return outs, [0] * len(outs)
+
+    def jvp(primals: Any, tangents: Any, **params: Any) -> Any:
+        outs = primitive.bind(*primals, **params)
+        return outs, [compat.zero_tangent(out) for out in outs]
+
+    primitive.def_abstract_eval(avals)
+    primitive.def_impl(lambda *args, **params: jax.jit(functools.partial(primitive.bind, **params))(*args))
+    ad.primitive_jvps[primitive] = jvp
+    batching.primitive_batchers[primitive] = batch
+    return primitive
+
+
+not_finite_p = _define("not_finite", _not_finite_avals, reduce_not_finite)
+statistics_p = _define("statistics", _statistics_avals, reduce_statistics)
+share_statistics_p = _define("share_statistics", _share_statistics_avals, reduce_share_statistics)
+merged_statistics_p = _define("merged_statistics", _merged_statistics_avals, reduce_merged_statistics)
+copies_p = _define("copies", lambda *avals: [*avals, *avals], lambda *arrays: [*arrays, *arrays])
+# Lowering is registered in hostcallback.lowering, which knows the transports.
+
+
+# ---- Binding them ----------------------------------------------------------------------------------------------------
 
 
 def not_finite(arrays: Sequence[Any], groups: Sequence[int]) -> Any:
@@ -161,46 +196,3 @@ def copies(arrays: Sequence[Any]) -> tuple[list[Any], list[Any]]:
     """
     outs = copies_p.bind(*arrays) if arrays else []
     return list(outs[: len(arrays)]), list(outs[len(arrays) :])
-
-
-def _not_finite_avals(*avals: Any, groups: tuple[int, ...]) -> list[Any]:
-    return compat.results_that_vary_as(avals, [jax.core.ShapedArray((max(groups) + 1,), np.dtype(np.bool_))])
-
-
-def _statistics_avals(aval: Any) -> list[Any]:
-    return compat.results_that_vary_as(
-        [aval], [jax.core.ShapedArray((), np.dtype(np.float32))] * len(STATISTICS)
-    )
-
-
-def _share_statistics_avals(aval: Any, devices: int) -> list[Any]:
-    row = jax.core.ShapedArray((devices, len(STATISTICS) + 1), np.dtype(np.float32))
-    return compat.results_that_vary_as([aval], [row])
-
-
-def _merged_statistics_avals(aval: Any, shapes: tuple[tuple[int, ...], ...]) -> list[Any]:
-    results = [jax.core.ShapedArray(shape, np.dtype(np.float32)) for shape in shapes for _ in STATISTICS]
-    return compat.results_that_vary_as([aval], results)
-
-
-def _define(primitive: Primitive, avals: Callable[..., Any], reference: Callable[..., list[Any]]) -> None:
-    def batch(args: Any, dims: Any, **params: Any) -> Any:
-        outs = jax.vmap(functools.partial(reference, **params), in_axes=list(dims))(*args)
-        return outs, [0] * len(outs)
-
-    def jvp(primals: Any, tangents: Any, **params: Any) -> Any:
-        outs = primitive.bind(*primals, **params)
-        return outs, [compat.zero_tangent(out) for out in outs]
-
-    primitive.def_abstract_eval(avals)
-    primitive.def_impl(lambda *args, **params: jax.jit(functools.partial(primitive.bind, **params))(*args))
-    ad.primitive_jvps[primitive] = jvp
-    batching.primitive_batchers[primitive] = batch
-
-
-_define(not_finite_p, _not_finite_avals, reduce_not_finite)
-_define(statistics_p, _statistics_avals, reduce_statistics)
-_define(share_statistics_p, _share_statistics_avals, reduce_share_statistics)
-_define(merged_statistics_p, _merged_statistics_avals, reduce_merged_statistics)
-_define(copies_p, lambda *avals: [*avals, *avals], lambda *arrays: [*arrays, *arrays])
-# Lowering is registered in hostcallback.lowering, which knows the transports.

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import itertools
+import linecache
 import os
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
-from types import FrameType
+from types import CodeType, FrameType
 
 from jax.extend import source_info_util
 
@@ -25,6 +27,24 @@ _RUNS_THE_USER = (
     "IPython", "_pytest", "asyncio", "bdb", "code", "concurrent", "ipykernel", "pdb", "pluggy", "pytest",
     "runpy", "threading", "tornado", "traitlets", "unittest",
 )  # fmt: skip
+
+# Functions that call their first argument; equinox has `filter_vmap` and the like.
+_WRAP = {
+    prefix + name
+    for prefix in ("", "filter_")
+    for name in (
+        "checkpoint",
+        "grad",
+        "jit",
+        "jvp",
+        "linearize",
+        "partial",
+        "remat",
+        "value_and_grad",
+        "vjp",
+        "vmap",
+    )
+}
 
 # With this exclusion, JAX names the user's line for the results of a tap: in errors about escaped tracers, in compiled
 # programs and in profiles.
@@ -85,18 +105,58 @@ def user_place() -> CallSite:
             frames.append(frame)
         frame = frame.f_back
     stack = tuple(Frame(f.f_code.co_filename, f.f_lineno or 0, f.f_code.co_qualname) for f in frames)
-    return CallSite(stack, _span(frames[0]) if frames else None)
+    return CallSite(stack, _span(frames[0].f_code, frames[0].f_lasti) if frames else None)
 
 
-def _span(frame: FrameType) -> tuple[int, int, int, int] | None:
-    # `f_lasti` counts bytes, and an instruction has two. co_positions() has an entry per instruction.
-    positions = next(itertools.islice(frame.f_code.co_positions(), frame.f_lasti // 2, None), None)
+def _span(code: CodeType, offset: int) -> tuple[int, int, int, int] | None:
+    # The offset, as `f_lasti`, counts bytes, and an instruction has two. co_positions() has an entry per instruction.
+    positions = next(itertools.islice(code.co_positions(), offset // 2, None), None)
     if positions is None:
         return None
     first, last, start, end = positions
     if first is None or last is None or start is None or end is None:
         return None
     return first, last, start, end
+
+
+@functools.lru_cache(maxsize=4096)
+def called_name(code: CodeType, offset: int) -> tuple[str, ...]:
+    """Returns the name of what an instruction calls, by its source: `("linear",)` for `self.linear(x)`.
+
+    An index is one more part: `self.layers[0](x)`. What `jax.vmap` and the like call is their first argument.
+
+    Returns:
+        The parts; none if the instruction is no call, is not the user's, or its source is not known.
+    """
+    span = _span(code, offset)
+    if span is None or _is_not_the_user(code.co_filename):
+        return ()
+    first, last, start, end = span  # the columns count bytes
+    lines = [line.encode() for line in linecache.getlines(code.co_filename)[first - 1 : last]]
+    if not lines:
+        return ()
+    lines[-1] = lines[-1][:end]
+    lines[0] = lines[0][start:]
+    try:
+        node = ast.parse(b"(%b)" % b"".join(lines), mode="eval").body
+    except (SyntaxError, ValueError):  # the file has changed
+        return ()
+    return _name(node.func) if isinstance(node, ast.Call) else ()
+
+
+def _name(node: ast.expr) -> tuple[str, ...]:
+    match node:
+        case ast.Attribute(attr=name) | ast.Name(id=name):
+            return (name,)
+        case ast.Subscript(value=value, slice=ast.Constant(value=index)):
+            return (*_name(value), str(index))
+        case ast.Subscript(value=value):
+            return _name(value)
+        case ast.Call(func=function, args=[wrapped, *_]) if (
+            _name(function)[-1:] and _name(function)[-1] in _WRAP
+        ):
+            return _name(wrapped)
+    return ()
 
 
 def first_user_line(frames: Iterable[tuple[str, int, str]]) -> SourceLine | None:
@@ -106,10 +166,13 @@ def first_user_line(frames: Iterable[tuple[str, int, str]]) -> SourceLine | None
         frames: (file, line, function) of each frame, innermost first.
     """
     for file, line, function in frames:
-        module = _module_of(file)
-        if module.partition(".")[0] not in _NOT_THE_USER:
-            return SourceLine(file, line, function, module)
+        if not _is_not_the_user(file):
+            return SourceLine(file, line, function, _module_of(file))
     return None
+
+
+def _is_not_the_user(file: str) -> bool:
+    return _module_of(file).partition(".")[0] in _NOT_THE_USER
 
 
 @functools.lru_cache(maxsize=1024)

@@ -14,8 +14,8 @@ import pytest
 from jax import lax
 
 import hostcallback as hcb
-from hostcallback.api.capsule.bisect import first_divergence
-from hostcallback.api.capsule.reproduce import Digest, digests
+from hostcallback.api.capsule.programs import Digest, digests
+from hostcallback.api.capsule.reproduce import first_divergence
 from hostcallback.receiver import Capsule
 from hostcallback.receiver.cli import main
 

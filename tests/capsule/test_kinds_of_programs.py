@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -246,6 +247,67 @@ def test_a_nan_that_came_in_with_the_data_is_seen_again(tmp_path: Path) -> None:
     assert capsule.failure.kind == "nonfinite"
     assert [entry.path for entry in capsule.inputs] == ["params/w", "batch/x"]
     assert np.isnan(capsule.array(capsule.inputs[1])[2, 1])
+    assert reproduce(capsule).is_exact
+
+
+@native
+def test_keys_that_a_program_closes_over_are_converted_before_a_receiver_thread_needs_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A thread that runs programs of JAX while all threads of the device wait for it would wait without end.
+    key, threads, key_data = jax.random.key(3), [], jax.random.key_data
+
+    def noted(keys: Any) -> Any:
+        if not isinstance(keys, jax.core.Tracer):
+            threads.append(threading.current_thread())
+        return key_data(keys)
+
+    monkeypatch.setattr(jax.random, "key_data", noted)
+    step = jax.jit(lambda x: jnp.log(x) + jax.random.normal(key, (2,)))
+    failing(lambda: hcb.capsule(step, tmp_path, nonfinite=True)(jnp.array([1.0, -1.0])))
+    (capsule,) = capsules(tmp_path)
+    assert capsule.failure.text.startswith("log"), capsule.failure.text
+    assert reproduce(capsule).is_exact
+    assert set(threads) <= {threading.main_thread()}
+    assert len(threads) == (jax.version.__version_info__ < (0, 12)), "from 0.12 on the program may have it"
+
+
+@native
+def test_functions_that_were_compiled_ahead_of_time_say_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = jax.jit(checked).lower(jnp.ones(3)).compile()
+    with hcb.capsule(tmp_path):
+        failing(lambda: before(jnp.full(3, 9.0)))
+    assert not capsules(tmp_path)
+    assert "hcb.capsule saw no program of a jitted function in the block" in caplog.text
+    assert "compiled ahead of time" in caplog.text
+    with pytest.raises(TypeError, match=r"hcb.capsule got a function that was compiled ahead of time"):
+        hcb.capsule(before, tmp_path)
+    with hcb.capsule(tmp_path):
+        held = jax.jit(lambda x: checked(x)).lower(jnp.ones(3)).compile()
+    failing(lambda: held(jnp.full(3, 9.0)))
+    (capsule,) = capsules(tmp_path)
+    assert reproduce(capsule).is_exact
+
+
+@native
+def test_exported_programs(tmp_path: Path) -> None:
+    def module() -> str:
+        exported = jax.export.export(jax.jit(checked), disabled_checks=hcb.export_checks())(jnp.ones(3))
+        text = exported.mlir_module()
+        return "\n".join(
+            line.partition(" loc(")[0] for line in text.splitlines() if not line.startswith("#loc")
+        )
+
+    plain = module()
+    with hcb.capsule(tmp_path, nonfinite=True):
+        assert module() == plain, "what is exported in the block is the program as it is"
+    exported = jax.export.export(jax.jit(jnp.log))(jnp.ones(3))
+    with hcb.capsule(tmp_path, nonfinite=True):
+        failing(lambda: jax.jit(lambda x: exported.call(x) * 2)(-jnp.ones(3)))
+    (capsule,) = capsules(tmp_path)
+    np.testing.assert_array_equal(capsule.array(capsule.inputs[0]), -np.ones(3))
     assert reproduce(capsule).is_exact
 
 

@@ -50,7 +50,7 @@ def written(path: Path, program: bytes = b"none", **about: Any) -> Path:
         ]
     )  # fmt: skip
     writer.add("report.txt", b"x is 7\n  at a.py:1")
-    about = {"name": "train", "call": 3, "devices": [{"id": 0}], **about}
+    about = {"name": "train", "devices": [{"id": 0}], **about}
     writer.finish(about, Failure("check", "x", "a.py:1 (f)", "x is 7", "cpu:0"))
     return path
 
@@ -155,6 +155,8 @@ def put(*keys: Any, value: Any) -> Callable[[Any], None]:
     return change
 
 
+DEVICE = ("inputs", 0, "shards", 0, "device")
+
 MANIFESTS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "of a newer format": (put("format", value=2), "reads formats up to 1: upgrade"),
     "of no format": (put("format", value=True), "has no format number"),
@@ -165,10 +167,10 @@ MANIFESTS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "deep texts left out": (put("left_out", value=[nested(600)]), "expected a text"),
     "deep shape": (put("inputs", 0, "shape", value=[nested(600)]), "expected a whole number"),
     "deep mesh": (put("inputs", 0, "mesh", value=[[nested(600), 1]]), "expected a text"),
-    "infinite call": (put("call", value=float("inf")), "inf, expected a whole number"),
-    "call that is no number": (put("call", value=float("nan")), "nan, expected a whole number"),
+    "infinite device": (put(*DEVICE, value=float("inf")), "inf, expected a whole number"),
+    "device that is no number": (put(*DEVICE, value=float("nan")), "nan, expected a whole number"),
     "fraction": (put("inputs", 0, "shape", value=[4.0, 3]), "4.0, expected a whole number"),
-    "long number": (put("call", value=10**400), "expected a whole number"),
+    "long number": (put(*DEVICE, value=10**400), "expected a whole number"),
     "negative": (put("inputs", 0, "shards", 0, "start", value=[-2, 0]), "-2, expected a whole number"),
     "shard outside": (put("inputs", 0, "shards", 1, "start", value=[3, 0]), "outside of its array"),
     "shard far outside": (put("inputs", 0, "shards", 1, "start", value=[2**61, 0]), "outside of its array"),
@@ -302,7 +304,7 @@ print("status", main(["reproduce", "--show", numbers]))
 def sparse_input(path: Path) -> None:
     """A capsule with an input of 8 GiB, which takes no place on the disk."""
     manifest = {
-        "format": 1, "name": "f", "call": 0, "left_out": [],
+        "format": 1, "name": "f", "left_out": [],
         "failure": dict.fromkeys(("kind", "name", "source_line", "text", "device"), ""),
         "inputs": [{
             "path": "args[0]", "dtype": "uint8", "shape": [SPARSE], "mesh": [], "spec": [], "left_out": "",
@@ -337,7 +339,7 @@ def test_a_capsule_larger_than_memory(tmp_path: Path) -> None:
     sparse_input(paths[0])
     sparse_list(paths[1])
     written(paths[2])
-    with_manifest(paths[2], lambda manifest: b'{"format": 1, "call": [' + b"[]," * (22 << 20) + b"[]]}")
+    with_manifest(paths[2], lambda manifest: b'{"format": 1, "name": [' + b"[]," * (22 << 20) + b"[]]}")
     done = subprocess.run(
         [sys.executable, "-c", UNDER_A_LIMIT, *map(str, paths)],
         env={**os.environ, "PYTHONPATH": python_path(), "OPENBLAS_NUM_THREADS": "1"},
@@ -447,7 +449,7 @@ def test_a_bool_is_0_or_1(tmp_path: Path, byte: int) -> None:
     writer, path = CapsuleWriter(tmp_path / "bool.hcb", 1 << 30), tmp_path / "bool.hcb"
     crafted = np.array([1, byte, 0], np.uint8)
     writer.add_inputs([(Input("args[0]", "bool", (3,), ()), [(Shard("", 0, (0,), (3,)), lambda: crafted)])])
-    writer.finish({"name": "train", "call": 3}, Failure("check", "x", "a.py:1 (f)", "x is 7", "cpu:0"))
+    writer.finish({"name": "train"}, Failure("check", "x", "a.py:1 (f)", "x is 7", "cpu:0"))
     capsule = Capsule(path)
     if byte > 1:
         with pytest.raises(

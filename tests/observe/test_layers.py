@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import hostcallback as hcb
 
@@ -89,3 +90,77 @@ def test_gradients_of_parameters_of_one_shape_and_line_are_told_apart() -> None:
             np.testing.assert_allclose(
                 norms[f"param grad {label}"], jnp.linalg.norm(grads[module][name]), rtol=1e-5, err_msg=label
             )
+
+
+def updates_of(step: Any, *args: Any, where: str = "params/**") -> tuple[dict[str, Any], Any]:
+    """The updates of a jitted step's parameters by label, and what the step returns."""
+    messages: list[Any] = []
+    with hcb.outfeed_receiver():
+        with hcb.observe(where=where, what_of="update", what="value", tap_func=messages.append):
+            out = jax.block_until_ready(jax.jit(step)(*args))
+        hcb.barrier_wait()
+    [message] = messages
+    return message, out
+
+
+def gradients_of_two(params: Any, x: Any) -> Any:
+    return jax.grad(lambda params: jnp.mean((x @ params["a"] @ params["b"]) ** 2))(params)
+
+
+TWO = {"a": PARAMS["mlp"]["up"][0], "b": PARAMS["mlp"]["down"][0]}
+
+
+def ema_of_the_new(params: Any, ema: Any, x: Any) -> Any:
+    new = jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients_of_two(params, x))
+    return jax.tree.map(lambda p, e: p + 0.9 * (e - p), new, ema), new
+
+
+def ema_of_the_old(params: Any, ema: Any, x: Any) -> Any:
+    ema = jax.tree.map(lambda p, e: p + 0.9 * (e - p), params, ema)
+    return ema, jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients_of_two(params, x))
+
+
+def swapped(params: Any, ema: Any, x: Any) -> Any:
+    grads = gradients_of_two(params, x)
+    return ema, {"b": params["a"] - 0.1 * grads["a"], "a": params["b"] - 0.1 * grads["b"]}
+
+
+def beside_another_sum(params: Any, ema: Any, x: Any) -> Any:
+    grads = gradients_of_two(params, x)
+    ahead = jax.tree.map(lambda p, g: p + g, params, grads)
+    return {"ahead": ahead, "params": jax.tree.map(lambda p, g: p - 0.1 * g - 1e-3 * p, params, grads)}
+
+
+def skipped_if_not_finite(params: Any, ema: Any, x: Any) -> Any:
+    grads = gradients_of_two(params, x)
+
+    @jax.jit
+    def update(p: Any, g: Any) -> Any:
+        return jnp.where(jnp.isfinite(g).all(), p - 0.1 * g, p)
+
+    return jax.tree.map(update, params, grads)
+
+
+@pytest.mark.parametrize(
+    ("step", "new_of"),
+    [
+        (ema_of_the_new, lambda out: out[1]),
+        (ema_of_the_old, lambda out: out[1]),
+        (swapped, lambda out: {"a": out[1]["b"], "b": out[1]["a"]}),
+        (beside_another_sum, lambda out: out["params"]),
+        (skipped_if_not_finite, lambda out: out),
+    ],
+)  # fmt: skip
+def test_an_update_is_that_of_its_parameter_among_results_of_one_shape(step: Any, new_of: Any) -> None:
+    messages, out = updates_of(step, TWO, jax.tree.map(jnp.zeros_like, TWO), X, where="params/*")
+    new = new_of(out)
+    assert list(messages) == ["update params/a", "update params/b"]
+    for name in "ab":
+        np.testing.assert_allclose(
+            messages[f"update params/{name}"], new[name] - TWO[name], atol=1e-7, err_msg=name
+        )
+
+
+def test_a_gradient_is_no_update() -> None:
+    with pytest.raises(ValueError, match=r"where='params/\*' matches no update(.|\n)*params/a"):
+        updates_of(lambda params, x: gradients_of_two(params, x), TWO, X, where="params/*")

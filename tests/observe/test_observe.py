@@ -326,3 +326,89 @@ def test_a_place_in_an_operation_that_cannot_be_rewritten_is_named_with_its_line
 def test_wrong_arguments_are_refused(options: Any, error: type[Exception]) -> None:
     with pytest.raises(error, match=r"hcb.observe: .* at .*test_observe.py"):
         hcb.observe(loss, **options)
+
+
+@jax.custom_vjp
+def normed(x: Any) -> Any:
+    return x / jnp.sqrt(jnp.mean(x * x, -1, keepdims=True) + 1)
+
+
+def normed_forward(x: Any) -> Any:
+    size = jnp.sqrt(jnp.mean(x * x, -1, keepdims=True) + 1)
+    return x / size, (x, size)
+
+
+def normed_backward(kept: Any, cotangent: Any) -> Any:
+    x, size = kept
+    return (cotangent / size - x * jnp.mean(cotangent * x, -1, keepdims=True) / size**3,)
+
+
+normed.defvjp(normed_forward, normed_backward)
+
+
+def test_a_function_with_custom_derivatives_is_found_by_its_name_also_where_it_is_differentiated() -> None:
+    def f(shift: Any, x: Any) -> Any:
+        return jnp.sum((normed(x @ WEIGHTS[0]) + shift) ** 2)
+
+    y = normed(X @ WEIGHTS[0])
+    _, [message] = values_of(f, 0.0, X, where="normed", what="value")
+    [(label, value)] = message.items()
+    assert label.startswith("normed@f:")
+    np.testing.assert_allclose(value, y, rtol=1e-6)
+    out, [message] = values_of(
+        jax.grad(f, 1), jnp.zeros(X.shape), X, where="normed", what="value", what_of=["output", "grad"]
+    )
+    assert list(message) == ["normed", "grad normed"]
+    np.testing.assert_allclose(message["normed"], y, rtol=1e-6)
+    np.testing.assert_allclose(message["grad normed"], 2 * y, rtol=1e-6)
+    assert_same(out, jax.jit(jax.grad(f, 1))(jnp.zeros(X.shape), X))
+
+
+def dropped_out(w: Any, x: Any) -> Any:
+    with jax.named_scope("attention"):
+        x = x @ w
+        x = x / jnp.sqrt(jnp.mean(x * x, -1, keepdims=True) + 1)
+        return jax.nn.relu(jnp.where(jax.random.bernoulli(jax.random.key(0), 0.8, x.shape), x / 0.8, 0))
+
+
+def in_a_loop_of_python(layer: Any, ws: Any, x: Any) -> Any:
+    for i, w in enumerate(ws):
+        x = jax.named_scope(f"layer_{i}")(layer)(w, x)
+    return jnp.sum(x**2)
+
+
+def in_a_scan(layer: Any, ws: Any, x: Any) -> Any:
+    return jnp.sum(jax.lax.scan(lambda x, w: (layer(w, x), None), x, jnp.stack(ws))[0])
+
+
+@pytest.mark.parametrize("transform", [jax.grad, jax.value_and_grad])  # without the loss, and with it
+@pytest.mark.parametrize("layer", [dropped_out, jax.checkpoint(dropped_out)], ids=["plain", "remat"])
+@pytest.mark.parametrize("loss", [in_a_loop_of_python, in_a_scan])
+def test_residuals_and_masks_of_a_scope_are_no_outputs(loss: Any, layer: Any, transform: Any) -> None:
+    step = transform(lambda ws, x: loss(layer, ws, x))
+    _, [message] = values_of(step, WEIGHTS, X, where="attention", what="value")
+    first = dropped_out(WEIGHTS[0], X)
+    expected = [first, dropped_out(WEIGHTS[1], first)]
+    values = list(message.values())
+    assert len(values) == (1 if loss is in_a_scan else 2), list(message)
+    for got, value in zip(values[0] if loss is in_a_scan else values, expected, strict=True):
+        np.testing.assert_allclose(got, value, rtol=1e-5)
+
+
+def test_haiku_modules_are_found_by_their_names() -> None:
+    haiku = pytest.importorskip("haiku", reason="needs haiku, of the extra `libraries`")
+    net = haiku.without_apply_rng(haiku.transform(lambda x: haiku.nets.MLP([4, 2])(x)))
+    params = net.init(jax.random.key(0), X)
+
+    def f(params: Any, x: Any) -> Any:
+        return jnp.sum(net.apply(params, x) ** 2)
+
+    _, [message] = values_of(
+        jax.grad(f), params, X, where="mlp/~/linear_0", what="value", what_of=["output", "grad"]
+    )
+    assert list(message) == ["mlp/~/linear_0", "grad mlp/~/linear_0"]
+    layer = params["mlp/~/linear_0"]
+    np.testing.assert_allclose(message["mlp/~/linear_0"], X @ layer["w"] + layer["b"], rtol=1e-5)
+    np.testing.assert_allclose(
+        np.sum(message["grad mlp/~/linear_0"], 0), jax.grad(f)(params, X)["mlp/~/linear_0"]["b"], rtol=1e-5
+    )

@@ -137,6 +137,8 @@ def test_a_block_in_which_nothing_is_lowered_says_so(caplog: Any) -> None:
     compiled = jax.jit(scale).lower(X).compile()
     with caplog.at_level(logging.WARNING, logger="hostcallback"), observing([], name="aot"):
         compiled(X)
+    with pytest.raises(TypeError, match=r"hcb.observe got a function that was compiled ahead of time"):
+        hcb.observe(compiled, where="scale")
     assert "saw no program" in caplog.text
     assert "compiled ahead of time" in caplog.text
 

@@ -8,13 +8,13 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar, overload
+from typing import Any, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
 import jax.numpy as jnp
 
 from hostcallback import _jax_compat as compat
 from hostcallback.api.capsule.held_program import HeldProgram
-from hostcallback.api.public import public, suggestion
+from hostcallback.api.public import public, refuse_compiled
 from hostcallback.lowering import xray
 from hostcallback.lowering.evaluator import Evaluator, Place, Records, structure_of
 from hostcallback.lowering.inputs import any_not_finite, is_inexact, run_keeping_inputs, send_inputs_if
@@ -30,32 +30,22 @@ R = TypeVar("R")
 MAX_BYTES = 1 << 30
 
 
-@overload
-def capsule(
-    step: str | os.PathLike[str] = ...,
-    /,
-    *,
-    nonfinite: bool = ...,
-    exceptions: bool = ...,
-    max_bytes: int = ...,
-    max_capsules: int = ...,
-    all_threads: bool = ...,
-) -> xray.Context: ...
+class Options(TypedDict, total=False):
+    """The options of `capsule`, for type checkers."""
+
+    nonfinite: bool
+    exceptions: bool
+    max_bytes: int
+    max_capsules: int
+    all_threads: bool
 
 
 @overload
+def capsule(step: str | os.PathLike[str] = ..., /, **options: Unpack[Options]) -> xray.Context: ...
+@overload
 def capsule(
-    step: Callable[P, R],
-    directory: str | os.PathLike[str] = ...,
-    *,
-    nonfinite: bool = ...,
-    exceptions: bool = ...,
-    max_bytes: int = ...,
-    max_capsules: int = ...,
-    all_threads: bool = ...,
+    step: Callable[P, R], directory: str | os.PathLike[str] = ..., **options: Unpack[Options]
 ) -> Callable[P, R]: ...
-
-
 @public
 def capsule(
     step: Any = "capsules",
@@ -66,7 +56,6 @@ def capsule(
     max_bytes: int = MAX_BYTES,
     max_capsules: int = 3,
     all_threads: bool = False,
-    **unknown: Any,
 ) -> Any:
     """Has calls of jitted functions that fail leave a file with which the failure can be seen again.
 
@@ -98,38 +87,27 @@ def capsule(
         The function, with the signature of `step`; without one, a context manager. Any thread.
 
     Raises:
-        TypeError: `step` is neither a function nor a path, or an option does not exist.
+        TypeError: `step` is neither a function nor a path, or was compiled ahead of time.
         ValueError: a number is out of range.
 
     Example:
         with hcb.capsule("capsules", nonfinite=True):
             train()
     """
-    _check_options(unknown, max_bytes=max_bytes, max_capsules=max_capsules)
+    for name, value in {"max_bytes": max_bytes, "max_capsules": max_capsules}.items():
+        if type(value) is not int or value < 1:
+            raise ValueError(f"{name} is {value!r}, expected a whole number of at least 1")
     is_folder = isinstance(step, str | os.PathLike)
     if not is_folder and not callable(step):
         raise TypeError(
             f"hcb.capsule takes a function or a folder, got {type(step).__name__} {step!r}: step = hcb.capsule(step), "
             "or with hcb.capsule('capsules')"
         )
+    refuse_compiled("capsule", step)
     folder = Path(step if is_folder else directory).absolute()
     options = Capsules(folder, str(user_source_line()), nonfinite, exceptions, max_bytes, max_capsules)
     context = xray.Context(options, all_threads=all_threads)
     return context if is_folder else context.wrap(step)
-
-
-def _check_options(unknown: dict[str, Any], **numbers: Any) -> None:
-    for name in unknown:
-        if name == "keep":
-            raise TypeError(
-                "hcb.capsule has no option keep any more: a program sends the inputs of a call that fails itself, and "
-                "those of other calls are not kept"
-            )
-        options = ["directory", "nonfinite", "exceptions", "max_bytes", "max_capsules", "all_threads"]
-        raise TypeError(f"hcb.capsule got an unexpected option {name!r}: {suggestion(name, options)}")
-    for name, value in numbers.items():
-        if type(value) is not int or value < 1:
-            raise ValueError(f"{name} is {value!r}, expected a whole number of at least 1")
 
 
 # ---- Programs --------------------------------------------------------------------------------------------------------
@@ -149,12 +127,15 @@ class Capsules(xray.Xray):
     max_capsules: int
     written: collections.Counter[str] = field(default_factory=collections.Counter, compare=False)
     """By the function's name, the number of its capsules."""
+    seen: set[str] = field(default_factory=set, compare=False)
+    """The names of the jitted functions whose programs were lowered."""
 
     def rewrite(self, program: Program, context: xray.Context) -> Any:
         """Returns the program with its inputs sent at the end of a call that fails, and its taps told apart."""
         if compat.is_eager(program.closed) or _is_held(program.tapped, self):
             return None
         context.notes["programs"] = True
+        self.seen.add(program.function)
         taps = list(_taps_in(program.tapped))
         always = self.exceptions and bool(taps)
         tests = self.nonfinite and any(map(is_inexact, program.closed.out_avals))
@@ -182,11 +163,15 @@ class Capsules(xray.Xray):
 
     def left(self, context: xray.Context, function: str | None) -> None:
         """Says once if no function of the user's was jitted."""
-        if not context.notes.get("programs") and context.notes.setdefault("told", function):
+        # A block that is entered again lowers nothing.
+        known = context.notes.get("programs") or (function is None and self.seen)
+        if not known and not context.notes.setdefault("told", False):
+            context.notes["told"] = True
             logger.warning(
-                "hcb.capsule: nothing in %s is jitted, and the operations outside of jit leave no capsules: jit it",
-                function,
-            )
+                "hcb.capsule saw no program of a jitted function in %s: operations outside of jit leave no capsules, "
+                "so jit it; functions that were compiled ahead of time (lower().compile()) keep their programs, so "
+                "compile them in a block of hcb.capsule", function or "the block",
+            )  # fmt: skip
 
 
 def _taps_in(jaxpr: Any) -> Iterator[Any]:

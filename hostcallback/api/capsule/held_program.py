@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import collections
+import contextlib
+import functools
 import itertools
+import math
 import reprlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from hostcallback import _jax_compat as compat
-from hostcallback.api.capsule import program as parts
+from hostcallback.api.capsule.programs import data_of, mesh_of, programs, struct_of
 from hostcallback.api.failures import about_this_process, add_report, capsule_path, described, is_nonfinite
 from hostcallback.api.watch import watch
 from hostcallback.lifecycle import unsettled
+from hostcallback.lowering import xray
 from hostcallback.lowering.xray import Program
-from hostcallback.receiver.capsule.writing import CapsuleWriter
+from hostcallback.receiver.capsule.file_format import Input, Shard
+from hostcallback.receiver.capsule.writing import CapsuleWriter, Fetch
 from hostcallback.receiver.errors import TapFailure
 from hostcallback.receiver.failures import deferred_errors
 from hostcallback.receiver.failures.check_report import FailedCheck
@@ -41,7 +47,13 @@ WAITING = 4
 DESCRIPTION_BYTES = 128
 """More than the description of one array has in a message; the descriptions must fit into half of the ring."""
 
-NOT_SENT = "inputs are sent at the end of a call that fails a check; exceptions=True sends those of each call"
+SETTINGS = ("jax_enable_x64", "jax_default_matmul_precision", "jax_threefry_partitionable")
+"""Settings of JAX on which the code of a program depends; a thread may have its own."""
+
+NOT_SENT = (
+    "a tap function raises when the inputs of its call are gone; hcb.capsule(..., exceptions=True) has programs with "
+    "taps send those of each call"
+)
 NOT_ARRIVED = (
     "they did not arrive: the program was ended before (on_error='abort'), its taps are off, messages were dropped, or "
     "the failed check is where it is not looked for, such as in a custom_root or in the condition of a while_loop"
@@ -55,6 +67,7 @@ class HeldProgram:
         options: the options of `capsule`.
         program: the program.
         name: of its function.
+        constants: the program's constants, of typed keys their data.
         sent: numbers of the inputs that are sent; others are too large.
         donated: for each input, whether it must be copied before the program takes its memory.
     """
@@ -64,11 +77,14 @@ class HeldProgram:
         self.options = options
         self.program = replace(program, tapped=None)
         self.name = "pmap" if compat.is_pmap(program.closed) else program.function
-        self.settings = parts.settings()
+        self._settings = {name: getattr(jax.config, name) for name in SETTINGS}
+        with self.own_work():  # a receiver thread must not wait for the device
+            self.constants = [data_of(value) for value in program.constants]
         ring_bytes = RingConfig.from_environment().capacity_bytes
-        self.sent = parts.fitting(program, options.max_bytes, ring_bytes // 2 // DESCRIPTION_BYTES)
+        self.sent = _fitting(program, options.max_bytes, ring_bytes // 2 // DESCRIPTION_BYTES)
         self.donated = tuple(d and i in set(self.sent) for i, d in enumerate(program.donated))
-        self._waits = options.exceptions or len(parts.devices_of(program)) > 1
+        devices = {device for s in program.shardings if s is not None for device in s.device_set}
+        self._waits = options.exceptions or len(devices) > 1
         self._report = reporter(program, self.name)
         self._number = next(_numbers)
         self._specs: dict[int, tuple[TapSpec, TapSpec]] = {}
@@ -76,6 +92,20 @@ class HeldProgram:
     def own(self, spec: TapSpec) -> TapSpec:
         """The tap whose messages are known to be of this program."""
         return self._specs.setdefault(id(spec), (spec, spec.of(self, self._number)))[1]
+
+    @contextlib.contextmanager
+    def own_work(self) -> Iterator[None]:
+        """A block in which programs are traced with the settings of this one, and get no taps."""
+        x64, precision, threefry = (self._settings[name] for name in SETTINGS)
+        with (
+            xray.closed(),
+            jax.disable_jit(False),
+            jax.transfer_guard("allow"),
+            jax.enable_x64(x64),
+            jax.default_matmul_precision(precision),
+            jax.threefry_partitionable(threefry),
+        ):
+            yield
 
     def __call__(self, message: Message) -> None:
         """Takes the inputs of a call; writes the capsule if its failure was reported, or else keeps them for it.
@@ -96,7 +126,50 @@ class HeldProgram:
         if failed is not None and failed.held is self:
             _write(failed, run, arrays)
         if is_bad:
-            self._report(message, parts.all_inputs(self.program, self.sent, arrays))
+            self._report(message, self._all_inputs(arrays))
+
+    def _all_inputs(self, arrays: Arrays) -> list[Any] | None:
+        # The constants and inputs of a call; None if some inputs were not sent.
+        if len(self.sent) < len(self.program.paths):
+            return None
+        with self.own_work():
+            return [*map(np.asarray, self.constants), *arrays]
+
+    def inputs(
+        self, arrays: Mapping[int, Any], why_not: str
+    ) -> list[tuple[Input, list[tuple[Shard, Fetch]]]]:
+        """The constants and inputs of the program, with functions that return their elements.
+
+        Args:
+            arrays: by the number of the input, its elements.
+            why_not: why others are not there.
+        """
+        program, first, names = self.program, len(self.constants), set[str]()
+        found: list[tuple[Input, list[tuple[Shard, Fetch]]]] = []
+        for number, aval in enumerate(map(struct_of, program.closed.in_avals)):
+            own = number - first  # negative for a constant
+            path = f"constant {number}" if own < 0 else "/".join(program.paths[own]) or f"input {own}"
+            path = f"{path} ({number})" if path in names else path
+            names.add(path)
+            mesh, spec = mesh_of(None if own < 0 else program.shardings[own], len(aval.shape))
+            whole = Shard("", 0, (0,) * len(aval.shape), tuple(map(int, aval.shape)))
+            array = self.constants[number] if own < 0 else arrays.get(own)
+            left_out = why_not if array is None else ""
+            entry = Input(path, np.dtype(aval.dtype).name, whole.shape, (), mesh, spec, left_out)
+            found.append((entry, [(whole, functools.partial(np.asarray, array))]))
+        return found
+
+
+def _fitting(program: Program, max_bytes: int, most: int) -> list[int]:
+    """The numbers of the inputs that a message may have: the smallest first, in all `max_bytes`, and `most` arrays."""
+    sizes = [_nbytes(struct_of(aval)) for aval in program.closed.in_avals[len(program.constants) :]]
+    order = sorted(range(len(sizes)), key=sizes.__getitem__)[:most]
+    totals = itertools.accumulate(sizes[number] for number in order)
+    return sorted(number for number, total in zip(order, totals, strict=True) if total <= max_bytes)
+
+
+def _nbytes(array: Any) -> int:
+    return int(math.prod(array.shape) * np.dtype(array.dtype).itemsize)
 
 
 def reporter(program: Program, name: str) -> Callable[[Message, Sequence[Any] | None], None]:
@@ -218,40 +291,43 @@ def _write(failed: _Failed, run: int, arrays: Arrays | None) -> None:
             while len(_written) > LAUNCHES:
                 _written.popitem(last=False)
     try:
-        with parts.own_work(held.settings):
+        with held.own_work():
             _write_to(path, failed, arrays)
     except Exception:  # the program goes on, and its failure is reported anyhow
         logger.exception("the capsule %s of %s could not be written", path, name)
         return
-    text = described(failed.reported).text
-    logger.error("%s failed (%s). To see it again: hcb reproduce %s", name, text, path)
+    how = "To see it again: hcb reproduce"
+    if arrays is None and isinstance(failed.reported, TapFailure):
+        how = (
+            "Its report, without the inputs of the call, which hcb.capsule(..., exceptions=True) keeps: "
+            "hcb reproduce --show"
+        )
+    logger.error("%s failed (%s). %s %s", name, described(failed.reported).text, how, path)
 
 
 def _write_to(path: Path, failed: _Failed, arrays: Arrays | None) -> None:
     held, reported = failed.held, failed.reported
     writer = CapsuleWriter(path, held.options.max_bytes)
     try:
-        for member, what, export in parts.programs(held.program):
+        for member, what, export in programs(held.program):
             try:
                 data = export()
-            except Exception as error:
+            except Exception as error:  # callbacks of JAX, for example
                 writer.left_out.append(f"{what}: jax.export refuses it: {type(error).__name__}: {error}")
             else:
                 writer.add(member, data)
-        why_not = ""
+        found = dict(zip(held.sent, arrays or (), strict=arrays is not None))
+        why_not = f"the inputs kept are limited to {held.options.max_bytes:,} bytes (max_bytes=)"
         if arrays is None:
             why_not = NOT_ARRIVED if isinstance(reported, FailedCheck) else NOT_SENT
             writer.left_out.append(f"the inputs: {why_not}")
-        found = dict(zip(held.sent, arrays or (), strict=arrays is not None))
-        limit = f"the inputs kept are limited to {held.options.max_bytes:,} bytes (max_bytes=)"
-        inputs = parts.inputs(held.program, found, why_not or limit)
+        inputs = held.inputs(found, why_not)
         writer.add_inputs(inputs)
-        if not why_not:
-            writer.left_out += [
-                f"{e.path} ({parts.nbytes(e):,} bytes): {e.left_out}" for e, _ in inputs if e.left_out
-            ]
+        if arrays is not None:
+            left_out = [entry for entry, _ in inputs if entry.left_out]
+            writer.left_out += [f"{e.path} ({_nbytes(e):,} bytes): {e.left_out}" for e in left_out]
         add_report(writer, reported, f"\n  the tap got: {failed.value}" if failed.value else "")
-        about = {"name": held.name, "call": 0, "of": "program", "line": held.options.line}
+        about = {"name": held.name, "of": "program", "line": held.options.line}
         writer.finish(about | about_this_process(), described(reported))
     finally:
         writer.discard()

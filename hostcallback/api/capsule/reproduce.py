@@ -1,16 +1,17 @@
-"""Runs the program of a capsule on its inputs, and compares what fails with the capsule; or writes a script for it."""
+"""Runs the program of a capsule, and compares what fails with the capsule; writes a script; bisects two runs."""
 
 from __future__ import annotations
 
-import functools
 import importlib
+import json
 import math
 import os
+import subprocess
 import sys
+import tempfile
 import traceback
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,20 +21,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from hostcallback.api.barrier import barrier_wait
-from hostcallback.api.capsule.digests import TAP
-from hostcallback.api.capsule.program import placed
-from hostcallback.api.export import bind, unbind
+from hostcallback.api.capsule.programs import Digest, arrays_of, digests, first_line, load
+from hostcallback.api.export import bind
 from hostcallback.api.failures import described
 from hostcallback.api.receiver import outfeed_receiver
-from hostcallback.receiver.capsule.file_format import PROGRAM, PROMOTED, WATCHED, CapsuleError, Failure, Input
+from hostcallback.receiver.capsule.file_format import PROMOTED, CapsuleError, Failure
 from hostcallback.receiver.capsule.reading import Capsule
 from hostcallback.receiver.errors import TapFailure, TapFunctionException
 from hostcallback.receiver.failures import deferred_errors
 from hostcallback.receiver.failures.check_report import FailedCheck
 from hostcallback.receiver.messages import Message
-
-KEPT = 100
-"""Number of messages that are kept for each tap."""
 
 
 @dataclass(frozen=True)
@@ -55,165 +52,6 @@ class Reproduction:
     is_exact: bool
     got: Any
     results: list[Any]
-
-
-def load(capsule: Capsule, program: str = PROGRAM) -> jax.export.Exported:
-    """Returns the program of a capsule.
-
-    Raises:
-        CapsuleError: it was left out, or this JAX cannot read it.
-    """
-    if not capsule.has(program):
-        why = next((text for text in capsule.left_out if text.startswith("the program")), "it was left out")
-        raise CapsuleError(
-            f"{capsule.path} has no {program}: {why}. Its inputs can be read: receiver.Capsule"
-        )
-    data = bytearray(capsule.member(program))
-    try:
-        exported = jax.export.deserialize(data)
-    except Exception as error:
-        made = capsule.about.get("versions")
-        wrote = str(made.get("jax", "?"))[:80] if isinstance(made, dict) else "?"
-        raise CapsuleError(
-            f"{capsule.path}: JAX {jax.__version__} cannot read the program, which JAX {wrote} wrote: "
-            f"{_first_line(error)}. JAX reads programs of versions up to six months older"
-        ) from None
-    if len(exported.in_avals) != len(capsule.inputs):
-        raise CapsuleError(
-            f"{capsule.path}: the program takes {len(exported.in_avals)} arrays, and the capsule has "
-            f"{len(capsule.inputs)}"
-        )
-    return exported
-
-
-def arrays_of(capsule: Capsule, devices: int = 1) -> list[Any]:
-    """Returns the inputs on this process's devices, partitioned as they were.
-
-    Args:
-        capsule: the capsule.
-        devices: number of devices on which the program runs, `load(capsule).nr_devices`.
-
-    Raises:
-        CapsuleError: some were left out, or need more devices.
-    """
-    missing = [entry for entry in capsule.inputs if entry.left_out]
-    if missing:
-        raise CapsuleError(
-            f"{capsule.path}: {len(missing)} input(s) are not in the capsule, such as {missing[0].path}: "
-            f"{missing[0].left_out}"
-        )
-    most = max((devices, *(_devices_of(entry.mesh) for entry in capsule.inputs)))
-    if most > len(jax.devices()):
-        raise CapsuleError(
-            f"{capsule.path}: the program ran on {most} devices, and there are {len(jax.devices())}: on a CPU set "
-            f"XLA_FLAGS=--xla_force_host_platform_device_count={most}"
-        )
-    # What was on one device goes to all of those of the program.
-    mesh = next(
-        (entry.mesh for entry in capsule.inputs if entry.mesh), (("devices", devices),) if devices > 1 else ()
-    )
-    return [_placed(capsule, entry, mesh) for entry in capsule.inputs]
-
-
-def _placed(capsule: Capsule, entry: Input, mesh: tuple[tuple[str, int], ...]) -> Any:
-    has, whole = sum(math.prod(shard.shape) for shard in entry.shards), math.prod(entry.shape)
-    if not entry.shards or has != whole:
-        raise CapsuleError(f"{capsule.path}: {entry.path} has {has:,} of its {whole:,} elements")
-    try:
-        return placed(entry, functools.partial(capsule.array, entry), mesh)
-    except (CapsuleError, OSError, MemoryError):
-        raise
-    except Exception as error:  # a mesh or dtype that JAX does not have
-        raise CapsuleError(f"{capsule.path}: {entry.path} cannot be made: {_first_line(error)}") from None
-
-
-def _first_line(error: Exception) -> str:
-    text = str(error).strip().split("\n")[0]
-    return f"{type(error).__name__}: {text[:500]}"
-
-
-def _devices_of(mesh: tuple[tuple[str, int], ...]) -> int:
-    count = 1
-    for _, size in mesh:
-        count *= size
-    return count
-
-
-# ---- The results of its operations -----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Digest:
-    """The result of one operation in one run.
-
-    Attributes:
-        name: primitive, shape, line and scope.
-        iterations: numbers of the iterations of the loops around it, outermost first.
-        occurrence: how many operations of that name were before it, in the same iterations.
-        hash: of its bits.
-        stats: smallest, largest, mean, root mean square, and the first elements.
-    """
-
-    name: str
-    iterations: tuple[int, ...]
-    occurrence: int
-    hash: int
-    stats: tuple[float, ...]
-
-
-def digests(capsule: Capsule, program: str = WATCHED, device: Any = None) -> list[Digest]:
-    """Runs a program of digests; returns what it sends, in program order.
-
-    Args:
-        capsule: the capsule.
-        program: the member.
-        device: where to run it; None for where the inputs are.
-
-    Raises:
-        CapsuleError: the program was left out, or cannot be run here.
-    """
-    exported = load(capsule, program)
-    arrays = arrays_of(capsule, exported.nr_devices)
-    found: list[Digest] = []
-    seen: Counter[tuple[str, tuple[int, ...]]] = Counter()
-
-    def receive(value: Any, operations: str) -> None:
-        iterations = tuple(int(number) for number in value["iterations"])
-        for name, bits, stats in zip(operations.split("\n"), value["hash"], value["stats"], strict=True):
-            key = (name, iterations)
-            found.append(Digest(*key, seen[key], int(bits), tuple(map(float, stats))))
-            seen[key] += 1
-
-    bind(TAP, receive)
-    try:
-        with jax.enable_x64(program == PROMOTED or bool(capsule.about.get("x64"))):
-            given = [jnp.asarray(a, aval.dtype) for a, aval in zip(arrays, exported.in_avals, strict=True)]
-            if device is not None:
-                given = jax.device_put(given, device)
-            jax.block_until_ready(jax.jit(exported.call)(*given))
-        barrier_wait()
-    finally:
-        unbind(TAP)
-    return found
-
-
-def place_of_failure(operations: Sequence[Digest], failure: Failure) -> int | None:
-    """The operation at which a step failed: its number in program order, or None if it is not known.
-
-    Args:
-        operations: the digests of the step's run.
-        failure: of the capsule.
-    """
-    line = failure.source_line.partition(" (")[0]
-    here = [number for number, digest in enumerate(operations) if f" at {line} (" in digest.name]
-    if failure.kind == "nonfinite":
-        bad = [n for n, digest in enumerate(operations) if not np.isfinite(digest.stats).all()]
-        best = [n for n in bad if n in here and operations[n].name.startswith(f"{_primitive(failure)} ")]
-        return next(iter([*best, *(n for n in bad if n in here), *bad]), None)
-    taps = [n for n in here if operations[n].name.startswith("tap ")]
-    if failure.kind == "check":  # the predicate of the one that failed is false
-        taps = [n for n in taps if operations[n].stats[0] == 0.0]
-    return taps[0] if taps else None
 
 
 # ---- Running it ------------------------------------------------------------------------------------------------------
@@ -252,7 +90,7 @@ def reproduce(capsule: Capsule, bindings: Mapping[str, Callable[..., Any]] | Non
     except Exception as error:
         if not found:  # `on_error="abort"` and breakpoints end a program too
             raise CapsuleError(
-                f"{capsule.path}: the program does not run here: {_first_line(error)}"
+                f"{capsule.path}: the program does not run here: {first_line(error)}"
             ) from None
     finally:
         deferred_errors.ignore(notice)
@@ -277,8 +115,27 @@ def _compared(
     return Reproduction(failures, reports, same, bool(exact), got, results)
 
 
+def place_of_failure(operations: Sequence[Digest], failure: Failure) -> int | None:
+    """The operation at which a step failed: its number in program order, or None if it is not known.
+
+    Args:
+        operations: the digests of the step's run.
+        failure: of the capsule.
+    """
+    line = failure.source_line.partition(" (")[0]
+    here = [number for number, digest in enumerate(operations) if f" at {line} (" in digest.name]
+    if failure.kind == "nonfinite":
+        bad = [n for n, digest in enumerate(operations) if not np.isfinite(digest.stats).all()]
+        best = [n for n in bad if n in here and operations[n].name.startswith(f"{_primitive(failure)} ")]
+        return next(iter([*best, *(n for n in bad if n in here), *bad]), None)
+    taps = [n for n in here if operations[n].name.startswith("tap ")]
+    if failure.kind == "check":  # the predicate of the one that failed is false
+        taps = [n for n in taps if operations[n].stats[0] == 0.0]
+    return taps[0] if taps else None
+
+
 def _not_finite(capsule: Capsule, result: Reproduction, arrays: list[Any]) -> Reproduction:
-    # The program itself does not test its values, except in capsules of earlier versions.
+    # The program itself does not test its values.
     expected = capsule.failure
     bad = [entry.path for entry, array in zip(capsule.inputs, arrays, strict=True) if _is_bad(array)]
     reports = [f"the input {bad[0]} has values that are not finite"] if bad else []
@@ -330,7 +187,7 @@ def function_of(text: str) -> Callable[..., Any]:
 # ---- A script --------------------------------------------------------------------------------------------------------
 
 TEMPLATE = '''\
-"""Runs {name}{call}, from the capsule {file}. Written by `hcb reproduce --python`; edit it as you like.
+"""Runs {name}, from the capsule {file}. Written by `hcb reproduce --python`; edit it as you like.
 
 What failed: {text}
   at {line}
@@ -344,7 +201,7 @@ import jax
 import numpy as np
 
 import hostcallback as hcb
-from hostcallback.api.capsule.reproduce import arrays_of, load
+from hostcallback.api.capsule.programs import arrays_of, load
 from hostcallback.receiver import Capsule
 
 capsule = Capsule({path!r})
@@ -373,7 +230,6 @@ def script_of(capsule: Capsule) -> str:
     devices = capsule.about.get("devices")
     return TEMPLATE.format(
         name=_comment(capsule.name),
-        call="" if capsule.about.get("of") == "program" else f", call {capsule.call}",
         file=_comment(capsule.path.name),
         text=_comment(failure.text),
         line=_comment(failure.source_line),
@@ -388,3 +244,121 @@ def _comment(text: str) -> str:
     # On one line, and without what would end a docstring.
     shown = text[:1000].encode("unicode_escape").decode("ascii")
     return shown.replace('"', "'")
+
+
+# ---- The operation at which two runs part ----------------------------------------------------------------------------
+
+TOLERANCE = 1e-3
+"""Largest relative difference of two precisions that is no divergence: some 10,000 times float32's precision."""
+
+RUN_SEC = 3600.0
+MAX_DIGESTS_BYTES = 1 << 30
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """The first operation that differs.
+
+    Attributes:
+        left: of the first run.
+        right: of the second run.
+        compared: number of operations that were the same before it.
+        relative: largest difference of a statistic, relative to the larger magnitude.
+    """
+
+    left: Digest
+    right: Digest
+    compared: int
+    relative: float
+
+
+def first_divergence(
+    left: Sequence[Digest], right: Sequence[Digest], tolerance: float
+) -> tuple[Divergence | None, int, int]:
+    """Compares two runs in the order of the first.
+
+    Args:
+        left: the digests of one run.
+        right: of the other.
+        tolerance: largest relative difference that is none; 0 compares bits.
+
+    Returns:
+        The first operation that differs, or None; the number of operations compared before it; and of those that only
+        one run has.
+    """
+    others = {(d.name, d.iterations, d.occurrence): d for d in right}
+    compared = missing = 0
+    for digest in left:
+        other = others.get((digest.name, digest.iterations, digest.occurrence))
+        if other is None:
+            missing += 1
+            continue
+        relative = _relative(digest.stats, other.stats)
+        if digest.hash != other.hash if not tolerance else not relative <= tolerance:
+            return Divergence(digest, other, compared, relative), compared, missing
+        compared += 1
+    return None, compared, missing
+
+
+def _relative(left: Sequence[float], right: Sequence[float]) -> float:
+    # Relative to the largest magnitude in the array: small elements of a large array have its rounding errors.
+    a, b = np.array(left), np.array(right)
+    alike = (a == b) | (np.isnan(a) & np.isnan(b))
+    if alike.all():
+        return 0.0
+    scale = float(np.max(np.abs([a[:2], b[:2]])))
+    if math.isnan(scale):  # an array with a NaN has no smallest and largest element
+        scale = float(np.nanmax(np.abs([a, b])))
+    with np.errstate(invalid="ignore"):  # infinite values
+        difference = float(np.max(np.abs(np.where(alike, 0.0, a - b))))
+    return difference / scale if scale else difference
+
+
+def bisect(capsule: Capsule, against: str) -> tuple[Divergence | None, int, int]:
+    """Runs the step twice and compares; see `first_divergence`.
+
+    Args:
+        capsule: the capsule.
+        against: "float64"; "device:N", another device of this process; or the path of another Python, in which
+            hostcallback and another JAX are installed.
+
+    Raises:
+        CapsuleError: one of the runs is not possible.
+    """
+    if against == "float64":
+        return first_divergence(digests(capsule), digests(capsule, PROMOTED), TOLERANCE)
+    if against.startswith("device:"):
+        return first_divergence(digests(capsule), digests(capsule, device=_device(against)), 0.0)
+    return first_divergence(digests(capsule), _digests_of_other(capsule, against), 0.0)
+
+
+def _device(text: str) -> Any:
+    number, devices = text.partition(":")[2], jax.devices()
+    if not number.isdecimal() or int(number) >= len(devices):
+        raise CapsuleError(f"--bisect {text}: this process has the devices 0 to {len(devices) - 1}")
+    return devices[int(number)]
+
+
+def write_digests(capsule: Capsule, path: str) -> None:
+    """Writes the digests of a run as JSON, for a process with another JAX."""
+    rows = [astuple(digest) for digest in digests(capsule)]
+    Path(path).write_text(json.dumps(rows))
+
+
+def _digests_of_other(capsule: Capsule, python: str) -> list[Digest]:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "digests.json")
+        command = (python, "-m", "hostcallback.receiver.cli", "reproduce", "--digests", path, capsule.path)
+        try:
+            result = subprocess.run(command, capture_output=True, text=True, timeout=RUN_SEC, check=False)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise CapsuleError(f"--bisect {python}: {error}") from None
+        if result.returncode or not path.exists() or path.stat().st_size > MAX_DIGESTS_BYTES:
+            last = (result.stderr.strip().splitlines() or ["no output"])[-1]
+            raise CapsuleError(
+                f"--bisect {python}: that Python could not run the capsule: {last}. It needs hostcallback and JAX"
+            )
+        return [
+            Digest(name, tuple(iterations), occurrence, bits, tuple(stats))
+            for name, iterations, occurrence, bits, stats in json.loads(path.read_text())
+        ]

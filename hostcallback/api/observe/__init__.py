@@ -1,5 +1,5 @@
-"""`observe`: taps at places of a function that a selection names, without a change of its code.
+"""`observe`: taps at places of programs that a selection names, without a change of the code.
 
-`places` describes equations, `where` selects them, `plan` decides which values are tapped, `collect` evaluates the
-program and carries what was measured out of its loops and calls, `statistics` measures, `report` sends one message.
+`places` describes equations and selects them, `plan` decides which values are tapped, `parameters` finds gradients and
+updates, `observe` evaluates the program and carries what was measured out of its loops, `report` measures and sends.
 """

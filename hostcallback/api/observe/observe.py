@@ -5,18 +5,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ParamSpec, TypeVar, overload
+from typing import Any, ParamSpec, Required, TypedDict, TypeVar, Unpack, overload
 
 import jax
 
 from hostcallback import _jax_compat as compat
-from hostcallback.api.observe.modules import Modules
 from hostcallback.api.observe.parameters import plan_parameters
-from hostcallback.api.observe.places import Selection, Surroundings, nearest, read_where
+from hostcallback.api.observe.places import OUTSIDE, Modules, Selection, nearest, read_where
 from hostcallback.api.observe.plan import Around, Found, Plan, Planner
 from hostcallback.api.observe.report import check_statistics, measure, sender_of
 from hostcallback.api.outputs.metrics import metrics
-from hostcallback.api.public import public
+from hostcallback.api.public import public, refuse_compiled
 from hostcallback.lowering.evaluator import Evaluator, Place, Records
 from hostcallback.lowering.xray import Context, Program, UserError, Xray
 from hostcallback.receiver.log import logger
@@ -32,30 +31,22 @@ MAX_NOT_ENTERED = 8
 """Number of operations that an error names because they cannot be rewritten."""
 
 
+class Options(TypedDict, total=False):
+    """The options of `observe`, for type checkers."""
+
+    where: Required[Any]
+    what: str | Sequence[str]
+    what_of: str | Sequence[str]
+    tap_func: Callable[..., Any] | None
+    name: str | None
+    ordered: bool
+    all_threads: bool
+
+
 @overload
-def observe(
-    fun: None = None,
-    *,
-    where: Any,
-    what: str | Sequence[str] = "statistics",
-    what_of: str | Sequence[str] = "output",
-    tap_func: Callable[..., Any] | None = None,
-    name: str | None = None,
-    ordered: bool = True,
-    all_threads: bool = False,
-) -> Context: ...
+def observe(fun: None = None, **options: Unpack[Options]) -> Context: ...
 @overload
-def observe(
-    fun: Callable[P, R],
-    *,
-    where: Any,
-    what: str | Sequence[str] = "statistics",
-    what_of: str | Sequence[str] = "output",
-    tap_func: Callable[..., Any] | None = None,
-    name: str | None = None,
-    ordered: bool = True,
-    all_threads: bool = False,
-) -> Callable[P, R]: ...
+def observe(fun: Callable[P, R], **options: Unpack[Options]) -> Callable[P, R]: ...
 @public
 def observe(
     fun: Callable[P, R] | None = None,
@@ -92,6 +83,7 @@ def observe(
             - `"block"`: jitted functions and those with custom derivatives (`jit:`), then all functions (`function:`).
             - `"dot_general"`: each operation of a primitive (`primitive:`).
             - `"model.py:42"`, `"model.py"`: a source line or file.
+            - `"linear"`: what is called so, as in `self.linear(x)`, where nothing else has the name (`call:`).
             - `"scan carry"`: the carry of each loop after each iteration.
             - a function of a `Site` (primitive, scope, frames, function, backward), which returns whether to tap it.
 
@@ -125,6 +117,7 @@ def observe(
             f"hcb.observe takes a function, got {type(fun).__name__} {fun!r}: observe(f, where=...)(x), not "
             f"observe(f(x), where=...), at {user_source_line()}"
         )
+    refuse_compiled("observe", fun)
     if tap_func is not None and not callable(tap_func):
         raise TypeError(
             f"hcb.observe: tap_func is {tap_func!r}, expected a function, at {user_source_line()}"
@@ -277,13 +270,13 @@ class _Collector(Evaluator):
 
 def _plan_item(item: Sequence[Selection], what_of: str, program: Program, found: Found) -> Plan:
     """Plans the taps of one item of `where`: of the first of its selections that matches."""
+    if what_of in PARAMETERS:
+        return plan_parameters(item[0].text, what_of, program, found)
     jaxpr = compat.open_jaxpr(program.tapped)[0]
     paths = [()] * len(program.constants) + list(program.paths)
-    if what_of in PARAMETERS:
-        return plan_parameters(item[0].text, what_of, jaxpr, paths, found)
     for selection in item:
         modules = Modules.of_paths(selection.text, jaxpr.invars, paths)
-        around = Around(Surroundings(), modules, [True] * len(jaxpr.outvars))
+        around = Around(OUTSIDE, frozenset(), modules, [True] * len(jaxpr.outvars))
         planner = Planner(selection, what_of, found, program.mark)
         planner.prepare(jaxpr, around)
         if plan := planner.plan(jaxpr, around):

@@ -3,73 +3,60 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Container, Mapping, Sequence
-from typing import Any
+import itertools
+import re
+from collections.abc import Callable, Container, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax.extend.core import Literal
 
 from hostcallback import _jax_compat as compat
-from hostcallback.api.observe.places import Surroundings, match_whole_path, site_of
+from hostcallback.api.observe.places import match_whole_path, variables
 from hostcallback.api.observe.plan import Found, Plan
 from hostcallback.api.observe.report import can_measure
 from hostcallback.lowering.evaluator import structure_of
+from hostcallback.lowering.xray import Program
 from hostcallback.primitives.reductions import statistics
+from hostcallback.tracing import scopes
 
-_ADDS = ("add", "sub", "add_any")
 _VIEWS = ("convert_element_type", "copy", "copy_p", "reshape", "sharding_constraint", "optimization_barrier")
+_TURNED = (*_VIEWS, "transpose", "broadcast_in_dim")
 
 
-def plan_parameters(
-    pattern: str, what_of: str, jaxpr: Any, paths: Sequence[tuple[str, ...]], found: Found
-) -> Plan:
+def plan_parameters(pattern: str, what_of: str, program: Program, found: Found) -> Plan:
     """Plans the taps of parameters whose paths match a glob.
 
     Args:
         pattern: the glob, such as `params/*/kernel` or `layers[2].weight`.
         what_of: "param", "param grad" or "update".
-        jaxpr: a program of a training step.
-        paths: for each of its inputs, its path in the user's arguments.
+        program: a program of a training step.
         found: gets the labels.
     """
-    plan = Plan()
-    selected = [
-        (number, variable, label)
+    plan, (jaxpr, _) = Plan(), compat.open_jaxpr(program.tapped)
+    paths = [()] * len(program.constants) + list(program.paths)
+    labels = {
+        number: label
         for number, (variable, path) in enumerate(zip(jaxpr.invars, paths, strict=True))
         if (label := match_whole_path(pattern, path)) is not None and can_measure(variable.aval)
-    ]
+    }
     if what_of == "param":
-        for _, variable, label in selected:
-            plan.taps.setdefault(variable, []).append(found.new_label(label))
-    elif what_of == "param grad":
-        _plan_gradients(plan, jaxpr, {variable: label for _, variable, label in selected}, found)
-    else:
-        for number, variable, label in selected:
-            if (result := _result_of(jaxpr, variable)) is not None:
-                unique = found.new_label(f"update {label}")
-                plan.parameters[unique] = functools.partial(_update, number, result)
+        for number, label in labels.items():
+            plan.taps.setdefault(jaxpr.invars[number], []).append(found.new_label(label))
+    elif labels:
+        flow = _Flow()
+        results = flow.results(jaxpr, [_Value({i: 0}, frozenset([i])) for i in range(len(jaxpr.invars))])
+        if what_of == "param grad":
+            for number, gradient in _gradients(jaxpr, flow, labels).items():
+                there = plan.inner(jaxpr, gradient.path)
+                label = found.new_label(f"param grad {labels[number]}")
+                there.taps.setdefault(gradient.variable, []).append(label)
+        else:
+            updates = _updates(program, paths, results)
+            for number in [number for number in labels if number in updates]:
+                label = found.new_label(f"update {labels[number]}")
+                plan.parameters[label] = functools.partial(_update, number, updates[number])
     return plan
-
-
-def _plan_gradients(plan: Plan, jaxpr: Any, labels: Mapping[Any, str], found: Found) -> None:
-    """Plans the taps of gradients, in the program or in a loop or call in it that has the backward pass."""
-    gradients = _gradients(jaxpr, labels)
-    for variable, value in gradients.items():
-        plan.taps.setdefault(value, []).append(found.new_label(f"param grad {labels[variable]}"))
-    missing = {variable: label for variable, label in labels.items() if variable not in gradients}
-    for number, equation in enumerate(jaxpr.eqns):
-        structure = structure_of(equation)
-        if not missing or structure is None or structure.kind == "other":
-            continue
-        plans = [Plan() for _ in structure.programs]
-        for inner_plan, (program, operands) in zip(plans, structure.programs, strict=True):
-            inner, _ = compat.open_jaxpr(program)
-            given = zip(inner.invars, operands, strict=False)
-            known = {v: missing[a] for v, a in given if not isinstance(a, Literal) and a in missing}
-            if known:
-                _plan_gradients(inner_plan, inner, known, found)
-        if any(plans):
-            plan.inside[number] = plans
 
 
 def _update(number: int, result: int, values: Sequence[Any], outs: Sequence[Any], measure: Any) -> Any:
@@ -83,109 +70,173 @@ def _update(number: int, result: int, values: Sequence[Any], outs: Sequence[Any]
     return measured
 
 
-def _result_of(jaxpr: Any, variable: Any) -> int | None:
-    """The number of the result that is the parameter after the step: a sum with it, or a result of the same path."""
-    made_by = {v: equation for equation in jaxpr.eqns for v in equation.outvars}
-
-    def origin(atom: Any) -> Any:
-        while atom in made_by and made_by[atom].primitive.name in _VIEWS:
-            atom = made_by[atom].invars[0]
-            if isinstance(atom, Literal):
-                break
-        return atom
-
-    same = [
-        (number, atom)
-        for number, atom in enumerate(jaxpr.outvars)
-        if not isinstance(atom, Literal)
-        and atom.aval.shape == variable.aval.shape
-        and atom.aval.dtype == variable.aval.dtype
-    ]
-    for number, atom in same:
-        made = made_by.get(origin(atom))
-        if made is None or made.primitive.name not in _ADDS:
-            continue
-        if any(not isinstance(a, Literal) and origin(a) is variable for a in made.invars):
-            return number
-    return None
+# ---- What values are made of -----------------------------------------------------------------------------------------
 
 
-def _gradients(jaxpr: Any, variables: Container[Any]) -> dict[Any, Any]:
-    """By input of a program, the value in it that is its gradient; for those of `variables` that have one.
+class _Value(NamedTuple):
+    """A value of a program.
+
+    Attributes:
+        sum_with: the numbers of the inputs that it is a sum with, each with the number of other summands.
+        views: the inputs that it has the elements of.
+        makers: the origins of the operations that made it; of a sum, of its parts.
+        backward: whether it depends on a backward pass.
+    """
+
+    sum_with: Mapping[int, int] = {}
+    views: frozenset[int] = frozenset()
+    makers: frozenset[Any] = frozenset()
+    backward: bool = False
+
+
+class _Gradient(NamedTuple):
+    """A value that leaves a backward pass, and the numbers of the equations around it, each with its program's."""
+
+    path: tuple[tuple[int, int], ...]
+    variable: Any
+    makers: frozenset[Any]
+
+
+class _Flow:
+    """Follows the values of a program, also through its loops and calls.
+
+    Attributes:
+        users: by the number of an input, in order of use, the origins of the forward operations that use it.
+        gradients: what leaves the backward passes, of each program the last first.
+    """
+
+    def __init__(self) -> None:
+        self.users: dict[int, set[Any]] = {}
+        self.gradients: list[_Gradient] = []
+
+    def results(
+        self,
+        jaxpr: Any,
+        inputs: Sequence[_Value],
+        path: tuple[tuple[int, int], ...] = (),
+        backward: bool = False,
+    ) -> list[_Value]:
+        """Returns the results of a program; `backward` says whether it is part of a backward pass."""
+        jaxpr, constants = compat.open_jaxpr(jaxpr)
+        known = (*[_Value()] * len(constants), *inputs)
+        values = dict(zip((*jaxpr.constvars, *jaxpr.invars), known, strict=True))
+        cotangents: dict[Any, int] = {}
+        leaving: dict[Any, None] = {}
+
+        def read(atom: Any) -> _Value:
+            return _Value() if isinstance(atom, Literal) else values[atom]
+
+        for number, equation in enumerate(jaxpr.eqns):
+            given = variables(equation.invars, cotangents)
+            is_backward = backward or scopes.is_backward(str(equation.source_info.name_stack))
+            if is_backward or (given and equation.primitive.name in ("add_any", *_VIEWS)):
+                cotangents.update(dict.fromkeys(equation.outvars, number))
+            else:
+                leaving.update(dict.fromkeys(given))
+            outs = self._made(equation, read, (path, number), is_backward)
+            values.update(zip(equation.outvars, outs, strict=True))
+        leaving.update(dict.fromkeys(variables(jaxpr.outvars, cotangents)))
+        if not backward:
+            last_first = sorted(leaving, key=lambda variable: -cotangents[variable])
+            self.gradients += [_Gradient(path, variable, values[variable].makers) for variable in last_first]
+        return list(map(read, jaxpr.outvars))
+
+    def _made(
+        self, equation: Any, read: Callable[[Any], _Value], place: tuple[Any, int], backward: bool
+    ) -> list[_Value]:
+        name, operands, (path, number) = equation.primitive.name, list(map(read, equation.invars)), place
+        origin = compat.equation_origin(equation)
+        origins = frozenset([origin] if origin else [])
+        if not backward:
+            for used in itertools.chain(*(operand.views for operand in operands)):
+                self.users.setdefault(used, set()).update(origins)
+        structure = structure_of(equation)
+        found = []
+        for i, (program, atoms) in enumerate(
+            structure.programs if structure and structure.kind != "other" else ()
+        ):
+            inputs = [read(atom)._replace(makers=frozenset()) for atom in atoms]
+            outs = self.results(program, inputs, (*path, (number, i)), backward)
+            found += [outs] if len(outs) == len(equation.outvars) else []
+        if found:
+            keeps = structure is not None and structure.kind in ("call", "remat", "cond")
+            return [_one_of(outs, origins, keeps) for outs in zip(*found, strict=True)]
+        if name == "optimization_barrier":
+            return operands
+        views = operands[0].views if name in _TURNED else frozenset()
+        if name in ("add_any", "reduce_sum", *_TURNED):
+            origins = origins.union(*(operand.makers for operand in operands))
+        depends = backward or any(operand.backward for operand in operands)
+        return [_Value(_sum_with(name, operands), views, origins, depends)] * len(equation.outvars)
+
+
+def _one_of(values: Sequence[_Value], origins: frozenset[Any], keeps: bool) -> _Value:
+    """What one of several programs returns; `keeps` says whether it has the elements of what it is given."""
+    return _Value(
+        _sum_with("select_n", [_Value(), *values]),
+        values[0].views if keeps and len(values) == 1 else frozenset(),
+        origins.union(*(value.makers for value in values)),
+        any(value.backward for value in values),
+    )
+
+
+def _sum_with(primitive: str, operands: Sequence[_Value]) -> Mapping[int, int]:
+    if primitive in _VIEWS:
+        return operands[0].sum_with
+    found: dict[int, int] = {}
+    if primitive == "select_n":
+        # What is chosen may be the parameter itself, as where a step is skipped that is not finite.
+        for number, count in itertools.chain(*(term.sum_with.items() for term in operands[1:])):
+            found[number] = max(found.get(number, 0), count)
+    elif primitive in ("add", "sub", "add_any"):
+        terms = operands[:1] if primitive == "sub" else operands
+        for number, count in itertools.chain(*(term.sum_with.items() for term in terms)):
+            found[number] = min(found.get(number, count + 1), count + 1)
+    return found
+
+
+# ---- Gradients and updates -------------------------------------------------------------------------------------------
+
+
+def _gradients(jaxpr: Any, flow: _Flow, wanted: Container[int]) -> dict[int, _Gradient]:
+    """By the number of an input, the value that is its gradient; for those of `wanted` that have one.
 
     A gradient leaves the backward pass, and has the origin of an operation that uses its parameter. Where several are
     alike, as in a loop of Python, the backward pass has the reverse order of the operations.
     """
-    cotangents: dict[Any, int] = {}
-    for number, equation in enumerate(jaxpr.eqns):
-        reads = [a for a in equation.invars if not isinstance(a, Literal)]
-        passes = equation.primitive.name in ("add_any", *_VIEWS) and any(a in cotangents for a in reads)
-        if passes or site_of(equation, Surroundings()).backward:
-            cotangents.update(dict.fromkeys(equation.outvars, number))
-    leaving: dict[Any, None] = {}
-    for equation in jaxpr.eqns:
-        if not any(variable in cotangents for variable in equation.outvars):
-            leaving.update(dict.fromkeys(_variables(equation.invars, cotangents)))
-    leaving.update(dict.fromkeys(_variables(jaxpr.outvars, cotangents)))
-    makers = [(value, _makers(jaxpr, value)) for value in sorted(leaving, key=lambda v: -cotangents[v])]
-    result: dict[Any, Any] = {}
-    for variable in _in_order_of_use(jaxpr, variables):
-        users = _users(jaxpr, variable)
-        for value, origins in makers:
-            is_like = value.aval.shape == variable.aval.shape and value not in result.values()
-            if is_like and not users.isdisjoint(origins):
-                result[variable] = value
+    result: dict[int, _Gradient] = {}
+    free = sorted(flow.gradients, key=lambda gradient: len(gradient.path))
+    for number, users in flow.users.items():
+        shape = jaxpr.invars[number].aval.shape
+        for gradient in free if number in wanted else ():
+            # A loop may have a gradient for each of its iterations.
+            shapes = (shape, shape[1:]) if gradient.path else (shape,)
+            if gradient.variable.aval.shape in shapes and not users.isdisjoint(gradient.makers):
+                result[number] = gradient
+                free.remove(gradient)
                 break
     return result
 
 
-def _variables(atoms: Sequence[Any], among: Container[Any]) -> list[Any]:
-    return [atom for atom in atoms if not isinstance(atom, Literal) and atom in among]
+def _updates(program: Program, paths: Sequence[Sequence[str]], results: Sequence[_Value]) -> dict[int, int]:
+    """By the number of an input, that of the result which is this parameter after the step.
 
-
-def _in_order_of_use(jaxpr: Any, variables: Container[Any]) -> list[Any]:
-    return list(dict.fromkeys(v for equation in jaxpr.eqns for v in _variables(equation.invars, variables)))
-
-
-def _users(jaxpr: Any, variable: Any) -> set[Any]:
-    """The origins of the forward operations that use a value, also within loops and calls."""
-    found: set[Any] = set()
-    views = {variable}
-    for equation in jaxpr.eqns:
-        if not _variables(equation.invars, views) or site_of(equation, Surroundings()).backward:
-            continue
-        structure = structure_of(equation)
-        for inner, operands in structure.programs if structure else ():
-            inner, _ = compat.open_jaxpr(inner)
-            for given, operand in zip(inner.invars, operands, strict=False):
-                if not isinstance(operand, Literal) and operand in views:
-                    found |= _users(inner, given)
-        if origin := compat.equation_origin(equation):
-            found.add(origin)
-        if equation.primitive.name in (*_VIEWS, "transpose", "broadcast_in_dim"):
-            views.update(equation.outvars)
+    A sum of the parameter and something else. Of several, the one whose path has most in common with the parameter's,
+    then one that depends on a backward pass, then the one with the fewest summands.
+    """
+    names = [re.findall(r"\w+", path) for path in compat.result_paths(program.closed)]
+    found: dict[int, int] = {}
+    for number, (aval, path) in enumerate(zip(program.closed.in_avals, paths, strict=True)):
+        ranks = {
+            i: (_common_end(path, names[i]), value.backward, -value.sum_with[number])
+            for i, (value, out) in enumerate(zip(results, program.closed.out_avals, strict=True))
+            if (out.shape, out.dtype) == (aval.shape, aval.dtype) and value.sum_with.get(number)
+        }
+        if ranks:
+            found[number] = max(ranks, key=ranks.__getitem__)
     return found
 
 
-def _makers(jaxpr: Any, value: Any) -> set[Any]:
-    """The origins of the operations that made a value, also within loops and calls; of a sum, of its parts."""
-    made_by = {v: equation for equation in jaxpr.eqns for v in equation.outvars}
-    found: set[Any] = set()
-    pending, seen = [value], set()
-    while pending:
-        atom = pending.pop()
-        if isinstance(atom, Literal) or atom in seen or atom not in made_by:
-            continue
-        seen.add(atom)
-        equation = made_by[atom]
-        if origin := compat.equation_origin(equation):
-            found.add(origin)
-        structure = structure_of(equation)
-        number = list(equation.outvars).index(atom)
-        for inner, _ in structure.programs if structure else ():
-            inner, _ = compat.open_jaxpr(inner)
-            if len(inner.outvars) == len(equation.outvars):
-                found |= _makers(inner, inner.outvars[number])
-        if equation.primitive.name in ("add_any", *_VIEWS, "transpose", "reduce_sum"):
-            pending.extend(equation.invars)
-    return found
+def _common_end(path: Sequence[str], other: Sequence[str]) -> int:
+    pairs = zip(reversed(path), reversed(other), strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))

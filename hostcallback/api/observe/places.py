@@ -1,18 +1,24 @@
-"""Describes the equations of a program (scope, source lines, primitive, direction), and selects them by `where=`."""
+"""Describes the equations of a program (scope, source lines, primitive, direction), and selects them by `where=`.
+
+The equations of a module (equinox, nnx) are found from the paths of the parameters that they use.
+"""
 
 from __future__ import annotations
 
 import difflib
 import fnmatch
 import re
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+from jax.extend.core import Literal
+
 from hostcallback import _jax_compat as compat
+from hostcallback.lowering.evaluator import structure_of
 from hostcallback.lowering.xray import UserError
 from hostcallback.tracing import scopes
-from hostcallback.tracing.source_line import SourceLine, first_user_line, user_source_line
+from hostcallback.tracing.source_line import SourceLine, called_name, first_user_line, user_source_line
 
 Frames = tuple[tuple[str, int, str], ...]
 """(file, line, function) of each frame that JAX recorded, innermost first."""
@@ -28,6 +34,7 @@ class Site:
         frames: (file, line, function) of the user's frames, innermost first.
         function: the name of the jitted or custom-derivative function that the equation calls; "" if it calls none.
         backward: whether it is part of a backward pass.
+        calls: what the calls around it in the user's code are of, outermost first: `self.linear(x)` is of `linear`.
         shapes: the shapes of its results.
         dtypes: the dtypes of its results.
 
@@ -40,6 +47,7 @@ class Site:
     frames: Frames
     function: str
     backward: bool
+    calls: tuple[str, ...] = ()
     shapes: tuple[tuple[int, ...], ...] = ()
     dtypes: tuple[Any, ...] = ()
 
@@ -49,35 +57,21 @@ class Site:
         return first_user_line(self.frames)
 
 
-@dataclass(frozen=True)
-class Surroundings:
-    """What is known about the equations around a program: scopes, frames, direction, and the marks of X-rays."""
-
-    scope: tuple[str, ...] = ()
-    frames: Frames = field(default=())
-    backward: bool = False
-    marks: frozenset[str] = frozenset()
-
-    def inside(self, equation: Any, site: Site) -> Surroundings:
-        """The surroundings of a program that the equation of this site holds."""
-        return Surroundings(site.scope, site.frames, site.backward, self.marks_of(equation))
-
-    def marks_of(self, equation: Any) -> frozenset[str]:
-        """The marks of X-rays on an equation in these surroundings."""
-        return self.marks.union(scopes.marks_in(str(equation.source_info.name_stack)))
+OUTSIDE = Site("", (), (), "", False)
+"""What is around a whole program."""
 
 
-def site_of(equation: Any, around: Surroundings) -> Site:
-    """Describes an equation in its surroundings."""
+def site_of(equation: Any, around: Site) -> Site:
+    """Describes an equation of a program that the equation of another site holds."""
     stack = str(equation.source_info.name_stack)
-    backward = around.backward or scopes.is_backward(stack)
-    frames = tuple(compat.equation_frames(equation))
+    calls = [called_name(code, offset) for code, offset in compat.equation_origin(equation)]
     return Site(
         equation.primitive.name,
         (*around.scope, *scopes.scope_of(stack)),
-        (*frames, *around.frames),
+        (*compat.equation_frames(equation), *around.frames),
         _function_of(equation),
-        backward,
+        around.backward or scopes.is_backward(stack),
+        (*around.calls, *(part for call in reversed(calls) for part in call)),
         tuple(getattr(v.aval, "shape", ()) for v in equation.outvars),
         tuple(getattr(v.aval, "dtype", None) for v in equation.outvars),
     )
@@ -95,10 +89,16 @@ def _function_of(equation: Any) -> str:
     return ""
 
 
+def variables(atoms: Iterable[Any], among: Container[Any] | None = None) -> list[Any]:
+    """The variables among operands or results of equations; with `among`, those that are in it."""
+    found = [atom for atom in atoms if not isinstance(atom, Literal)]
+    return found if among is None else [variable for variable in found if variable in among]
+
+
 # ---- Selections ------------------------------------------------------------------------------------------------------
 
 CARRY = "scan carry"
-KINDS = ("scope", "module", "jit", "function", "primitive", "file")
+KINDS = ("scope", "module", "jit", "function", "primitive", "file", "call")
 
 
 @dataclass(frozen=True)
@@ -117,8 +117,8 @@ class Selection:
 
     def label(self, site: Site) -> str | None:
         """The label of the region to which an equation belongs; None if it is not selected."""
-        if self.kind == "scope":
-            return match_path(self.text, site.scope)
+        if self.kind in ("scope", "call"):
+            return match_path(self.text, site.scope if self.kind == "scope" else site.calls)
         if self.kind == "jit":
             return (
                 self._own(site) if site.function and fnmatch.fnmatchcase(site.function, self.text) else None
@@ -134,7 +134,7 @@ class Selection:
     @property
     def is_region(self) -> bool:
         """Whether equations of one label are one place, of which what leaves it is tapped."""
-        return self.kind in ("scope", "module", "function", "file")
+        return self.kind in ("scope", "module", "function", "file", "call")
 
     def _own(self, site: Site) -> str:
         name = site.function if self.kind == "jit" else site.primitive
@@ -227,7 +227,7 @@ def _read(item: Any) -> list[Selection]:
         return [Selection("carry", item)]
     kind, colon, rest = item.partition(":")
     if colon and kind in KINDS and rest:
-        return [Selection(kind, rest)]
+        return [Selection(kind, rest), *([Selection("call", rest)] if kind == "module" else [])]
     if re.search(r"\.py(:\d+)?$", item):
         return [Selection("file", item)]
     return [Selection(kind, item) for kind in KINDS if kind != "file"]
@@ -238,3 +238,122 @@ def nearest(text: str, names: Iterable[str], count: int = 8) -> list[str]:
     known = list(dict.fromkeys(names))
     near = difflib.get_close_matches(text, known, n=count, cutoff=0.3)
     return [*near, *(name for name in known if name not in near)][:count]
+
+
+# ---- Modules ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """An equation of a program, with its number in the program and the label of the place to which it belongs."""
+
+    number: int
+    equation: Any
+    site: Site
+    recomputed: bool
+    label: str | None
+
+    def reads(self) -> list[Any]:
+        """The variables that it reads."""
+        return variables(self.equation.invars)
+
+
+Origins = dict[Any, set[str | None]]
+"""By the origin of an operation, the labels of the modules that it is part of, or None: several in a loop of Python."""
+
+
+class Modules:
+    """The parameters of selected modules among the values of one program: by variable, the label of the module."""
+
+    def __init__(self, labels: Mapping[Any, str]) -> None:
+        self._labels = dict(labels)
+        self._updates: set[Any] = set()
+
+    @classmethod
+    def of_paths(cls, pattern: str, variables: Sequence[Any], paths: Sequence[tuple[str, ...]]) -> Modules:
+        """The modules of a function's arguments, whose paths are in the same order as the variables.
+
+        The name of the argument may be left out of the pattern, and then is not in the label.
+        """
+        labels = {}
+        for variable, path in zip(variables, paths, strict=True):
+            label = match_path(pattern, path[1:-1]) or match_path(pattern, path[:-1])
+            if label is not None:
+                labels[variable] = label
+        return cls(labels)
+
+    def inside(self, jaxpr: Any, operands: Sequence[Any]) -> Modules:
+        """The modules in a program that an equation holds."""
+        jaxpr, _ = compat.open_jaxpr(jaxpr)
+        pairs = zip(jaxpr.invars, operands, strict=False) if len(jaxpr.invars) == len(operands) else ()
+        return Modules({v: label for v, atom in pairs if (label := self._of(atom)) is not None})
+
+    def visit(self, equation: Any, site: Site) -> str | None:
+        """The label of the module to which an equation belongs; visits must be in the order of the program."""
+        atoms = variables(equation.invars)
+        # What comes after a backward pass, such as the step of an optimiser, uses parameters but is no module.
+        if site.backward or any(atom in self._updates for atom in atoms):
+            self._updates.update(equation.outvars)
+            return None
+        labels = dict.fromkeys(label for atom in atoms if (label := self._of(atom)) is not None)
+        if not labels:
+            return None
+        label = next(iter(labels))
+        only_parameters = all(self._of(atom) is not None for atom in atoms)
+        if only_parameters:
+            self._labels.update(dict.fromkeys(equation.outvars, label))
+            return None
+        if len(labels) > 1 or _is_large(equation):
+            return None
+        return label
+
+    def with_backward(self, equations: Sequence[Labelled], origins: Origins) -> list[Labelled]:
+        """Adds the label of a module to the equations of its backward pass.
+
+        These have the origin of an operation of the module, or use its parameters and values. Where nothing but
+        gradients of parameters is computed, they are those that use what the module was given.
+        """
+        owners = dict(self._labels)
+        entered: dict[Any, str] = {}
+        multiplied: dict[Any, str] = {}
+        for one in equations:
+            if one.label is not None:
+                owners.update(dict.fromkeys(one.equation.outvars, one.label))
+                entered.update(dict.fromkeys(one.reads(), one.label))
+                if one.site.primitive in _BILINEAR and not one.site.backward:
+                    multiplied.update({v: one.label for v in one.reads() if v not in self._labels})
+        # A gradient of weights is the product of a cotangent with what the module was given, which another one made.
+        of_products = {**owners, **multiplied}
+
+        def labelled(one: Labelled) -> Labelled:
+            if one.label is not None or not one.site.backward or one.recomputed or _is_large(one.equation):
+                return one
+            known = origins.get(compat.equation_origin(one.equation), set())
+            if len(known) == 1:
+                return replace(one, label=next(iter(known)))
+            return self._backward(one, of_products if one.site.primitive in _BILINEAR else owners)
+
+        result = [labelled(one) for one in equations]
+        with_backward = {one.label for one in result if one.site.backward}
+        only_entered = {
+            v: label for v, label in entered.items() if v not in owners and label not in with_backward
+        }
+        return [self._backward(one, only_entered) for one in result]
+
+    def _backward(self, one: Labelled, owners: Mapping[Any, str]) -> Labelled:
+        if one.label is not None or not one.site.backward or one.recomputed or _is_large(one.equation):
+            return one
+        label = next((owners[atom] for atom in one.reads() if atom in owners), None)
+        return replace(one, label=label) if label is not None else one
+
+    def _of(self, atom: Any) -> str | None:
+        return None if isinstance(atom, Literal) else self._labels.get(atom)
+
+
+_BILINEAR = ("dot_general", "conv_general_dilated", "ragged_dot_general")
+
+
+def _is_large(equation: Any) -> bool:
+    # A jitted function of one module, such as that of an einsum, is a part of the module; other programs are entered.
+    structure = structure_of(equation)
+    return structure is not None and structure.kind != "call"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -11,8 +11,15 @@ import numpy as np
 from jax.extend.core import Literal
 
 from hostcallback import _jax_compat as compat
-from hostcallback.api.observe.modules import Labelled, Modules, Origins
-from hostcallback.api.observe.places import Selection, Site, Surroundings, site_of
+from hostcallback.api.observe.places import (
+    Labelled,
+    Modules,
+    Origins,
+    Selection,
+    Site,
+    site_of,
+    variables,
+)  # fmt: skip
 from hostcallback.api.observe.report import can_measure
 from hostcallback.lowering.evaluator import structure_of
 from hostcallback.tracing import scopes
@@ -37,6 +44,15 @@ class Plan:
     def __bool__(self) -> bool:
         return bool(self.taps or self.inside or self.parameters)
 
+    def inner(self, jaxpr: Any, path: Sequence[tuple[int, int]]) -> Plan:
+        """The plan of a program inside, by the numbers of the equations around it, each with that of its program."""
+        plan = self
+        for number, i in path:
+            structure = structure_of(compat.open_jaxpr(jaxpr)[0].eqns[number])
+            programs = structure.programs if structure else ()
+            plan, jaxpr = plan.inside.setdefault(number, [Plan() for _ in programs])[i], programs[i][0]
+        return plan
+
     def by_place(self, jaxpr: Any, equations: tuple[int, ...] = ()) -> Iterator[tuple[tuple[int, ...], Plan]]:
         """The plans of the program and of those in it, by the identities of the equations around and of the program."""
         jaxpr, _ = compat.open_jaxpr(jaxpr)
@@ -53,9 +69,8 @@ class Plan:
         for variable, labels in other.taps.items():
             self.taps.setdefault(variable, []).extend(labels)
         for number, plans in other.inside.items():
-            for mine, more in zip(
-                self.inside.setdefault(number, [Plan() for _ in plans]), plans, strict=True
-            ):
+            known = self.inside.setdefault(number, [Plan() for _ in plans])
+            for mine, more in zip(known, plans, strict=True):
                 mine.add(more)
 
 
@@ -84,8 +99,9 @@ class Found:
 
     def note(self, site: Site) -> None:
         """Remembers what an equation could be selected by."""
-        for end in range(1, len(site.scope) + 1):
-            self.names.setdefault("scope", {})["/".join(site.scope[:end])] = None
+        for kind, path in (("scope", site.scope), ("call", site.calls)):
+            paths = ("/".join(path[:end]) for end in range(1, len(path) + 1))
+            self.names.setdefault(kind, {}).update(dict.fromkeys(paths))
         if site.function:
             self.names.setdefault("jit", {})[site.function] = None
         for _, _, function in site.frames[:3]:
@@ -98,16 +114,35 @@ class Around:
     """What is known about a program from the one that holds it.
 
     Attributes:
-        site: the scopes and lines of the equations around it.
+        site: the equation that holds it.
+        marks: the marks of X-rays on the equations around it.
         modules: the parameters among its inputs.
         needed: for each result, whether something else than a backward pass uses it.
         cotangents: for each input, whether a backward pass made it.
     """
 
-    site: Surroundings
+    site: Site
+    marks: frozenset[str]
     modules: Modules
     needed: Sequence[bool]
     cotangents: Sequence[bool] = ()
+
+    def inside(
+        self,
+        one: Labelled,
+        jaxpr: Any,
+        operands: Sequence[Any],
+        needed: Sequence[bool],
+        cotangents: Sequence[bool],
+    ) -> Around:
+        """What is known about a program that an equation holds."""
+        return Around(
+            one.site, self.marks_of(one.equation), self.modules.inside(jaxpr, operands), needed, cotangents
+        )
+
+    def marks_of(self, equation: Any) -> frozenset[str]:
+        """The marks on an equation of the program."""
+        return self.marks.union(scopes.marks_in(str(equation.source_info.name_stack)))
 
 
 class Planner:
@@ -139,10 +174,7 @@ class Planner:
                 self._origins.setdefault(origin, set()).add(one.label)
             structure = structure_of(one.equation)
             for inner, operands in structure.programs if structure and one.label is None else ():
-                there = Around(
-                    around.site.inside(one.equation, one.site), around.modules.inside(inner, operands), ()
-                )
-                self.prepare(inner, there)
+                self.prepare(inner, around.inside(one, inner, operands, (), ()))
 
     def plan(self, jaxpr: Any, around: Around) -> Plan:
         """Plans one program."""
@@ -184,7 +216,7 @@ class Planner:
             if scopes.is_own(str(equation.source_info.name_stack)):
                 continue  # of another X-ray
             site = site_of(equation, around.site)
-            is_meant = not self._mark or self._mark in around.site.marks_of(equation)
+            is_meant = not self._mark or self._mark in around.marks_of(equation)
             if is_meant:
                 self._found.note(site)
             is_module = self._selection.kind == "module"
@@ -203,23 +235,20 @@ class Planner:
     def _plan_inside(
         self, plan: Plan, one: Labelled, around: Around, live: set[Any], cotangents: set[Any]
     ) -> None:
-        name = one.site.primitive
-        needed = [var in live for var in one.equation.outvars]
+        carries = _carries(one.equation)
+        # The next iteration uses a carry.
+        needed = [i < carries or var in live for i, var in enumerate(one.equation.outvars)]
         before = dict(self._found.labels)
         plans = []
         structure = structure_of(one.equation)
         for jaxpr, operands in structure.programs if structure else ():
             results = len(compat.open_jaxpr(jaxpr)[0].outvars)
-            there = Around(
-                around.site.inside(one.equation, one.site),
-                around.modules.inside(jaxpr, operands),
-                needed if results == len(needed) else [True] * results,
-                [not isinstance(atom, Literal) and atom in cotangents for atom in operands],
-            )
-            inner = self.plan(jaxpr, there)
-            is_meant = not self._mark or self._mark in around.site.marks_of(one.equation)
-            if self._selection.kind == "carry" and name in ("scan", "while") and is_meant:
-                self._tap_carry(inner, one, jaxpr)
+            of_results = needed if results == len(needed) else [True] * results
+            given = [not isinstance(atom, Literal) and atom in cotangents for atom in operands]
+            inner = self.plan(jaxpr, around.inside(one, jaxpr, operands, of_results, given))
+            is_meant = not self._mark or self._mark in around.marks_of(one.equation)
+            if self._selection.kind == "carry" and carries and is_meant:
+                self._tap_carry(inner, one, jaxpr, carries)
             plans.append(inner)
         if not any(plans):
             return
@@ -229,19 +258,21 @@ class Planner:
             self._found.labels = before
             self._found.not_entered.append(one.site)
 
-    def _tap_carry(self, plan: Plan, one: Labelled, jaxpr: Any) -> None:
+    def _tap_carry(self, plan: Plan, one: Labelled, jaxpr: Any, count: int) -> None:
         if one.site.backward != (self._what_of == "grad"):
             return
         body, _ = compat.open_jaxpr(jaxpr)
-        count = len(body.outvars)
-        if one.site.primitive == "scan":
-            count = len(compat.scan_groups(one.equation.params, one.equation.invars)[1])
-        values = body.outvars[:count]
         line = one.site.source_line
         place = f"@{line.function.rpartition('.')[2]}:{line.line}" if line else ""
-        for i, value in enumerate(values):
+        for i, value in enumerate(body.outvars[:count]):
             if not isinstance(value, Literal) and value not in body.constvars:
                 self._tap(plan, f"{'/'.join((*one.site.scope, 'carry'))}{place}[{i}]", [value])
+
+
+def _carries(equation: Any) -> int:
+    if equation.primitive.name == "scan":
+        return len(compat.scan_groups(equation.params, equation.invars)[1])
+    return len(equation.outvars) if equation.primitive.name == "while" else 0
 
 
 Uses = dict[Any, list[tuple[str | None, bool]]]
@@ -262,26 +293,29 @@ def _uses(jaxpr: Any, equations: Sequence[Labelled], needed: Sequence[bool], liv
 
 def _live(jaxpr: Any, equations: Sequence[Labelled], needed: Sequence[bool]) -> set[Any]:
     """The values that the program's results depend on, other than through a backward pass."""
-    live = {
-        a
-        for a, is_needed in zip(jaxpr.outvars, needed, strict=True)
-        if is_needed and not isinstance(a, Literal)
-    }
-    used = {a for e in equations for a in e.reads()} | {
-        a for a in jaxpr.outvars if not isinstance(a, Literal)
-    }
-    for one in reversed(equations):
-        if one.site.backward:
-            continue
-        # A training step may have no use for the loss, which its activations are for.
-        live.update(v for v in one.equation.outvars if v not in used and _is_loss(v.aval))
-        if any(v in live for v in one.equation.outvars):
-            live.update(one.reads())
+    live = set(variables(atom for atom, is_needed in zip(jaxpr.outvars, needed, strict=True) if is_needed))
+    _add_sources(live, equations)
+    made = {v: one for one in equations if not one.site.backward for v in one.equation.outvars}
+    to_backward = {v for one in equations if one.site.backward for v in one.reads() if v in made}
+    last = _last_result([v for v in made if v in to_backward], made)
+    if live.isdisjoint(to_backward) and last is not None:
+        # A training step has no use for the loss, so JAX has dropped it. The activations are for this.
+        live.add(last)
+        _add_sources(live, equations)
     return live
 
 
-def _is_loss(aval: Any) -> bool:
-    return getattr(aval, "shape", None) == () and jnp.issubdtype(aval.dtype, jnp.inexact)
+def _add_sources(live: set[Any], equations: Sequence[Labelled]) -> None:
+    for one in reversed(equations):
+        if not one.site.backward and any(v in live for v in one.equation.outvars):
+            live.update(one.reads())
+
+
+def _last_result(values: Sequence[Any], made: Mapping[Any, Labelled]) -> Any | None:
+    """The result of the last operation among values in order; what its derivative needs has the same origin."""
+    floats = [v for v in values if jnp.issubdtype(v.aval.dtype, jnp.inexact)]
+    origins = [compat.equation_origin(made[v].equation) for v in floats]
+    return floats[origins.index(origins[-1])] if floats else None
 
 
 def _leaving(region: Sequence[Labelled], uses: Uses) -> list[Any]:
@@ -292,14 +326,13 @@ def _leaving(region: Sequence[Labelled], uses: Uses) -> list[Any]:
     # Values that only a backward pass uses are residuals, no results.
     if results := [v for v in values if not all(users[v])]:
         return results
-    # JAX may drop a loss that is not used, and then nothing tells results from residuals that are computed from them.
-    return [v for v in values if jnp.issubdtype(v.aval.dtype, jnp.inexact)][:1]
+    last = _last_result(values, {v: one for one in region for v in one.equation.outvars})
+    return [] if last is None else [last]
 
 
 def _entering(region: Sequence[Labelled]) -> list[Any]:
     made = {var for one in region for var in one.equation.outvars}
-    read = [atom for one in region for atom in one.equation.invars if not isinstance(atom, Literal)]
-    return [var for var in dict.fromkeys(read) if var not in made]
+    return [var for var in dict.fromkeys(var for one in region for var in one.reads()) if var not in made]
 
 
 def _cotangents(equations: Sequence[Labelled], jaxpr: Any, around: Around) -> set[Any]:
@@ -308,9 +341,7 @@ def _cotangents(equations: Sequence[Labelled], jaxpr: Any, around: Around) -> se
     values = {var for var, is_cotangent in given if is_cotangent}
     for one in equations:
         # JAX adds cotangents outside of the scopes whose cotangents they are.
-        adds = one.site.primitive == "add_any" and any(
-            not isinstance(atom, Literal) and atom in values for atom in one.equation.invars
-        )
+        adds = one.site.primitive == "add_any" and any(var in values for var in one.reads())
         is_zero = not one.reads() and not any(np.any(atom.val) for atom in one.equation.invars)
         if (one.site.backward and not one.recomputed and not is_zero) or adds:
             values.update(one.equation.outvars)
@@ -319,16 +350,12 @@ def _cotangents(equations: Sequence[Labelled], jaxpr: Any, around: Around) -> se
 
 def _with_between(equations: list[Labelled], backward: bool) -> list[Labelled]:
     """Adds to each region the equations between its own: those that depend on one and that another depends on."""
-    labels = dict.fromkeys(e.label for e in equations if e.label is not None)
-    reached: dict[str, set[int]] = {label: set() for label in labels}
-    for label in labels:
+    result = list(equations)
+    for label in dict.fromkeys(one.label for one in equations if one.label is not None):
         after = _spread(equations, label, backward, forward=True)
-        before = _spread(equations, label, backward, forward=False)
-        reached[label] = {i for i in after & before if equations[i].site.backward == backward}
-    result = []
-    for i, one in enumerate(equations):
-        found = one.label or next((name for name in labels if i in reached[name]), None)
-        result.append(Labelled(one.number, one.equation, one.site, one.recomputed, found))
+        for i in after & _spread(equations, label, backward, forward=False):
+            if result[i].label is None and equations[i].site.backward == backward:
+                result[i] = replace(result[i], label=label)
     return result
 
 
@@ -336,8 +363,7 @@ def _spread(equations: Sequence[Labelled], label: str, backward: bool, *, forwar
     touched: set[Any] = set()
     found: set[int] = set()
     for i, one in enumerate(equations) if forward else reversed(list(enumerate(equations))):
-        reads = [a for a in one.equation.invars if not isinstance(a, Literal)]
-        makes = list(one.equation.outvars)
+        reads, makes = one.reads(), list(one.equation.outvars)
         sources, targets = (reads, makes) if forward else (makes, reads)
         own = one.label == label and one.site.backward == backward
         if own or any(v in touched for v in sources):

@@ -42,17 +42,13 @@ def check_statistics(what: Any) -> tuple[str, ...] | None:
         if what == "value":
             return None
         what = DEFAULT if what == "statistics" else (what,)
-    if not isinstance(what, Sequence) or not all(isinstance(name, str) for name in what) or not what:
-        raise TypeError(
-            f"hcb.observe: what is {what!r}, expected 'value', 'statistics', or a list of "
+    is_list = isinstance(what, Sequence) and all(isinstance(name, str) for name in what) and what
+    wrong = [name for name in what if name not in STATISTICS] if is_list else [what]
+    if wrong:
+        raise (ValueError if is_list else TypeError)(
+            f"hcb.observe: what has {wrong[0]!r}, expected 'value', 'statistics', or a list of "
             f"{', '.join(STATISTICS)}, at {user_source_line()}"
         )
-    for name in what:
-        if name not in STATISTICS:
-            raise ValueError(
-                f"hcb.observe: what has {name!r}, expected 'value', 'statistics', or a list of "
-                f"{', '.join(STATISTICS)}, at {user_source_line()}"
-            )
     return tuple(dict.fromkeys(what))
 
 
@@ -141,11 +137,6 @@ def _metrics(records: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         values = record if isinstance(record, dict) else {"": record}
         for statistic, value in values.items():
             name = f"{label}/{statistic}" if statistic else label
-            if statistic == "histogram":
-                raise ValueError(
-                    f"hcb.observe: a histogram cannot be sent by tap_func=hcb.metrics: take another tap_func, or leave "
-                    f"'histogram' out of what, at {user_source_line()}"
-                )
             if value.size > MAX_METRICS:
                 raise ValueError(
                     f"hcb.observe: {label!r} has {value.size} values in one run, one for each iteration or element, "

@@ -32,7 +32,6 @@ class Capsule:
     Attributes:
         path: of the file.
         name: of the step.
-        call: in capsules of earlier versions, the number of the call that failed, from 0; 0 in others.
         failure: what failed.
         inputs: the arrays of the call, in the order of the program's arguments.
         left_out: what is not in the capsule, and why.
@@ -56,7 +55,6 @@ class Capsule:
         manifest = self._manifest()
         try:
             self.name = _text(manifest, "name")
-            self.call = _number(manifest, "call")
             self.failure = Failure(
                 *(
                     _text(manifest["failure"], key)
@@ -72,7 +70,7 @@ class Capsule:
             raise CapsuleError(f"{self.path}: the manifest is damaged: it has no {error}") from None
         except (TypeError, ValueError, AttributeError) as error:
             raise CapsuleError(f"{self.path}: the manifest is damaged: {error}") from None
-        known = ("format", "name", "call", "failure", "inputs", "left_out")
+        known = ("format", "name", "failure", "inputs", "left_out")
         self.about: dict[str, Any] = {key: value for key, value in manifest.items() if key not in known}
 
     def _manifest(self) -> dict[str, Any]:

@@ -80,13 +80,13 @@ def run(arguments: argparse.Namespace) -> int:
         _show(capsule)
         return 0
     try:
-        reproduce: Any = _module("reproduce", capsule)
+        reproduce: Any = _module(capsule)
     except ImportError as error:
         raise CommandError(
             f"hcb reproduce runs a program of JAX, and it cannot be imported: {error}. Without JAX: --show"
         ) from None
     if arguments.digests:
-        _module("bisect", capsule).write_digests(capsule, arguments.digests)
+        reproduce.write_digests(capsule, arguments.digests)
         return 0
     if arguments.bisect:
         return _bisect(capsule, arguments.bisect)
@@ -98,8 +98,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _bisect(capsule: Capsule, against: str) -> int:
-    bisect: Any = _module("bisect", capsule, against)
-    found, compared, missing = bisect.bisect(capsule, against)
+    found, compared, missing = _module(capsule, against).bisect(capsule, against)
     apart = f", {missing} operations of the first run only" if missing else ""
     if found is None:
         print(f"no operation differs: {compared} compared{apart}")
@@ -117,10 +116,10 @@ def _bisect(capsule: Capsule, against: str) -> int:
     return NOT_REPRODUCED
 
 
-def _module(name: str, capsule: Capsule, against: str = "") -> Any:
+def _module(capsule: Capsule, against: str = "") -> Any:
     number = against.removeprefix("device:")
     prepare_devices(capsule, min(int(number), MOST_DEVICES) + 1 if number.isdecimal() else 1)
-    return importlib.import_module(f"hostcallback.api.capsule.{name}")
+    return importlib.import_module("hostcallback.api.capsule.reproduce")
 
 
 def _bindings(given: list[str], reproduce: Any) -> dict[str, Callable[..., Any]]:
@@ -138,10 +137,8 @@ def _bindings(given: list[str], reproduce: Any) -> dict[str, Callable[..., Any]]
 
 def _show(capsule: Capsule) -> None:
     failure, about = capsule.failure, capsule.about
-    # The receiver's capsules are not of a program. Capsules of earlier versions have the number of the call.
-    of = {"receiver": f"in {capsule.name}", "program": capsule.name}.get(
-        str(about.get("of")), f"call {capsule.call} of {capsule.name}"
-    )
+    # The receiver's capsules are not of a program.
+    of = f"in {capsule.name}" if about.get("of") == "receiver" else capsule.name
     lines = [f"{of} failed: {failure.kind} {failure.name} on {failure.device}", ""]
     lines += [*capsule.report.splitlines(), ""]
     for title in ("versions", "platform", "system", "environment"):
@@ -191,7 +188,7 @@ def _reproduce(
 
 def _operations(capsule: Capsule) -> tuple[list[Any], int | None]:
     """The operations of the step in program order, and the number of the one that failed; prints those around it."""
-    reproduce: Any = _module("reproduce", capsule)
+    reproduce: Any = _module(capsule)
     try:
         operations = reproduce.digests(capsule)
     except CapsuleError as error:
