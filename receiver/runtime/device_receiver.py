@@ -29,6 +29,13 @@ FEW = 4
 
 _tokens = itertools.count(1)
 
+_at_start: list[Callable[[], None]] = []
+
+
+def at_start(function: Callable[[], None]) -> None:
+    """Has each receiver thread that starts from now on call `function` before it delivers anything."""
+    _at_start.append(function)
+
 
 class DeviceReceiver:
     """One daemon thread that delivers one device's messages in order.
@@ -225,6 +232,8 @@ class DeviceReceiver:
         )
 
     def _run(self) -> None:
+        for function in _at_start:
+            function()
         try:
             while True:
                 try:
