@@ -16,7 +16,7 @@ from hostcallback.receiver import environment, fork
 from hostcallback.receiver.errors import NativeLibraryError
 
 # Equal to the library's `hcb_abi_version`: a stale library would be called with other structures.
-ABI_VERSION = 17
+ABI_VERSION = 18
 DIRECTORY = Path(__file__).parent
 
 BATCH_FRAMES = 1024
@@ -203,7 +203,8 @@ _FUNCTIONS = {
     "hcb_emissions": (c_uint64, ()),
     "hcb_settle": (None, (c_uint64,)),
     "hcb_is_settled": (c_int32, ()),
-    "hcb_buffer_waits": (None, (c_void_p, Wait, c_int32)),
+    "hcb_note_emission": (None, ()),
+    "hcb_buffer_waits": (None, (c_void_p, Wait)),
     "hcb_buffer": (c_int32, (c_void_p, c_void_p, c_int32)),
     "hcb_block_free": (None, (c_void_p,)),
     "hcb_ring_send": (c_int32, (c_void_p, c_char_p, c_uint64, *_ARRAYS, c_int64)),
