@@ -12,7 +12,6 @@ from hostcallback.lifecycle import effect_dispatch, unsettled
 from hostcallback.lifecycle.exit_wait import ExitWait
 from hostcallback.receiver.errors import ReentrantWaitError, TapFunctionException
 from hostcallback.receiver.runtime.runtime import runtime
-from hostcallback.receiver.sinks.metric_writers.sink import FLUSH_SEC
 from hostcallback.receiver.sinks.progress.bars import bars
 from hostcallback.sync import inflight
 
@@ -57,8 +56,7 @@ def barrier_wait(timeout_sec: float | None = None) -> None:
             sink.flush()
         if scope.metrics is not None:
             # A writer that is blocked is reported, and the barrier goes on.
-            left = FLUSH_SEC if deadline is None else min(FLUSH_SEC, max(0.0, deadline - perf_counter()))
-            scope.metrics.flush(left)
+            scope.metrics.flush(None if deadline is None else max(0.0, deadline - perf_counter()))
     error = merge(runtime.take_deferred())
     if error is not None:
         raise error

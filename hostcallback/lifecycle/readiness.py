@@ -95,12 +95,12 @@ def _wait_for_output() -> None:
 
 
 def _wait_for(receiver: DeviceReceiver, emitted: int) -> bool:
-    queued, since = receiver.queued(), perf_counter()
+    seen, since = receiver.progress(), perf_counter()
     while not receiver.wait_consumed(emitted, POLL_SEC):
         now = perf_counter()
         # Progress restarts the time: the limit is for one callback, not for all of them.
-        if receiver.queued() != queued:
-            queued, since = receiver.queued(), now
+        if (found := receiver.progress()) != seen:
+            seen, since = found, now
         running = receiver.running_tap()
         stalled_sec = max(now - since, 0.0 if running is None else running[1])
         if stalled_sec > STALL_SEC:

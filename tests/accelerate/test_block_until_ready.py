@@ -250,6 +250,24 @@ def test_a_callback_that_waits_for_the_blocked_thread_delays_it_for_a_while_only
     assert "test_block_until_ready.py" in record.getMessage()
 
 
+def test_a_batch_of_many_short_callbacks_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They are one message, and the limit is for one callback."""
+    monkeypatch.setattr(readiness, "STALL_SEC", 0.2)
+    never, seen = threading.Event(), []
+
+    def callback(value: Any) -> None:
+        never.wait(0.01)
+        seen.append(float(value))
+
+    with hcb.accelerate():
+        f = jax.jit(jax.vmap(lambda x: [jax.debug.callback(callback, x), x][1]))
+        jax.block_until_ready(f(np.arange(100.0)))
+        assert len(seen) == 100
+    assert not caplog.records
+
+
 def test_it_raises_nothing_and_the_barrier_does() -> None:
     def broken(value: Any) -> None:
         raise ValueError("broken bar")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from math import inf
 from time import monotonic
 from typing import Any
 
@@ -15,9 +16,6 @@ from hostcallback.receiver.sinks.metric_writers.reduction import TapReduction
 from hostcallback.receiver.sinks.metric_writers.tap_layout import TapLayout
 from hostcallback.receiver.sinks.metric_writers.writer_thread import WriterStats, WriterThread
 from hostcallback.receiver.wire import tap_kind
-
-FLUSH_SEC = 10.0
-"""Seconds that the writers of a receiver have at a barrier, together."""
 
 
 class MetricsSink:
@@ -77,25 +75,50 @@ class MetricsSink:
             for thread in self._threads:
                 thread.put(records)
 
-    def flush(self, timeout_sec: float = FLUSH_SEC) -> None:
-        """Writes the records whose messages have all arrived, and has the writers flush."""
-        self._finish(partial=False)
-        deadline = monotonic() + timeout_sec
-        for thread in self._threads:
-            thread.flush(max(0.0, deadline - monotonic()))
+    def flush(self, timeout_sec: float | None = None, look: Callable[[], None] | None = None) -> None:
+        """Writes the records whose messages have all arrived, and has the writers flush.
 
-    def close(self, timeout_sec: float = FLUSH_SEC) -> list[str]:
-        """Writes everything and closes the writers. Returns a sentence per writer that lost something."""
-        self._finish(partial=True)
-        deadline = monotonic() + timeout_sec
+        Args:
+            timeout_sec: seconds that the writers have, together; None for as long as they write.
+            look: called repeatedly while waiting; may raise to stop the wait.
+        """
+        self._finish(partial=False)
+        left_sec = _seconds_left(timeout_sec)
         for thread in self._threads:
-            thread.close(max(0.0, deadline - monotonic()))
+            thread.flush(left_sec(), look)
+
+    def close(self, timeout_sec: float | None = None, idle_sec: float = inf) -> list[str]:
+        """Writes everything and closes the writers. Returns a sentence per writer that lost something.
+
+        Args:
+            timeout_sec: seconds that the writers have, together; None for as long as they write.
+            idle_sec: seconds without a record after which a writer is given up.
+        """
+        self._finish(partial=True)
+        left_sec = _seconds_left(timeout_sec)
+        for thread in self._threads:
+            thread.close(left_sec(), idle_sec)
         return [_lost(row) for row in self.stats if row.failed or row.dropped]
+
+    def backlog(self) -> list[str]:
+        """Returns a text for each writer that has records to write."""
+        return [
+            f"{thread.queued:,} record(s) of the metric writer {thread.stats.name}"
+            for thread in self._threads
+            if thread.queued
+        ]
 
     def _finish(self, *, partial: bool) -> None:
         with self._lock:
             for _, reduction in self._taps.values():
                 self._put(reduction.finish(partial=partial))
+
+
+def _seconds_left(timeout_sec: float | None) -> Callable[[], float | None]:
+    if timeout_sec is None:
+        return lambda: None
+    deadline = monotonic() + timeout_sec
+    return lambda: max(0.0, deadline - monotonic())
 
 
 def _lost(row: WriterStats) -> str:
