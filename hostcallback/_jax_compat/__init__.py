@@ -20,6 +20,7 @@ from hostcallback._jax_compat.dispatch import (
     call_after_each_jit as call_after_each_jit,
     is_hooked as is_hooked,
     let_threads_have_the_hook as let_threads_have_the_hook,
+    notice_dispatches as notice_dispatches,
     wrap_outermost_lowering as wrap_outermost_lowering,
 )
 from hostcallback._jax_compat.effects import (

@@ -1,9 +1,10 @@
-"""The two seams of JAX's dispatch: the hook after each jitted call, and the lowering of a whole program."""
+"""The seams of JAX's dispatch: the hook after each jitted call, and the lowering of a whole program."""
 
 from __future__ import annotations
 
 import functools
 import inspect
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,7 +15,9 @@ from jax._src import (
     core as _core,  # Var, new_jaxpr_eqn
     source_info_util as _source_info_util,  # new_source_info
 )
-from jax._src.interpreters import pxla as _pxla  # lower_sharding_computation, _cached_lowering_to_hlo
+from jax._src.interpreters import (
+    pxla as _pxla,  # lower_sharding_computation, _cached_lowering_to_hlo, ExecuteReplicated
+)
 
 
 def call_after_each_jit(function: Callable[[Any], None]) -> Callable[[], None]:
@@ -53,31 +56,96 @@ def let_threads_have_the_hook() -> None:
     JAX sets a thread's own hook to None whenever a NaN check may have ended there, and each evaluation of a jaxpr may
     end one (0.8 to 0.12). Without this, the hook is not called on that thread from then on.
     """
+    _keep_hooks()
+    _restore_hook()
+
+
+def notice_dispatches(note: Callable[[], None]) -> None:
+    """Has JAX call `note()` after each program that the calling thread dispatches from now on.
+
+    JAX has a hook for each thread, in which a call on the fast path ends; any other call ends in
+    `pxla.ExecuteReplicated` (0.8 to 0.12). `note` is also called when a NaN check begins or ends on the thread, and so
+    takes the hook away. Without it, it is not known whether a tap function has dispatched a program.
+
+    Raises:
+        LookupError: this JAX lacks one of the two.
+    """
+    executable = getattr(_pxla, "ExecuteReplicated", None)
+    if executable is None or not hasattr(_api, "_post_hook_state"):
+        raise LookupError("jax._src has no pxla.ExecuteReplicated or no api._post_hook_state")
+    _keep_hooks()
+    call: Any = executable.__call__
+    if not hasattr(call, "notices"):
+        executable.__call__ = _noticing(call)
+    _this_thread.note = note
+    _restore_hook()
+
+
+class _ThisThread(threading.local):
+    note: Callable[[], None] | None = None  # see `notice_dispatches`
+
+
+_this_thread = _ThisThread()
+
+
+def _noticing(call: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(call)
+    def call_and_note(self: Any, *args: Any) -> Any:
+        try:
+            return call(self, *args)
+        finally:
+            if _this_thread.note is not None:
+                _this_thread.note()
+
+    call_and_note.notices = True  # type: ignore[attr-defined]
+    return call_and_note
+
+
+class _OwnHook:
+    # The hook of a thread whose dispatches are noticed, in front of the one that JAX wants there.
+
+    def __init__(self, note: Callable[[], None], wanted: Any) -> None:
+        self._note, self._wanted = note, wanted
+
+    def __call__(self, *call: Any) -> None:
+        self._note()
+        is_unset = self._wanted is _config.config_ext.unset
+        wanted = _api._post_hook_state.get_global() if is_unset else self._wanted
+        if wanted is not None:
+            wanted(*call)
+
+
+def _keep_hooks() -> None:
     for flag in (_config.debug_nans, _config.debug_infs):
         checked: Any = flag
         update = checked._update_thread_local_hook
-        if not hasattr(update, "keeps_the_hook"):
+        if not isinstance(update, _KeepingTheHook):
             checked._update_thread_local_hook = _KeepingTheHook(update)
-    _forget_that_there_is_no_hook()
 
 
 class _KeepingTheHook:
     # What JAX calls when a thread's own setting of a NaN check changes.
-    keeps_the_hook = True
 
     def __init__(self, update: Callable[[Any], None]) -> None:
         self._update = update
 
     def __call__(self, value: Any) -> None:
         self._update(value)
-        _forget_that_there_is_no_hook()
+        _restore_hook()
 
 
-def _forget_that_there_is_no_hook() -> None:
+def _restore_hook() -> None:
     state: Any = _api._post_hook_state
+    wanted, note = state.get_local(), _this_thread.note
+    if isinstance(wanted, _OwnHook):
+        return
     everywhere = _config.debug_nans.get_global() or _config.debug_infs.get_global()
-    if state.get_local() is None and not everywhere:
-        state.set_local(_config.config_ext.unset)
+    if wanted is None and not everywhere:
+        wanted = _config.config_ext.unset
+    if note is not None:
+        note()  # programs may have been dispatched under the other hook
+        wanted = _OwnHook(note, wanted)
+    state.set_local(wanted)
 
 
 def wrap_outermost_lowering(wrap: Callable[[Any, str, Sequence[bool], Sequence[Any], int], Any]) -> None:

@@ -12,7 +12,6 @@ from hostcallback.lifecycle import effect_dispatch, unsettled
 from hostcallback.lifecycle.exit_wait import ExitWait
 from hostcallback.receiver.errors import ReentrantWaitError, TapFunctionException
 from hostcallback.receiver.runtime.runtime import runtime
-from hostcallback.receiver.sinks.metric_writers.sink import FLUSH_SEC
 from hostcallback.receiver.sinks.progress.bars import bars
 from hostcallback.sync import inflight
 
@@ -30,9 +29,9 @@ def barrier_wait(timeout_sec: float | None = None) -> None:
 
     Covers computations of all threads whose dispatching call has returned, through any jit, on every device, even if
     their results were dropped. It also waits for computations without taps, and for the taps of programs that tap
-    functions dispatch meanwhile, up to 16 deep; where other threads run Python, too, only if these programs are
-    compiled then. Ctrl-C interrupts it. If other threads keep a CPU device busy without end, the barrier waits one
-    minute for those of their computations whose results were dropped; then it stops waiting for them and logs that.
+    functions dispatch meanwhile, up to 16 deep. Ctrl-C interrupts it. If other threads keep a CPU device busy without
+    end, the barrier waits one minute for those of their computations whose results were dropped; then it stops waiting
+    for them and logs that.
 
     Args:
         timeout_sec: largest number of seconds to wait; None for no limit.
@@ -57,8 +56,7 @@ def barrier_wait(timeout_sec: float | None = None) -> None:
             sink.flush()
         if scope.metrics is not None:
             # A writer that is blocked is reported, and the barrier goes on.
-            left = FLUSH_SEC if deadline is None else min(FLUSH_SEC, max(0.0, deadline - perf_counter()))
-            scope.metrics.flush(left)
+            scope.metrics.flush(None if deadline is None else max(0.0, deadline - perf_counter()))
     error = merge(runtime.take_deferred())
     if error is not None:
         raise error
@@ -111,21 +109,16 @@ def _wait_for_taps(
     # Programs that are dropped by now were dispatched before, so after the wait no message of theirs is on its way.
     retired = runtime.registry.retired()
     names = None if names is None else list(names)
-    delivered = _emitted(names) - _queued(names)
-
-    compiled = inflight.compiled_in_tap_functions()
+    dispatched = inflight.dispatched_by_tap_functions()
     # A stalled tap can block a computation without end, so this checks the receivers while computations run.
     inflight.wait(deadline, look)
-    emitted = _emitted(names)
     runtime.wait_delivered(names, deadline=deadline, stall_sec=stall_sec, look=look)
     # Tap functions that ran meanwhile may have dispatched programs with taps, whose functions may do so, too.
-    for _ in range(MOST_GENERATIONS if emitted > delivered else 0):
-        before = emitted
-        if not inflight.wait_for_tap_functions(compiled, deadline, look):
+    for _ in range(MOST_GENERATIONS):
+        before, dispatched = dispatched, inflight.dispatched_by_tap_functions()
+        if dispatched == before:
             break
-        emitted = _emitted(names)
-        if emitted == before:
-            break
+        inflight.wait_for_tap_functions(deadline, look)
         runtime.wait_delivered(names, deadline=deadline, stall_sec=stall_sec, look=look)
     unsettled.settle_delivered(settle_by())
     bars.close_all()
@@ -136,14 +129,6 @@ def _wait_for_taps(
 
 MOST_GENERATIONS = 16
 """How many times a barrier waits for what the functions that it waited for have emitted: it ends even if each emits."""
-
-
-def _emitted(names: list[str] | None) -> int:
-    return sum(receiver.source.counters().emitted for receiver in runtime.receivers(names))
-
-
-def _queued(names: list[str] | None) -> int:
-    return sum(receiver.queued() for receiver in runtime.receivers(names))
 
 
 def merge(found: Sequence[TapFunctionException]) -> TapFunctionException | None:

@@ -218,7 +218,8 @@ class OutfeedReceiver(ShownAsSummary):
                 runtime.defer_report(self._scope)
             self._end_recording(problem)
             if self._metrics is not None:
-                for text in self._metrics.close(self._timeout_sec):
+                timeout_sec = self._seconds_for_writers(finished, error or problem)
+                for text in self._metrics.close(timeout_sec, self._timeout_sec):
                     warnings.warn(text, MetricsWarning, stacklevel=3)
             if self._forwarder is not None:
                 for text in end_forwarding(self._forwarder):
@@ -237,6 +238,12 @@ class OutfeedReceiver(ShownAsSummary):
         # The exception of the block goes on. The errors of the taps are attached to it and logged.
         error.add_note(f"meanwhile in the receiver: {report}")
         logger.error("while the receiver was closing: %s", "".join(traceback.format_exception(report)))
+
+    def _seconds_for_writers(self, finished: bool, error: BaseException | None) -> float | None:
+        # As for taps: the whole wait is limited only after an exception, and short after Ctrl-C in the wait for taps.
+        if error is not None:
+            return self._timeout_sec
+        return None if finished else DRAIN_SEC
 
     def _ended_program(self, error: BaseException) -> bool:
         # JAX's error does not have the check that ended its program; the report has it.

@@ -15,7 +15,7 @@ from types import TracebackType
 import hostcallback.api.receiver  # noqa: F401
 from hostcallback.api.barrier import leave_effects_barrier, merge, wait_for_taps
 from hostcallback.lifecycle import effect_dispatch, receivers as transport
-from hostcallback.lifecycle.exit_wait import ExitWait
+from hostcallback.lifecycle.exit_wait import ExitWait, describe_backlog, flush_writers
 from hostcallback.lifecycle.interruption import (
     GRACE_SEC,
     InterruptedWait,
@@ -59,7 +59,9 @@ def _deliver_at_exit() -> None:
         if interrupted:
             wait_for_taps(deadline=perf_counter() + GRACE_SEC, stall_sec=GRACE_SEC)
         else:
-            wait_for_taps(exit_wait=ExitWait(EXIT_STALL_SEC))
+            exit_wait = ExitWait(EXIT_STALL_SEC)
+            wait_for_taps(exit_wait=exit_wait)
+            flush_writers(exit_wait.look)
     except TapTimeoutError as error:
         logger.error("at exit: %s", error)
         runtime.close_calls("hostcallback: the process ends, and the host function has not returned in time")
@@ -80,7 +82,7 @@ def _deliver_at_exit() -> None:
 
 def _give_up_at_exit() -> bool:
     # Ctrl-C at exit. Returns whether messages were lost.
-    backlog = runtime.describe_backlog()
+    backlog = describe_backlog()
     logger.error("interrupted at exit. Lost: %s", backlog or "nothing that was emitted so far")
     with suppress(KeyboardInterrupt):
         sigint.watch.exits = True

@@ -13,11 +13,11 @@ from collections.abc import Callable
 from time import perf_counter
 
 from hostcallback import _jax_compat as compat
-from hostcallback.receiver import environment
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.native import bindings as native_library
 from hostcallback.receiver.runtime.device_receiver import DeviceReceiver
 from hostcallback.receiver.runtime.runtime import POLL_SEC, runtime
+from hostcallback.receiver.sources.settled import settled
 
 STALL_SEC = 5.0
 """Seconds for which a wait for a result waits for one callback. The callback may wait for a lock of the waiting
@@ -25,19 +25,13 @@ thread."""
 
 _undo: list[Callable[[], None]] = []
 _told: set[str] = set()  # source lines of the slow callbacks that were logged
-_is_settled: Callable[[], int] = (
-    bool  # whether nothing was emitted since all was delivered; False if not known
-)
 
 
 def begin() -> None:
     """Makes waits for results wait for output. Must not be called twice before `end`."""
-    global _is_settled
-    is_native = native_library.available() and environment.TRANSPORT.read() != "callback"
-    _is_settled = native_library.load_holding_lock().hcb_is_settled if is_native else bool
     try:
-        _undo.append(compat.extend_waits(_wait_for_output, _is_settled))
-        _undo.append(_wait_in_buffers(always=not is_native))
+        _undo.append(compat.extend_waits(_wait_for_output, settled().is_settled))
+        _undo.append(_wait_in_buffers())
     except LookupError as error:
         logger.warning(
             "%s under hcb.accelerate(), since this JAX or Python is not known: %s. Use jax.effects_barrier(). Update "
@@ -55,14 +49,14 @@ def end() -> None:
         _undo.pop()()
 
 
-def _wait_in_buffers(*, always: bool) -> Callable[[], None]:
+def _wait_in_buffers() -> Callable[[], None]:
     if not native_library.available():
         raise LookupError("the native library is missing")
     slot, library = compat.get_buffer_slot(), native_library.load_holding_lock()
     original = slot.value
     ours = ctypes.cast(library.hcb_buffer, ctypes.c_void_p).value
     if original != ours:  # otherwise the slot was left alone at the last `end`
-        library.hcb_buffer_waits(original, _WAIT_IN_BUFFER, always)
+        library.hcb_buffer_waits(original, _WAIT_IN_BUFFER)
         slot.value = ours
 
     def undo() -> None:
@@ -91,23 +85,22 @@ def _wait_for_output() -> None:
     # not waited for.
     if not _undo or runtime.serves(threading.current_thread()):
         return
-    is_native = _is_settled is not bool
-    emissions = native_library.load_holding_lock().hcb_emissions() if is_native else 0
+    emissions = settled().emissions()
     targets = [(r, r.source.counters().emitted) for r in runtime.receivers() if r.queued()]
     if targets and compat.in_callback_of_jax():  # the program that waits for it may be one of a tap function
         return
     stalled = [receiver.name for receiver, emitted in targets if not _wait_for(receiver, emitted)]
-    if is_native and not stalled:
-        native_library.load_holding_lock().hcb_settle(emissions)
+    if not stalled:
+        settled().settle(emissions)
 
 
 def _wait_for(receiver: DeviceReceiver, emitted: int) -> bool:
-    queued, since = receiver.queued(), perf_counter()
+    seen, since = receiver.progress(), perf_counter()
     while not receiver.wait_consumed(emitted, POLL_SEC):
         now = perf_counter()
         # Progress restarts the time: the limit is for one callback, not for all of them.
-        if receiver.queued() != queued:
-            queued, since = receiver.queued(), now
+        if (found := receiver.progress()) != seen:
+            seen, since = found, now
         running = receiver.running_tap()
         stalled_sec = max(now - since, 0.0 if running is None else running[1])
         if stalled_sec > STALL_SEC:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterable, Sequence
-from threading import current_thread, get_ident
+from threading import get_ident
 from time import perf_counter, sleep
 from typing import Any
 
@@ -18,6 +18,7 @@ from hostcallback.receiver import processes
 from hostcallback.receiver.errors import TapTimeoutError
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.native import bindings as native_library
+from hostcallback.receiver.runtime import device_receiver
 from hostcallback.receiver.runtime.runtime import runtime
 from hostcallback.sync import fence, streams
 from hostcallback.sync.dispatch_thread import DispatchError, NoThreadError, dispatch_thread
@@ -26,14 +27,12 @@ from hostcallback.sync.dispatching_threads import DispatchingThreads
 _devices: set[jax.Device] = set()  # local devices for which a program with taps was compiled
 _several = False  # whether such a program was compiled for several CPU devices
 _threads: DispatchingThreads | None = None  # set when the first one is compiled for a CPU device
-_in_tap_functions = 0  # how many times such a program was compiled in a tap function
 _asynchronous = True  # whether XLA:CPU dispatched asynchronously when the first one was compiled
 
 
 def expect(devices: Iterable[jax.Device]) -> None:
     """Notes that a program with taps may run on these devices from now on."""
-    global _several, _threads, _in_tap_functions, _asynchronous
-    _in_tap_functions += runtime.serves(current_thread())
+    global _several, _threads, _asynchronous
     here = jax.process_index()
     local = {device for device in devices if device.process_index == here}
     cpus = {device for device in local if device.platform == "cpu"}
@@ -69,34 +68,37 @@ def wait(
     _wait(devices, _looking(deadline, check), _wait_on_cpus)
 
 
-def compiled_in_tap_functions() -> int:
-    """How many programs with taps were compiled in tap functions so far."""
-    return _in_tap_functions
+def dispatched_by_tap_functions() -> object:
+    """Returns a value that is equal to an earlier one only if no tap function has dispatched a program in between."""
+    return _dispatched if _are_noticed else runtime.progress()
 
 
-def wait_for_tap_functions(compiled: int, deadline: float | None, check: Callable[[], None]) -> bool:
-    """Waits for the programs that tap functions have dispatched since `wait`.
-
-    Args:
-        compiled: what `compiled_in_tap_functions` returned before.
-        deadline: as in `wait`.
-        check: as in `wait`.
-
-    Returns:
-        Whether messages emitted since `wait` may be of such programs. They are not if other threads may have dispatched
-        programs meanwhile, and no program with taps was compiled in a tap function.
-
-    Raises:
-        TapTimeoutError: the deadline passed.
-    """
-    threads = None if _threads is None else _threads.count()
-    others = threads is None or threads.suspects is None
-    if others and _in_tap_functions == compiled:
-        return False
+def wait_for_tap_functions(deadline: float | None, check: Callable[[], None]) -> None:
+    """Waits for the programs that tap functions have dispatched since `wait`, with its arguments and exceptions."""
     _wait(_devices.copy(), _looking(deadline, check), _wait_for_receivers)
-    if _threads is not None and threads is not None and not others:
-        _threads.waited(threads)
-    return True
+
+
+_dispatched = (
+    0  # how many programs receiver threads have dispatched, or a bit more or less: only a change counts
+)
+_are_noticed = True  # whether JAX tells of them
+
+
+def _note_dispatch() -> None:
+    global _dispatched
+    _dispatched += 1
+
+
+def _notice_dispatches() -> None:
+    global _are_noticed
+    try:
+        compat.notice_dispatches(_note_dispatch)
+    except LookupError as error:
+        _are_noticed = False
+        logger.debug("each barrier that delivers waits twice, since this JAX is not known: %s", error)
+
+
+device_receiver.at_start(_notice_dispatches)
 
 
 Look = Callable[[], None]

@@ -30,13 +30,17 @@ WAYS: dict[str, Callable[[Any], Any]] = {
     "method": lambda x: x.block_until_ready(),
     "float": float,
     "bool": bool,
+    "int": int,
+    "complex": complex,
     "str": str,
+    "print": lambda x: print(x, file=io.StringIO()),
     "item": lambda x: x.item(),
     "tolist": lambda x: x.tolist(),
     "device_get": jax.device_get,
     "device_get of several": lambda x: jax.device_get([x, x + 1]),
     "np.asarray": np.asarray,
     "np.array": np.array,
+    "__array__": lambda x: x.__array__(),
     "memoryview": memoryview,
     "a function of numpy": lambda x: np.add(x, 1),
     "dlpack": np.from_dlpack,
@@ -124,7 +128,6 @@ def test_a_sharded_result_is_waited_for() -> None:
             assert len(seen) == count
 
 
-@pytest.mark.native_only  # the callback transport looks at its queues
 def test_once_all_is_delivered_a_wait_does_not_look_at_the_receivers(monkeypatch: pytest.MonkeyPatch) -> None:
     with hcb.accelerate():
         ready = jax.jit(lambda x: [jax.debug.print("{}", x), x][1])(X)
@@ -245,6 +248,24 @@ def test_a_callback_that_waits_for_the_blocked_thread_delays_it_for_a_while_only
     (record,) = caplog.records
     assert "a wait for a result stops waiting" in record.getMessage()
     assert "test_block_until_ready.py" in record.getMessage()
+
+
+def test_a_batch_of_many_short_callbacks_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They are one message, and the limit is for one callback."""
+    monkeypatch.setattr(readiness, "STALL_SEC", 0.2)
+    never, seen = threading.Event(), []
+
+    def callback(value: Any) -> None:
+        never.wait(0.01)
+        seen.append(float(value))
+
+    with hcb.accelerate():
+        f = jax.jit(jax.vmap(lambda x: [jax.debug.callback(callback, x), x][1]))
+        jax.block_until_ready(f(np.arange(100.0)))
+        assert len(seen) == 100
+    assert not caplog.records
 
 
 def test_it_raises_nothing_and_the_barrier_does() -> None:

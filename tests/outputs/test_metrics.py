@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import logging
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -298,6 +299,26 @@ def test_a_writer_that_blocks_does_not_hold_the_loop_or_the_others() -> None:
     assert len(good.rows) == 1_000
     assert rx.writers[0].written == 0
     blocked.let_go.set()
+
+
+class SlowWriter(CollectingWriter):
+    """Takes 10 ms for a record."""
+
+    def write_scalars(self, step: int, scalars: dict[str, float]) -> None:
+        threading.Event().wait(0.01)
+        super().write_scalars(step, scalars)
+
+
+@pytest.mark.parametrize("at", ["a barrier", "the end"])
+def test_a_slow_writer_that_goes_on_loses_nothing(at: str, caplog: pytest.LogCaptureFixture) -> None:
+    writer = SlowWriter()
+    with hcb.outfeed_receiver(writers=[writer], timeout_sec=0.2):  # for one record, not for all
+        loop(100)()
+        if at == "a barrier":
+            hcb.barrier_wait()
+            assert len(writer.rows) == 100
+    assert len(writer.rows) == 100
+    assert not caplog.records
 
 
 def test_a_barrier_with_a_timeout_does_not_wait_for_a_blocked_writer() -> None:

@@ -16,6 +16,7 @@ from hostcallback.receiver.runtime.dispatch.gil_share import GilThrottle
 from hostcallback.receiver.runtime.dispatch.scope import Scope
 from hostcallback.receiver.runtime.dispatch.scope_sinks import ScopeSinks
 from hostcallback.receiver.runtime.dispatch.tap_counters import TapCounters
+from hostcallback.receiver.sinks.unbatch import last_element
 from hostcallback.receiver.sources.ring_errors import LostCopiesError
 from hostcallback.receiver.sources.source import Batch, Source
 from hostcallback.receiver.wire import CorruptStreamError
@@ -27,6 +28,13 @@ FEW = 4
 """Batches of fewer messages are delivered without a `GilThrottle`, whose set-up would take longer than they do."""
 
 _tokens = itertools.count(1)
+
+_at_start: list[Callable[[], None]] = []
+
+
+def at_start(function: Callable[[], None]) -> None:
+    """Has each receiver thread that starts from now on call `function` before it delivers anything."""
+    _at_start.append(function)
 
 
 class DeviceReceiver:
@@ -140,15 +148,21 @@ class DeviceReceiver:
         return self._dispatcher.skipped
 
     def running_tap(self) -> tuple[Consumer, float] | None:
-        """Returns the consumer whose sink runs now and for how many seconds; None between messages."""
+        """Returns the consumer whose sink runs now and for how many seconds; None between messages.
+
+        If it takes the elements of a batch one by one, these are the seconds of the element.
+        """
         # The tap first, and the dispatcher sets it last: in the other order, the time since the last message before a
         # pause could be taken for the duration of the tap that begins now, and end a wait with TapTimeoutError.
-        consumer, since = self._dispatcher.current, self._dispatcher.current_since
+        consumer, since = self._dispatcher.current, self._since()
         return None if consumer is None else (consumer, perf_counter() - since)
 
     def progress(self) -> tuple[int, float]:
-        """Returns a value that changes whenever a batch is delivered or a sink begins."""
-        return self._consumed, self._dispatcher.current_since
+        """Returns a value that changes whenever a batch is delivered, or a sink or its next element begins."""
+        return self._consumed, self._since()
+
+    def _since(self) -> float:
+        return max(self._dispatcher.current_since, last_element(self._thread.ident))
 
     def note_progress(self) -> None:
         """Starts the time of the running sink again: it works, and is not stalled. Any thread."""
@@ -212,6 +226,8 @@ class DeviceReceiver:
         )
 
     def _run(self) -> None:
+        for function in _at_start:
+            function()
         try:
             while True:
                 try:

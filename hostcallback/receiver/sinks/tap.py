@@ -6,7 +6,9 @@ import inspect
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from threading import get_ident
+from time import perf_counter
+from typing import Any, ClassVar, NamedTuple
 
 from hostcallback.receiver.failures.deferred_errors import MultipleFailures
 from hostcallback.receiver.messages import Index, Message, Sink
@@ -104,6 +106,7 @@ def _batch_first(
 
 class _Delivered:
     elements = 0  # threads may lose each other's increments: a change says enough
+    last: ClassVar[dict[int, float]] = {}  # by ident of a thread, when its last element began
 
 
 _delivered = _Delivered()
@@ -112,6 +115,11 @@ _delivered = _Delivered()
 def elements_delivered() -> int:
     """Returns a number that grows while the elements of a batch are delivered."""
     return _delivered.elements
+
+
+def last_element(thread: int | None) -> float:
+    """Returns the `perf_counter()` value at which a thread's last element began, by its ident; 0.0 if none did."""
+    return 0.0 if thread is None else _delivered.last.get(thread, 0.0)
 
 
 def for_each_element(
@@ -133,8 +141,10 @@ def for_each_element(
         consume(message.arrays)
         return
     failures: list[BaseException] = []
+    here = get_ident()
     for index, element in elements_of(message, batchings, most):
         _delivered.elements += 1
+        _delivered.last[here] = perf_counter()
         try:
             consume(element)
         except BaseException as error:  # a failing element must not withhold the others

@@ -13,6 +13,7 @@ import numpy as np
 from hostcallback.receiver.errors import CallFailedError
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.sources.back_pressure import BackPressure, admit
+from hostcallback.receiver.sources.settled import settled
 from hostcallback.receiver.sources.source import CopiedBatch, Frame, SourceCounters
 from hostcallback.receiver.wire import Flags, decode_header, encode_prefix, frame_from_prefix
 
@@ -68,6 +69,7 @@ class QueueSource:
             False  # a thread delivers frames: no other thread may take any until it has finished
         )
         self._reader_turn = False  # that thread is the reader
+        self._note_emission = settled().note_emission
         self._ahead = 0  # the sequence number up to which `copy_ahead` has copied
 
     def configure(self, back_pressure: BackPressure) -> None:
@@ -173,6 +175,7 @@ class QueueSource:
         self._held_frames += 1
         self._held_bytes += len(frame)
         self._frames.append(frame)
+        self._note_emission()  # after it, so that a thread which finds this emission settled has waited for the frame
         self._changed.notify_all()
 
     @property

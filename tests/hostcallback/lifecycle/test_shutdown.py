@@ -128,6 +128,17 @@ jax.jit(lambda x: lax.scan(body, x, None, length=150)[0])(0.0)
 hcb.accelerate()
 jax.jit(jax.vmap(lambda x: [jax.debug.callback(slow, x), x][1]))(jnp.arange(150.0))
 """,
+    "a metric writer of an open receiver": """
+class Writer:
+    def add_scalar(self, name, value, step):
+        slow(value)
+def body(c, _):
+    hcb.metrics({"c": c}, step=c)
+    return c + 1, None
+receiver = hcb.outfeed_receiver(writers=[Writer()])
+receiver.__enter__()
+jax.jit(lambda x: lax.scan(body, x, None, length=150)[0])(0)
+""",
 }
 
 
@@ -139,19 +150,27 @@ def test_the_exit_waits_as_long_as_anything_is_delivered(program: str) -> None:
     assert result.stderr == ""
 
 
+WAITS_FOR = {
+    "id_tap": "message(s) of cpu:0, at the tap slow (",
+    "a metric writer of an open receiver": "record(s) of the metric writer __main__.Writer",
+}
+
+
 @pytest.mark.slow_variants
-def test_the_exit_says_after_a_while_how_many_messages_are_left() -> None:
-    result = run(SLOW.format(tell_sec=0.2) + SLOW_PROGRAMS["id_tap"])
+@pytest.mark.parametrize("program", WAITS_FOR)
+def test_the_exit_says_after_a_while_how_many_messages_are_left(program: str) -> None:
+    result = run(SLOW.format(tell_sec=0.2) + SLOW_PROGRAMS[program])
     assert sorted(got(result)) == list(range(150))
     (line,) = result.stderr.splitlines()
     assert line.startswith("hostcallback: the program has ended and waits for 1")
-    assert "message(s) of cpu:0, at the tap slow (" in line
+    assert WAITS_FOR[program] in line
     assert line.endswith("Ctrl-C ends it without them")
 
 
 @pytest.mark.slow_variants
-def test_ctrl_c_ends_the_wait_at_exit_and_says_what_is_lost() -> None:
-    program = SLOW.format(tell_sec=0.2) + SLOW_PROGRAMS["id_tap"].replace("150", "4000")
+@pytest.mark.parametrize("kind", WAITS_FOR)
+def test_ctrl_c_ends_the_wait_at_exit_and_says_what_is_lost(kind: str) -> None:
+    program = SLOW.format(tell_sec=0.2) + SLOW_PROGRAMS[kind].replace("150", "4000")
     with subprocess.Popen(
         [sys.executable, "-c", PRELUDE + program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
@@ -165,7 +184,7 @@ def test_ctrl_c_ends_the_wait_at_exit_and_says_what_is_lost() -> None:
             process.kill()
     assert "Ctrl-C ends it without them" in first
     assert "interrupted at exit. Lost: " in errors
-    assert "message(s) of cpu:0, at the tap slow (" in errors
+    assert WAITS_FOR[kind] in errors
     assert "Traceback" not in errors
     assert 0 < output.count("got") < 3000
     assert process.returncode == 0

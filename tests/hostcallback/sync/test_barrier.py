@@ -156,46 +156,6 @@ def test_a_tap_function_may_call_jax_and_tap_itself() -> None:
     assert inner.floats() == [0.0, 300.0, 1200.0]
 
 
-@pytest.mark.parametrize("place", ["same device", "another device"])
-def test_one_barrier_waits_for_the_taps_of_tap_functions(place: str) -> None:
-    waits, innermost = threading.Event(), Recorder()
-    last = jax.devices()[-1] if place == "another device" else jax.devices()[0]
-    third = jax.jit(lambda x: hcb.id_tap(innermost, x))
-    second = jax.jit(lambda x: hcb.id_tap(lambda value: third(value), x))
-
-    def first(value: Any) -> None:
-        waits.wait(30)  # until the barrier has counted the messages that there are
-        second(jax.device_put(value, last))
-
-    program = jax.jit(lambda: lax.scan(lambda carry, i: (carry, hcb.id_tap(first, i)), 0, jnp.arange(20))[1])
-    program()
-    receiver = runtime.receivers()[0]
-    barrier = threading.Thread(target=hcb.barrier_wait)
-    barrier.start()
-    while not receiver._awaited and barrier.is_alive():
-        pass
-    waits.set()
-    barrier.join(60)
-    assert not barrier.is_alive()
-    assert sorted(innermost.values) == [*range(20)]
-
-
-def test_a_barrier_ends_though_each_tap_function_taps_again() -> None:
-    count = [0]
-
-    def again(value: Any) -> None:
-        count[0] += 1
-        if count[0] < 5_000:
-            program(value)
-
-    program = jax.jit(lambda x: hcb.id_tap(again, x))
-    program(jnp.int32(0))
-    hcb.barrier_wait(60)  # it does not wait for all of them
-    count[0] = 5_000
-    hcb.barrier_wait(60)
-    assert runtime.receivers()[0].queued() == 0
-
-
 def test_waiting_inside_a_tap_function_is_refused() -> None:
     def tap(x: Any) -> None:
         hcb.barrier_wait()

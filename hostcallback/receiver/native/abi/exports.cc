@@ -149,9 +149,9 @@ void hcb_settle(uint64_t emissions) { hcb::Settle(emissions); }
 
 int32_t hcb_is_settled(void) { return hcb::IsSettled(); }
 
-void hcb_buffer_waits(hcb_get_buffer original, hcb_wait wait, int32_t always) {
-  hcb::WaitInBuffers(original, wait, always != 0);
-}
+void hcb_note_emission(void) { hcb::NoteEmission(); }
+
+void hcb_buffer_waits(hcb_get_buffer original, hcb_wait wait) { hcb::WaitInBuffers(original, wait); }
 
 int hcb_buffer(void* object, void* view, int flags) { return hcb::GetBuffer(object, view, flags); }
 

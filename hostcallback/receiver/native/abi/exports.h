@@ -61,13 +61,15 @@ HCB_EXPORT void hcb_ring_counters(hcb_ring* ring, hcb_counters* out);
 /* hcb_counters.discarded, up to the reader's position. */
 HCB_EXPORT uint64_t hcb_ring_discarded(hcb_ring* ring);
 /* A number that changes with each emission of this process. hcb_settle notes that all is delivered that was emitted when it was
- * `emissions`; hcb_is_settled tells whether nothing was emitted since. None of them waits. */
+ * `emissions`; hcb_is_settled tells whether nothing was emitted since; hcb_note_emission counts one that is in no ring. None of them
+ * waits. */
 HCB_EXPORT uint64_t hcb_emissions(void);
 HCB_EXPORT void hcb_settle(uint64_t emissions);
 HCB_EXPORT int32_t hcb_is_settled(void);
+HCB_EXPORT void hcb_note_emission(void);
 /* hcb_buffer stands in for a type's function that gives out an object's memory: it calls `original`, and then `wait`, unless all is
- * settled; or in any case if `always`. Call both with the interpreter lock held. Set it before the first hcb_buffer. */
-HCB_EXPORT void hcb_buffer_waits(hcb_get_buffer original, hcb_wait wait, int32_t always);
+ * settled. Call both with the interpreter lock held. Set it before the first hcb_buffer. */
+HCB_EXPORT void hcb_buffer_waits(hcb_get_buffer original, hcb_wait wait);
 HCB_EXPORT int hcb_buffer(void* object, void* view, int flags);
 HCB_EXPORT void hcb_block_free(void* memory);
 

@@ -12,30 +12,31 @@ namespace hcb {
 namespace {
 
 std::atomic<uint64_t> settled{0};
+std::atomic<uint64_t> noted{0};
 
 // Written with the interpreter lock held, before GetBuffer is called for the first time, and read with it.
 hcb_get_buffer original_get_buffer = nullptr;
 hcb_wait wait_for_output = nullptr;
-bool waits_always = false;
 
 }  // namespace
 
-uint64_t Emissions() { return SumOfHeads(); }
+uint64_t Emissions() { return SumOfHeads() + noted.load(std::memory_order_relaxed); }
+
+void NoteEmission() { noted.fetch_add(1, std::memory_order_relaxed); }
 
 void Settle(uint64_t emissions) { settled.store(emissions, std::memory_order_relaxed); }
 
 bool IsSettled() { return Emissions() == settled.load(std::memory_order_relaxed); }
 
-void WaitInBuffers(hcb_get_buffer original, hcb_wait wait, bool always) {
+void WaitInBuffers(hcb_get_buffer original, hcb_wait wait) {
   original_get_buffer = original;
   wait_for_output = wait;
-  waits_always = always;
 }
 
 int GetBuffer(void* object, void* view, int flags) {
   const int status = original_get_buffer(object, view, flags);
   // After it: it waits for the program that computes the object.
-  if (status == 0 && (waits_always || !IsSettled()) && wait_for_output() != 0) InterruptHost();
+  if (status == 0 && !IsSettled() && wait_for_output() != 0) InterruptHost();
   return status;
 }
 

@@ -16,8 +16,11 @@ void Settle(uint64_t emissions);
 
 bool IsSettled();
 
+// Counts an emission that is in no ring.
+void NoteEmission();
+
 // See hcb_buffer_waits.
-void WaitInBuffers(hcb_get_buffer original, hcb_wait wait, bool always);
+void WaitInBuffers(hcb_get_buffer original, hcb_wait wait);
 // Waits as GetBuffer does, if the calling thread is one of the host's: the program runs on the thread that dispatched it.
 void WaitOnHostThread();
 int GetBuffer(void* object, void* view, int flags);

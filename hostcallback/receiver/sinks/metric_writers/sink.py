@@ -8,6 +8,7 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from time import monotonic
 from typing import Any
 
@@ -93,12 +94,27 @@ class WriterThread:
             self._nbytes += nbytes
             self._add(records)
 
-    def flush(self, timeout_sec: float) -> bool:
-        """Has the writer flush what was queued so far, and waits. Returns False if it is blocked or time is up."""
-        return self._do(self._writer.flush, timeout_sec)
+    @property
+    def queued(self) -> int:
+        """Number of records that wait for the writer."""
+        return self._records
 
-    def close(self, timeout_sec: float) -> bool:
-        """Has the writer flush and close, and waits. Returns False if it is blocked or time is up."""
+    def flush(self, timeout_sec: float | None = None, look: Callable[[], None] | None = None) -> bool:
+        """Has the writer flush what was queued so far, and waits. Returns False if it is blocked or time is up.
+
+        Args:
+            timeout_sec: seconds to wait; None for no limit.
+            look: called repeatedly while waiting; may raise to stop the wait.
+        """
+        return self._do(self._writer.flush, timeout_sec, inf, look)
+
+    def close(self, timeout_sec: float | None = None, idle_sec: float = inf) -> bool:
+        """Has the writer flush and close, and waits. Returns False if it is blocked or time is up.
+
+        Args:
+            timeout_sec: seconds to wait; None for no limit.
+            idle_sec: seconds without a record after which it gives up.
+        """
 
         def end() -> None:
             try:
@@ -106,20 +122,32 @@ class WriterThread:
             finally:
                 self._writer.close()
 
-        done = self._do(end, timeout_sec)
-        with self._changed:
-            self._closed = True
-            if not done:
-                self._report(f"was not done {timeout_sec:.3g} s after the end of the receiver", True)
-                self._stats.dropped += self._records
-                self._records = 0
-                self._queue.clear()
-            self._queue.append(None)
-            self._thread = None
-            self._changed.notify_all()
+        done = False
+        try:
+            done = self._do(end, timeout_sec, idle_sec)
+        finally:  # also after Ctrl-C
+            with self._changed:
+                self._closed = True
+                if not done:
+                    self._report(
+                        f"was not done at the end of the receiver, and {self._records} record(s) are lost",
+                        True,
+                    )
+                    self._stats.dropped += self._records
+                    self._records = 0
+                    self._queue.clear()
+                self._queue.append(None)
+                self._thread = None
+                self._changed.notify_all()
         return done
 
-    def _do(self, action: Callable[[], None], timeout_sec: float) -> bool:
+    def _do(
+        self,
+        action: Callable[[], None],
+        timeout_sec: float | None,
+        idle_sec: float,
+        look: Callable[[], None] | None = None,
+    ) -> bool:
         if threading.current_thread() is self._thread:
             return True  # a writer that waits for taps would wait for itself
         done = threading.Event()
@@ -130,14 +158,21 @@ class WriterThread:
             finally:
                 done.set()
 
-        deadline = monotonic() + timeout_sec
+        since = monotonic()
+        deadline = inf if timeout_sec is None else since + timeout_sec
         with self._changed:
             self._add(act)
+            left = self._records
             while not done.is_set():
-                left = deadline - monotonic()
-                if left <= 0 or self._is_blocked():
+                now = monotonic()
+                if self._records != left:
+                    left, since = self._records, now
+                until = min(deadline, since + idle_sec)
+                if now >= until or self._is_blocked():
                     break
-                self._changed.wait(min(left, 0.1))
+                if look is not None:
+                    look()
+                self._changed.wait(min(until - now, 0.1))
         return done.is_set()
 
     def _add(self, item: list[MetricRecord] | Callable[[], None]) -> None:
@@ -210,10 +245,6 @@ class WriterThread:
             logger.warning("the metric writer %s %s", self._writer.name, text)
 
 
-FLUSH_SEC = 10.0
-"""Seconds that the writers of a receiver have at a barrier, together."""
-
-
 class MetricsSink:
     """Takes the messages of metrics taps. Any thread."""
 
@@ -271,25 +302,50 @@ class MetricsSink:
             for thread in self._threads:
                 thread.put(records)
 
-    def flush(self, timeout_sec: float = FLUSH_SEC) -> None:
-        """Writes the records whose messages have all arrived, and has the writers flush."""
-        self._finish(partial=False)
-        deadline = monotonic() + timeout_sec
-        for thread in self._threads:
-            thread.flush(max(0.0, deadline - monotonic()))
+    def flush(self, timeout_sec: float | None = None, look: Callable[[], None] | None = None) -> None:
+        """Writes the records whose messages have all arrived, and has the writers flush.
 
-    def close(self, timeout_sec: float = FLUSH_SEC) -> list[str]:
-        """Writes everything and closes the writers. Returns a sentence per writer that lost something."""
-        self._finish(partial=True)
-        deadline = monotonic() + timeout_sec
+        Args:
+            timeout_sec: seconds that the writers have, together; None for as long as they write.
+            look: called repeatedly while waiting; may raise to stop the wait.
+        """
+        self._finish(partial=False)
+        left_sec = _seconds_left(timeout_sec)
         for thread in self._threads:
-            thread.close(max(0.0, deadline - monotonic()))
+            thread.flush(left_sec(), look)
+
+    def close(self, timeout_sec: float | None = None, idle_sec: float = inf) -> list[str]:
+        """Writes everything and closes the writers. Returns a sentence per writer that lost something.
+
+        Args:
+            timeout_sec: seconds that the writers have, together; None for as long as they write.
+            idle_sec: seconds without a record after which a writer is given up.
+        """
+        self._finish(partial=True)
+        left_sec = _seconds_left(timeout_sec)
+        for thread in self._threads:
+            thread.close(left_sec(), idle_sec)
         return [_lost(row) for row in self.stats if row.failed or row.dropped]
+
+    def backlog(self) -> list[str]:
+        """Returns a text for each writer that has records to write."""
+        return [
+            f"{thread.queued:,} record(s) of the metric writer {thread.stats.name}"
+            for thread in self._threads
+            if thread.queued
+        ]
 
     def _finish(self, *, partial: bool) -> None:
         with self._lock:
             for _, reduction in self._taps.values():
                 self._put(reduction.finish(partial=partial))
+
+
+def _seconds_left(timeout_sec: float | None) -> Callable[[], float | None]:
+    if timeout_sec is None:
+        return lambda: None
+    deadline = monotonic() + timeout_sec
+    return lambda: max(0.0, deadline - monotonic())
 
 
 def _lost(row: WriterStats) -> str:
