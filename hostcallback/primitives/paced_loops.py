@@ -92,14 +92,18 @@ def _run_while(
     if with_condition:  # it must run once per step, and below it runs twice
         condition, body, init, messages = _with_condition_in_value(condition, body, init, messages)
 
+    has_taps = bool(jax.make_jaxpr(body)(init).effects)
+
     def goes_on(state: Any) -> Any:
         end, step, value = state
         return any_lane((step < end) & condition(value))
 
     def one(state: Any) -> Any:
         end, step, value = state
-        going = condition(value)  # without a vmap nothing uses it, and it is left out
-        return end, *select_lanes(going, (step + 1, body(value)), (step, value))
+        going = condition(value)  # without a vmap and taps nothing uses it, and it is left out
+        # Taps are in a branch, so that under vmap they are masked as in any branch: elements that have ended send nothing.
+        new = lax.cond(going, body, lambda value: value, value) if has_taps else body(value)
+        return end, *select_lanes(going, (step + 1, new), (step, value))
 
     def several(state: Any) -> Any:
         pace, step, value = state

@@ -182,6 +182,38 @@ def test_taps_in_the_body_and_in_the_condition_run_once_per_step() -> None:
     assert asked == [*range(21)]
 
 
+@pytest.mark.parametrize("in_condition", [False, True], ids=["body", "body and condition"])
+def test_taps_in_the_body_are_of_the_elements_that_have_not_ended(in_condition: bool) -> None:
+    seen: list[tuple[int, ...]] = []
+    tested: list[tuple[int, ...]] = []
+
+    def condition(state: Any) -> Any:
+        number, end, step = state
+        if in_condition:
+            hcb.callback(lambda *pair: tested.append(tuple(map(int, pair))), number, step)
+        return step < end
+
+    def body(state: Any) -> Any:
+        number, end, step = state
+        hcb.callback(lambda *pair: seen.append(tuple(map(int, pair))), number, step)
+        return number, end, step + 1
+
+    def run(number: Any, end: Any) -> Any:
+        return hcb.while_loop(condition, body, (number, end, 0), progress="ends")[2]
+
+    ends = jnp.asarray([3, 0, 5, 1])
+    assert jax.jit(jax.vmap(run))(jnp.arange(4), ends).tolist() == ends.tolist()
+    hcb.barrier_wait()
+    assert sorted(seen) == [(n, step) for n, end in enumerate(ends.tolist()) for step in range(end)]
+    together, seen[:], alone = sorted(tested), [], []
+    for number, end in enumerate(ends):
+        tested.clear()
+        jax.jit(run)(number, end)
+        hcb.barrier_wait()
+        alone += tested
+    assert together == sorted(alone)
+
+
 def test_a_loop_without_steps_and_a_loop_with_a_wrong_total_have_bars(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
