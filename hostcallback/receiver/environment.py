@@ -1,7 +1,7 @@
 """All environment variables of the package: their names, valid values and current values.
 
 Only this module reads variables whose name begins with `HOSTCALLBACK_`.
-`python tools/document_environment.py` writes `docs/environment.md` from `VARIABLES`.
+`python tools/documents/environment.py` writes `docs/environment.md` from `VARIABLES`.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from checkout import ROOT
 
 sys.path.insert(0, str(ROOT))
 
-from tools import document_costs
+from tools.documents import costs as document_costs
 
 COSTS = document_costs.read_costs(document_costs.REPORT.read_text(encoding="utf-8"))
 DESIGN = ROOT / "docs" / "design"
@@ -46,7 +46,7 @@ def test_the_page_of_benchmarks_can_be_read() -> None:
 @pytest.mark.parametrize("path", document_costs.documents(), ids=lambda path: path.name)
 def test_the_figures_in_a_document_are_those_of_the_last_run(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
-    assert document_costs.filled(text, COSTS) == text, "run tools/document_costs.py"
+    assert document_costs.filled(text, COSTS) == text, "run tools/documents/costs.py"
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
@@ -56,7 +56,7 @@ def test_a_page_states_no_other_cost(path: Path) -> None:
     for phrase in SET_IN_CODE:
         text = text.replace(phrase, "")
     found = [text[max(0, m.start() - 40) : m.end() + 20] for m in MEASURED.finditer(text)]
-    assert found == [], "mark it (tools/document_costs.py) or leave it out"
+    assert found == [], "mark it (tools/documents/costs.py) or leave it out"
 
 
 @pytest.mark.parametrize("path", sorted(DESIGN.glob("*.md")), ids=lambda path: path.name)

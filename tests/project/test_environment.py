@@ -88,15 +88,19 @@ def test_the_documents_name_exactly_these() -> None:
 
 
 def test_the_reference_page_is_the_tools_output() -> None:
-    code = "import sys, document_environment; sys.stdout.write(document_environment.document())"
+    code = "import sys, environment; sys.stdout.write(environment.document())"
     written = subprocess.run(
-        [sys.executable, "-c", f"import sys; sys.path[:0] = {[str(ROOT / 'tools'), str(ROOT)]}; {code}"],
+        [
+            sys.executable,
+            "-c",
+            f"import sys; sys.path[:0] = {[str(ROOT / 'tools' / 'documents'), str(ROOT)]}; {code}",
+        ],
         capture_output=True,
         text=True,
         timeout=60,
         check=True,
     )
-    assert DOCUMENT.read_text(encoding="utf-8") == written.stdout, "run tools/document_environment.py"
+    assert DOCUMENT.read_text(encoding="utf-8") == written.stdout, "run tools/documents/environment.py"
 
 
 def test_the_installer_reads_the_listed_switch() -> None:

@@ -14,8 +14,8 @@ from checkout import ROOT
 
 sys.path.insert(0, str(ROOT))
 
-from tools import document_costs
 from tools.bench import charts
+from tools.documents import costs as document_costs
 from tools.website import gallery, pages, reference
 
 SHOWS = {

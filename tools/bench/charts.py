@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from tools.document_costs import Cost
+from tools.documents.costs import Cost
 
 CALLBACKS = re.compile(
     r"jax\.debug|io_callback|itself, not accelerated|checkify|jax_debug_nans|bare loop|jax-tqdm"
@@ -89,7 +89,7 @@ def markdown(folder: str) -> str:
 
 def redraw(report: Path) -> None:
     """Draws the charts of a page that exists, and puts them before its table."""
-    from tools import document_costs
+    from tools.documents import costs as document_costs
 
     text = report.read_text(encoding="utf-8")
     shown = write(document_costs.read_costs(text), report.parent / "benchmarks")

@@ -5,7 +5,7 @@ machine, ratios hardly. Both sides deliver the value to a Python function before
 
     python tools/bench.py [--rounds N] [--messages N] [--only TEXT] [--no-write] [--charts]
 
-The documents take their figures from that page: see tools/document_costs.py.
+The documents take their figures from that page: see tools/documents/costs.py.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from time import perf_counter
 
 import jax
 
-from tools import document_costs
 from tools.bench import charts
 from tools.bench.row import Row, table
 from tools.bench.rows import (
@@ -44,6 +43,7 @@ from tools.bench.rows import (
 )
 from tools.bench.rows.failures import capsules
 from tools.bench.rows.remote import forwarding, many_clients, nats_and_otlp
+from tools.documents import costs as document_costs
 from tools.gpu.check import REPORT as GPU_REPORT, TABLE_BEGINS
 
 Rows = Row | list[Row]

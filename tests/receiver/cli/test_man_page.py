@@ -14,13 +14,13 @@ from hostcallback.receiver.cli.parser import COMMANDS
 
 def test_the_page_is_what_the_parsers_say() -> None:
     script = (
-        "import sys; sys.path.insert(0, 'tools'); import document_commands as d; sys.stdout.write(d.page())"
+        "import sys; sys.path.insert(0, 'tools/documents'); import commands as d; sys.stdout.write(d.page())"
     )
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout == (ROOT / "docs" / "hcb.1").read_text("utf-8"), (
-        "run python tools/document_commands.py"
+        "run python tools/documents/commands.py"
     )
 
 

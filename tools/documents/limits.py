@@ -1,4 +1,4 @@
-"""Writes the limits of receiver/limits.py into docs/security.md: `python tools/document_limits.py`."""
+"""Writes the limits of receiver/limits.py into docs/security.md: `python tools/documents/limits.py`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from hostcallback.receiver.limits import LIMITS
 
-DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "security.md"
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "security.md"
 BEGIN, END = "<!-- limits -->\n", "<!-- end of limits -->"
 
 

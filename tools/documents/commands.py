@@ -1,4 +1,4 @@
-"""Writes the man page of `hcb`, `docs/hcb.1`, from the parsers of its commands: `python tools/document_commands.py`."""
+"""Writes the man page of `hcb`, `docs/hcb.1`, from the parsers of its commands: `python tools/documents/commands.py`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hostcallback.receiver.cli.parser import COMMANDS, DESCRIPTION, command_parsers, make_parser
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "hcb.1"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "hcb.1"
 
 STATUS = """\
 0 if all went well, 1 for an error, 2 for wrong arguments, 130 after Ctrl-C, 141 if the reader of the output closed it.
@@ -74,7 +74,7 @@ def page() -> str:
     """The text of the man page."""
     parser = make_parser(*COMMANDS)
     lines = [
-        '.\\" Written by tools/document_commands.py: change the parsers of the commands instead.',
+        '.\\" Written by tools/documents/commands.py: change the parsers of the commands instead.',
         '.TH HCB 1 "" hostcallback "User Commands"',
         ".SH NAME",
         "hcb \\- read tap logs, and control taps of running JAX programs",

@@ -1,4 +1,4 @@
-"""Writes docs/environment.md from the list of environment variables: `python tools/document_environment.py`."""
+"""Writes docs/environment.md from the list of environment variables: `python tools/documents/environment.py`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hostcallback.receiver.environment import VARIABLES
 
-FILE = Path(__file__).resolve().parents[1] / "docs" / "environment.md"
+FILE = Path(__file__).resolve().parents[2] / "docs" / "environment.md"
 
 TEXT = """\
 # Environment variables
@@ -22,7 +22,7 @@ hostcallback also reads a few variables of other projects: `OTEL_EXPORTER_OTLP_E
 `otlp_exporter`), `XDG_RUNTIME_DIR` (the folder of the control sockets), `NPROC` (XLA's number of threads) and, when the
 native library is compiled, `CXX`.
 
-`python tools/document_environment.py` writes this page from `receiver/environment.py`.
+`python tools/documents/environment.py` writes this page from `receiver/environment.py`.
 """
 
 

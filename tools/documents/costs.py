@@ -1,4 +1,4 @@
-"""Writes the measured figures of docs/benchmarks.md into the documents: `python tools/document_costs.py`.
+"""Writes the measured figures of docs/benchmarks.md into the documents: `python tools/documents/costs.py`.
 
 A document marks a figure with two comments, which readers do not see:
 
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 REPORT = ROOT / "docs" / "benchmarks.md"
 MARK = re.compile(r"(<!-- bench: ([^>]*?) -->)(.*?)(<!-- end -->)", re.DOTALL)
 
