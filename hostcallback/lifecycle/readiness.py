@@ -67,14 +67,15 @@ def _wait_in_buffers() -> Callable[[], None]:
 
 
 def _wait_in_buffer() -> bool:
-    # Native code, which no exception can pass, calls this, and interrupts the thread once it is back in Python.
+    # Native code, which no exception can pass, calls this, and interrupts the thread once it is back in Python: after
+    # False, and after an interrupt that Python raises before the first line here.
     try:
         _wait_for_output()
     except KeyboardInterrupt:
-        return True
+        return False
     except BaseException:
         logger.exception("numpy.asarray does not wait for callbacks")
-    return False
+    return True
 
 
 _WAIT_IN_BUFFER = native_library.Wait(_wait_in_buffer)

@@ -20,6 +20,8 @@ from jax import lax
 import hostcallback as hcb
 from hostcallback._jax_compat import sync
 from hostcallback.lifecycle import readiness
+from hostcallback.receiver.native import bindings as native_library
+from hostcallback.receiver.sources.settled import settled
 
 X = np.float32(3)
 WAIT_SEC = 60.0
@@ -208,6 +210,35 @@ go.set()
             assert process.communicate(timeout=60)[0] == "interrupted\n"
         finally:
             process.kill()
+
+
+def _interrupted() -> bool:
+    raise KeyboardInterrupt
+
+
+_AT_ONCE = native_library.Wait(
+    _interrupted
+)  # as where Python raises it before the first line of the function
+
+
+@pytest.mark.native_only  # the buffer protocol is extended by the native library
+def test_an_interrupt_is_not_lost_that_comes_before_the_wait_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", seen.append)
+    with monkeypatch.context() as interrupted, hcb.accelerate():  # `hcb.accelerate` hands the wait over
+        ready = jax.jit(lambda x: [jax.debug.callback(seen.append, x), x + 1][1])(X).block_until_ready()
+        hcb.barrier_wait()
+        interrupted.setattr(readiness, "_WAIT_IN_BUFFER", _AT_ONCE)
+        readiness.end()
+        readiness.begin()
+        try:
+            settled().settle(settled().emissions() + 1)
+            with pytest.raises(KeyboardInterrupt):
+                [np.asarray(ready), sum(range(1000))]
+        finally:
+            interrupted.undo()
+            readiness.end()
+            readiness.begin()
 
 
 def test_callbacks_may_call_it() -> None:

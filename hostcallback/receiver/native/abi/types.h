@@ -171,7 +171,8 @@ typedef struct {
 
 /* A type's function that gives out the memory of an object: bf_getbuffer of Python. */
 typedef int (*hcb_get_buffer)(void* object, void* view, int flags);
-/* Waits in the host, with its lock; returns whether the user has interrupted it. */
+/* Waits in the host, with its lock; returns 1, or 0 if the user has interrupted it. An interrupt that the host raises before the
+ * function's first line also comes back as 0. */
 typedef int32_t (*hcb_wait)(void);
 
 /* Runs the host function of a call on the host's own thread, which runs the program: takes the call's frame with hcb_own_call_read

@@ -36,7 +36,7 @@ void WaitInBuffers(hcb_get_buffer original, hcb_wait wait) {
 int GetBuffer(void* object, void* view, int flags) {
   const int status = original_get_buffer(object, view, flags);
   // After it: it waits for the program that computes the object.
-  if (status == 0 && !IsSettled() && wait_for_output() != 0) InterruptHost();
+  if (status == 0 && !IsSettled() && wait_for_output() == 0) InterruptHost();
   return status;
 }
 
@@ -45,7 +45,7 @@ void WaitOnHostThread() {
   std::fenv_t programs_own;
   std::fegetenv(&programs_own);
   std::fesetenv(FE_DFL_ENV);  // XLA flushes denormals on its threads
-  if (wait_for_output() != 0) InterruptHost();
+  if (wait_for_output() == 0) InterruptHost();
   std::fesetenv(&programs_own);
 }
 
