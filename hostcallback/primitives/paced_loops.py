@@ -101,7 +101,7 @@ def _run_while(
     def one(state: Any) -> Any:
         end, step, value = state
         going = condition(value)  # without a vmap and taps nothing uses it, and it is left out
-        # Taps are in a branch, so that under vmap they are masked as in any branch: elements that have ended send nothing.
+        # Taps are in a branch, so that vmap masks them as in any branch: elements that have ended send nothing.
         new = lax.cond(going, body, lambda value: value, value) if has_taps else body(value)
         return end, *select_lanes(going, (step + 1, new), (step, value))
 

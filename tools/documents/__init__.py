@@ -1,1 +1,1 @@
-"""Writes the parts of the documents that are made from the code: `python tools/documents/NAME.py`."""
+"""Writes the parts of the documents that are made from the code; each module is a script."""

@@ -1,4 +1,4 @@
-"""Writes the man page of `hcb`, `docs/hcb.1`, from the parsers of its commands: `python tools/documents/commands.py`."""
+"""Writes the man page `docs/hcb.1` from the parsers of its commands: `python tools/documents/commands.py`."""
 
 from __future__ import annotations
 
