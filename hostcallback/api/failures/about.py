@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
 import sys
 import time
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import jax
@@ -50,7 +51,12 @@ def _setting(name: str) -> Any:
 
 
 def _versions() -> dict[str, str]:
-    return {name: version(name) for name in PACKAGES if name.split(".")[0] in sys.modules or name == "jaxlib"}
+    found = {}
+    for name in PACKAGES:
+        if name in sys.modules or name == "jaxlib":
+            with contextlib.suppress(PackageNotFoundError):  # on the path, and not installed
+                found[name] = version(name)
+    return found
 
 
 def last_messages(runtime: Runtime) -> tuple[str, str]:
