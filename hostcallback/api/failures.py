@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
@@ -9,7 +10,7 @@ import re
 import sys
 import threading
 import time
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,12 @@ def _setting(name: str) -> Any:
 
 
 def _versions() -> dict[str, str]:
-    return {name: version(name) for name in PACKAGES if name.split(".")[0] in sys.modules or name == "jaxlib"}
+    found = {}
+    for name in PACKAGES:
+        if name in sys.modules or name == "jaxlib":
+            with contextlib.suppress(PackageNotFoundError):  # on the path, and not installed
+                found[name] = version(name)
+    return found
 
 
 def last_messages(runtime: Runtime) -> tuple[str, str]:

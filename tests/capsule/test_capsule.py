@@ -20,6 +20,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import hostcallback as hcb
 from checkout import ROOT
+from hostcallback.api import failures
 from hostcallback.api.capsule.programs import arrays_of, digests
 from hostcallback.api.capsule.reproduce import Reproduction, place_of_failure, reproduce
 from hostcallback.receiver import Capsule
@@ -277,6 +278,26 @@ def test_a_program_that_cannot_be_exported_leaves_its_inputs(tmp_path: Path) -> 
     with pytest.raises(hcb.receiver.CapsuleError, match=r"jax\.export refuses it"):
         reproduce(capsule)
     assert "jax.export refuses it" in why
+
+
+@native
+def test_packages_that_are_not_installed_and_writers_that_fail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def missing(name: str) -> str:
+        if name == "hostcallback":  # a checkout on the path
+            raise failures.PackageNotFoundError(name)
+        return "1.0"
+
+    monkeypatch.setattr(failures, "version", missing)
+    fails = (PARAMS, np.full((3, 4), 9, np.float32), 0.01)
+    run(hcb.capsule(jax.jit(train), tmp_path / "missing"), fails)
+    assert "hostcallback" not in only(tmp_path / "missing").about["versions"]
+    monkeypatch.setattr(failures, "version", lambda name: 1 / 0)
+    run(hcb.capsule(jax.jit(train), tmp_path / "failing"), fails)
+    assert "could not be written" in caplog.text
+    assert not list((tmp_path / "failing").iterdir())
+    gc.collect()  # warns of archives that are still open
 
 
 def test_an_unused_step_is_freed(tmp_path: Path) -> None:

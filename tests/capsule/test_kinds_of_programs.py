@@ -268,8 +268,7 @@ def test_keys_that_a_program_closes_over_are_converted_before_a_receiver_thread_
     (capsule,) = capsules(tmp_path)
     assert capsule.failure.text.startswith("log"), capsule.failure.text
     assert reproduce(capsule).is_exact
-    assert set(threads) <= {threading.main_thread()}
-    assert len(threads) == (jax.version.__version_info__ < (0, 12)), "from 0.12 on the program may have it"
+    assert threads == [threading.main_thread()]
 
 
 @native

@@ -142,7 +142,5 @@ def test_the_tables_of_rooms_are_those_of_the_docstrings() -> None:
 @pytest.mark.parametrize("package", rooms.PACKAGES)
 def test_every_room_is_in_the_tables(package: str) -> None:
     folder = ROOT.joinpath(*package.split("."))
-    found = set(folder.glob("[!_]*.py")) | {
-        path.parent for path in folder.glob("*/__init__.py")
-    }
+    found = set(folder.glob("[!_]*.py")) | {path.parent for path in folder.glob("*/__init__.py")}
     assert found <= {*rooms.rooms(package)}, "the layers in pyproject.toml have all rooms"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,8 +26,8 @@ from hostcallback.tracing.source_line import place_name, user_source_line
 P = ParamSpec("P")
 R = TypeVar("R")
 
-WHAT_OF = ("output", "input", "grad")
 PARAMETERS = ("param", "param grad", "update")
+WHAT_OF = ("output", "input", "grad", *PARAMETERS)
 MAX_NOT_ENTERED = 8
 """Number of operations that an error names because they cannot be rewritten."""
 
@@ -122,7 +123,13 @@ def observe(
         raise TypeError(
             f"hcb.observe: tap_func is {tap_func!r}, expected a function, at {user_source_line()}"
         )
-    directions, statistics = _directions(what_of), check_statistics(what)
+    directions = [what_of] if isinstance(what_of, str) else list(what_of)
+    if wrong := [direction for direction in directions if direction not in WHAT_OF]:
+        raise ValueError(
+            f"hcb.observe: what_of is {wrong[0]!r}, expected {', '.join(map(repr, WHAT_OF))}, or a list of these, "
+            f"at {user_source_line()}"
+        )
+    statistics = check_statistics(what)
     if tap_func is metrics and statistics is not None and "histogram" in statistics:
         raise ValueError(
             "hcb.observe: a histogram cannot be sent by tap_func=hcb.metrics: take another tap_func, or leave "
@@ -138,17 +145,6 @@ def observe(
     )
     context = Context(xray, all_threads=all_threads)
     return context if fun is None else context.wrap(fun)
-
-
-def _directions(what_of: Any) -> list[str]:
-    directions = [what_of] if isinstance(what_of, str) else list(what_of)
-    for direction in directions:
-        if direction not in (*WHAT_OF, *PARAMETERS):
-            raise ValueError(
-                f"hcb.observe: what_of is {direction!r}, expected "
-                f"{', '.join(map(repr, (*WHAT_OF, *PARAMETERS)))}, or a list of these, at {user_source_line()}"
-            )
-    return directions
 
 
 @dataclass(frozen=True)
@@ -180,12 +176,14 @@ class Observe(Xray):
             return None
         names, devices = self.statistics, program.devices
         send = sender_of(self.tap_func, self.name, self.ordered, names)
-        collector = _Collector(plan, program.tapped, lambda value: measure(value, names, devices), send)
+        measured = functools.partial(measure, names=names, devices=devices)
+        collector = _Collector(plan, program.tapped, measured, send)
 
         def run(*values: Any) -> list[Any]:
             outs, records = collector.evaluate(program.tapped, values, Place())
             with jax.named_scope(scopes.OWN):
-                records.update(collector.parameters(values, outs))
+                for label, update in plan.parameters.items():
+                    records[label] = update(values, outs, measured)
                 if records:
                     send({label: records[label] for label in found.labels if label in records})
             return outs
@@ -223,7 +221,6 @@ class _Collector(Evaluator):
         self._plans = dict(plan.by_place(jaxpr))
         self._measure = measure
         self._send = send
-        self._parameters = plan.parameters
 
     def _plan(self, jaxpr: Any, place: Place) -> Plan | None:
         return self._plans.get((*map(id, place.equations), id(jaxpr)))
@@ -237,14 +234,8 @@ class _Collector(Evaluator):
             self._record(plan, (*jaxpr.constvars, *jaxpr.invars), values, records)
 
     def made(
-        self,
-        jaxpr: Any,
-        equation: Any,
-        values: Sequence[Any],
-        outs: Sequence[Any],
-        place: Place,
-        records: Records,
-    ) -> None:
+        self, jaxpr: Any, equation: Any, values: Sequence[Any], outs: Sequence[Any], place: Place, records: Records
+    ) -> None:  # fmt: skip
         if plan := self._plan(jaxpr, place):
             self._record(plan, equation.outvars, outs, records)
 
@@ -259,10 +250,6 @@ class _Collector(Evaluator):
             labels = plan.taps.get(variable, ())
             with jax.named_scope(scopes.OWN):
                 records.update({label: self._measure(value) for label in labels})
-
-    def parameters(self, values: Sequence[Any], outs: Sequence[Any]) -> Records:
-        """Measures the updates of parameters, from the program's inputs and results."""
-        return {label: update(values, outs, self._measure) for label, update in self._parameters.items()}
 
 
 # ---- Selections that match nothing -----------------------------------------------------------------------------------

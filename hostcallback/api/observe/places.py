@@ -325,32 +325,29 @@ class Modules:
         # A gradient of weights is the product of a cotangent with what the module was given, which another one made.
         of_products = {**owners, **multiplied}
 
-        def labelled(one: Labelled) -> Labelled:
-            if one.label is not None or not one.site.backward or one.recomputed or _is_large(one.equation):
-                return one
-            known = origins.get(compat.equation_origin(one.equation), set())
-            if len(known) == 1:
-                return replace(one, label=next(iter(known)))
-            return self._backward(one, of_products if one.site.primitive in _BILINEAR else owners)
-
-        result = [labelled(one) for one in equations]
+        result = [
+            _labelled(one, of_products if one.site.primitive in _BILINEAR else owners, origins)
+            for one in equations
+        ]
         with_backward = {one.label for one in result if one.site.backward}
         only_entered = {
             v: label for v, label in entered.items() if v not in owners and label not in with_backward
         }
-        return [self._backward(one, only_entered) for one in result]
-
-    def _backward(self, one: Labelled, owners: Mapping[Any, str]) -> Labelled:
-        if one.label is not None or not one.site.backward or one.recomputed or _is_large(one.equation):
-            return one
-        label = next((owners[atom] for atom in one.reads() if atom in owners), None)
-        return replace(one, label=label) if label is not None else one
+        return [_labelled(one, only_entered, {}) for one in result]
 
     def _of(self, atom: Any) -> str | None:
         return None if isinstance(atom, Literal) else self._labels.get(atom)
 
 
 _BILINEAR = ("dot_general", "conv_general_dilated", "ragged_dot_general")
+
+
+def _labelled(one: Labelled, owners: Mapping[Any, str], origins: Origins) -> Labelled:
+    if one.label is not None or not one.site.backward or one.recomputed or _is_large(one.equation):
+        return one
+    known = origins.get(compat.equation_origin(one.equation), set())
+    of_reads = (owners[variable] for variable in one.reads() if variable in owners)
+    return replace(one, label=next(iter(known if len(known) == 1 else of_reads), None))
 
 
 def _is_large(equation: Any) -> bool:

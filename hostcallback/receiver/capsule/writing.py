@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -127,6 +128,8 @@ class CapsuleWriter:
 
     def discard(self) -> None:
         """Removes the unfinished file. Does nothing after `finish`."""
+        with contextlib.suppress(OSError, ValueError):  # a full disk; a member that is not finished
+            self._zip.close()
         self._file.close()
         self._partial.unlink(missing_ok=True)
 
