@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from hostcallback.receiver.messages import Message
     from hostcallback.receiver.remote.options import Forward, forward
     from hostcallback.receiver.remote.otlp.exporter import OtlpExporter, otlp_exporter, otlp_exporter as otlp
-    from hostcallback.receiver.runtime.prometheus import register as prometheus_collector
+    from hostcallback.receiver.runtime.metrics import register as prometheus_collector
     from hostcallback.receiver.sinks.metric_writers.adapters import tensorboard
     from hostcallback.receiver.sinks.metric_writers.files import csv as csv, jsonl
     from hostcallback.receiver.sinks.metric_writers.sink import WriterStats
@@ -245,7 +245,7 @@ _PLACES = {
     "outfeed_receiver": "api.receiver",
     "print": "api.debug",
     "progress": "api.progress",
-    "prometheus_collector": "receiver.runtime.prometheus:register",
+    "prometheus_collector": "receiver.runtime.metrics:register",
     "read": "receiver.taplog.columns.log_data",
     "record": "receiver.taplog.writing.recorder",
     "scan": "api.progress",

@@ -40,7 +40,7 @@ from hostcallback.sync import inflight
 from hostcallback.tracing import leaves
 from hostcallback.tracing.retention import callable_name
 from hostcallback.tracing.source_line import user_source_line
-from hostcallback.tracing.tap_options import TapOptions
+from hostcallback.tracing.tap_spec import TapOptions
 
 
 class CallbackFlavor(enum.Enum):

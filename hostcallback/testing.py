@@ -20,7 +20,7 @@ from hostcallback.receiver.errors import TapFunctionException, TapTimeoutError
 from hostcallback.receiver.failures.call_site import Frame
 from hostcallback.receiver.failures.check_report import CheckError
 from hostcallback.receiver.messages import Message
-from hostcallback.receiver.runtime.dispatch.scope_sinks import ScopeSinks
+from hostcallback.receiver.runtime.dispatch.scope import ScopeSinks
 from hostcallback.receiver.runtime.runtime import runtime
 from hostcallback.receiver.taplog.columns.log_data import UnknownTapError
 from hostcallback.receiver.text import printable_lines

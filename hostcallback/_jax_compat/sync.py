@@ -137,7 +137,7 @@ def execution_stream(ident: int) -> contextlib.AbstractContextManager[None]:
 
     jaxlib's CPU client gives a thread the stream `std::hash<std::thread::id>` (`PosixEnv::GetCurrentThreadId` of tsl,
     0.8 to 0.12), which in libstdc++ is `_Hash_bytes` of the pthread's number. Elsewhere the number is wrong:
-    `hostcallback.sync.streams` tries it before it relies on it.
+    `hostcallback.sync.inflight` tries it before it relies on it.
     """
     stream = _xla_client.execution_stream_id(_hash_of_thread(ident))
     return cast("contextlib.AbstractContextManager[None]", stream)

@@ -7,14 +7,10 @@ loads the lowering rules and the handler of process exit.
 
 import hostcallback.api.shutdown
 import hostcallback.lowering.call
-import hostcallback.lowering.clock
-import hostcallback.lowering.custom_partitioning
+import hostcallback.lowering.device_ops
 import hostcallback.lowering.discharge
-import hostcallback.lowering.exported_calls
-import hostcallback.lowering.pallas
-import hostcallback.lowering.reductions
+import hostcallback.lowering.embedded
 import hostcallback.lowering.tap
-import hostcallback.lowering.verdict
 import hostcallback.primitives.experimental_rules
 import hostcallback.primitives.lane_masks
 import hostcallback.receiver.runtime.interactive

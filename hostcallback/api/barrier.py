@@ -9,7 +9,7 @@ from time import perf_counter
 from hostcallback import _jax_compat as compat
 from hostcallback.api.public import public
 from hostcallback.lifecycle import effect_dispatch, unsettled
-from hostcallback.lifecycle.exit_wait import ExitWait
+from hostcallback.lifecycle.ending import ExitWait
 from hostcallback.receiver.errors import ReentrantWaitError, TapFunctionException
 from hostcallback.receiver.runtime.runtime import runtime
 from hostcallback.receiver.sinks.progress.bars import bars

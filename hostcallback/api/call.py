@@ -9,7 +9,7 @@ from hostcallback.api.public import check_keywords, public
 from hostcallback.primitives.call import emit_call
 from hostcallback.receiver.host_function import refuse_async
 from hostcallback.tracing.source_line import user_source_line
-from hostcallback.tracing.tap_options import TapOptions, default_name
+from hostcallback.tracing.tap_spec import TapOptions, default_name
 
 VMAP_METHODS = ("sequential", "sequential_unrolled", "expand_dims", "broadcast_all", None)
 

@@ -15,9 +15,8 @@ from jax import lax
 
 from hostcallback import _jax_compat as compat
 from hostcallback.api.public import public
-from hostcallback.primitives.bind import bind_tap
+from hostcallback.primitives.bind import bind_tap, emit_text
 from hostcallback.primitives.call import emit_call
-from hostcallback.primitives.formatted import emit_text
 from hostcallback.receiver.host_function import refuse_async
 from hostcallback.receiver.sinks import debugger as stops
 from hostcallback.receiver.sinks.debugger import SupportsReadline, SupportsWriteAndFlush
@@ -29,7 +28,7 @@ from hostcallback.tracing.format_check import named_fields
 from hostcallback.tracing.frames import CapturedFrame, capture_frames
 from hostcallback.tracing.retention import Unavailable
 from hostcallback.tracing.source_line import SourceLine, place_name, user_source_line
-from hostcallback.tracing.tap_options import TapOptions, callback_options, check_switch, default_name
+from hostcallback.tracing.tap_spec import TapOptions, callback_options, check_switch, default_name
 
 PRINT_OPTIONS = ("output_stream", "name", "processes")
 LOG_OPTIONS = ("logger", "level", "name", "processes")

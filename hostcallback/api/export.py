@@ -8,7 +8,7 @@ from typing import Any
 import jax.export
 
 from hostcallback.api.public import public
-from hostcallback.lowering import exported_calls
+from hostcallback.lowering import embedded
 from hostcallback.receiver.host_function import refuse_async
 from hostcallback.receiver.runtime.runtime import runtime
 from hostcallback.receiver.sinks.factory import Binding
@@ -78,4 +78,4 @@ def export_checks() -> list[Any]:
     Example:
         jax.export.export(jax.jit(f), disabled_checks=hcb.export_checks())(x)
     """
-    return [jax.export.DisabledSafetyCheck.custom_call(target) for target in exported_calls.TARGETS]
+    return [jax.export.DisabledSafetyCheck.custom_call(target) for target in embedded.TARGETS]

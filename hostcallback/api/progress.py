@@ -15,13 +15,13 @@ from jax import lax
 
 from hostcallback.api.watch.watch import watch_nonfinite
 from hostcallback.primitives.bind import bind_tap
-from hostcallback.primitives.lanes import any_lane
+from hostcallback.primitives.lane_masks import any_lane
 from hostcallback.primitives.paced_loops import as_one_program, run_while, scan_steps
 from hostcallback.receiver.sinks.factory import Binding
 from hostcallback.receiver.sinks.progress.bars import Phase
 from hostcallback.receiver.wire import tap_descriptor
 from hostcallback.tracing.source_line import user_source_line
-from hostcallback.tracing.tap_options import TapOptions
+from hostcallback.tracing.tap_spec import TapOptions
 
 DISPLAYS = ("tqdm", "rich")
 

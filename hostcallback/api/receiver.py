@@ -29,16 +29,23 @@ from hostcallback.api.receiver_options import (
     receiver_sinks,
     refuse_process,
 )
-from hostcallback.lifecycle import effect_dispatch, monitoring, raise_soon, receivers as transport
-from hostcallback.lifecycle.devices import choose_devices
-from hostcallback.lifecycle.flush_at_termination import end_flushing, flush_at_termination
+from hostcallback.lifecycle import effect_dispatch, monitoring, receivers as transport
+from hostcallback.lifecycle.ending import (
+    GRACE_SEC,
+    InterruptedWait,
+    end_flushing,
+    flush_at_termination,
+    is_interrupt,
+    tell_loss,
+)
 from hostcallback.lifecycle.forwarding import (
     ForwardingWarning,
     end_forwarding,
+    job,
     open_forwarder,
+    process_index,
 )
-from hostcallback.lifecycle.interruption import GRACE_SEC, InterruptedWait, is_interrupt, tell_loss
-from hostcallback.lifecycle.process_group import job, process_index
+from hostcallback.lifecycle.receivers import choose_devices
 from hostcallback.receiver.errors import TapTimeoutError
 from hostcallback.receiver.failures.check_report import FailedCheck
 from hostcallback.receiver.failures.deferred_errors import MAX_KEPT, OnError
@@ -47,9 +54,8 @@ from hostcallback.receiver.messages import Sink
 from hostcallback.receiver.remote.forwarder import Forwarder
 from hostcallback.receiver.remote.options import Forward
 from hostcallback.receiver.runtime.device_stats import DeviceStats, ShownAsSummary, StatsRows, summarize
-from hostcallback.receiver.runtime.dispatch.scope import Scope
-from hostcallback.receiver.runtime.dispatch.scope_sinks import ScopeSinks
-from hostcallback.receiver.runtime.rules.rule_notes import RuleNotes
+from hostcallback.receiver.runtime.dispatch.scope import Scope, ScopeSinks
+from hostcallback.receiver.runtime.rules.rule_table import RuleNotes
 from hostcallback.receiver.runtime.runtime import runtime
 from hostcallback.receiver.sinks.metric_writers.sink import WriterStats
 from hostcallback.receiver.sources.back_pressure import BackPressure, Policy
@@ -444,7 +450,7 @@ def outfeed_receiver(
     if on_error is OnError.ABORT:
         effect_dispatch.expect_failures()
     if on_error in (OnError.RAISE_SOON, OnError.ABORT):
-        raise_soon.prepare()
+        effect_dispatch.prepare()
     scope = Scope(receiver_name, max_errors, back_pressure, on_error)
     if folder is not None:
         from hostcallback.api.failures import FailureCapsules

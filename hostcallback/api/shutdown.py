@@ -15,10 +15,12 @@ from types import TracebackType
 import hostcallback.api.receiver  # noqa: F401
 from hostcallback.api.barrier import leave_effects_barrier, merge, wait_for_taps
 from hostcallback.lifecycle import effect_dispatch, receivers as transport
-from hostcallback.lifecycle.exit_wait import ExitWait, describe_backlog, flush_writers
-from hostcallback.lifecycle.interruption import (
+from hostcallback.lifecycle.ending import (
     GRACE_SEC,
+    ExitWait,
     InterruptedWait,
+    describe_backlog,
+    flush_writers,
     has_told_loss,
     is_interrupt,
     tell_loss,
@@ -27,9 +29,9 @@ from hostcallback.receiver import environment
 from hostcallback.receiver.errors import ReentrantWaitError, TapFunctionException, TapTimeoutError
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.native import bindings as native
-from hostcallback.receiver.runtime import sigint
+from hostcallback.receiver.runtime import signals
 from hostcallback.receiver.runtime.runtime import runtime
-from hostcallback.receiver.runtime.sigint import is_interactive
+from hostcallback.receiver.runtime.signals import is_interactive
 
 EXIT_STATUS = 1
 """The exit status of a process whose failures were not reported before its end, if it would exit with 0."""
@@ -48,7 +50,7 @@ def _deliver_at_exit() -> None:
     leave_effects_barrier()
     if not transport.started():
         return
-    if sigint.watch.exits:
+    if signals.watch_interrupt.exits:
         if not has_told_loss(sys.last_value):  # nothing was lost
             runtime.remove_files()
         return
@@ -85,7 +87,7 @@ def _give_up_at_exit() -> bool:
     backlog = describe_backlog()
     logger.error("interrupted at exit. Lost: %s", backlog or "nothing that was emitted so far")
     with suppress(KeyboardInterrupt):
-        sigint.watch.exits = True
+        signals.watch_interrupt.exits = True
         # Programs that wait for room must end, too: JAX's exit waits for them.
         runtime.skip_taps(True)
         runtime.close_calls(_CALLS_END)
@@ -108,7 +110,7 @@ def _end_interrupted(error: BaseException) -> None:
             hurries = not _wait_until(wait.deadline)
             wait.note_backlog()
             lost = [f"lost: {wait.backlog}"] if wait.backlog else []
-        sigint.watch.exits = True
+        signals.watch_interrupt.exits = True
         runtime.skip_taps(True)
         runtime.close_calls(_CALLS_END)
         if not hurries:  # the tap that runs now may print

@@ -15,7 +15,7 @@ from hostcallback.receiver.sinks.factory import Binding
 from hostcallback.receiver.sinks.print import SupportsWrite
 from hostcallback.receiver.wire import tap_descriptor
 from hostcallback.tracing.source_line import place_name, user_source_line
-from hostcallback.tracing.tap_options import TapOptions, check_switch, default_name
+from hostcallback.tracing.tap_spec import TapOptions, check_switch, default_name
 
 _OPTIONS = ["batched", "name", "ordered", "processes", "python_scalars", "result", "sharding", "tap_tangents"]
 

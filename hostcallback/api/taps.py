@@ -10,8 +10,15 @@ from hostcallback import _jax_compat as compat
 from hostcallback.api.public import public
 from hostcallback.receiver.control.endpoints import endpoints
 from hostcallback.receiver.log import logger
-from hostcallback.receiver.runtime.rules.names import matching, no_such_tap, tap_names
-from hostcallback.receiver.runtime.rules.rules import Predicate, When, rule_settings, settings_text
+from hostcallback.receiver.runtime.rules.rules import (
+    Predicate,
+    When,
+    matching,
+    no_such_tap,
+    rule_settings,
+    settings_text,
+    tap_names,
+)
 from hostcallback.receiver.runtime.runtime import runtime
 from hostcallback.receiver.text import table
 

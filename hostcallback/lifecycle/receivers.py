@@ -6,7 +6,7 @@ import functools
 import itertools
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -19,14 +19,13 @@ from hostcallback.receiver.errors import NativeLibraryError
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.messages import Consumer
 from hostcallback.receiver.native import bindings as native_library
-from hostcallback.receiver.runtime import sigint
+from hostcallback.receiver.runtime import signals
 from hostcallback.receiver.runtime.dispatch.calls import CallsInPlace, CallThreads
 from hostcallback.receiver.runtime.rules.admission import Answer, Decisions
-from hostcallback.receiver.runtime.runtime import runtime
-from hostcallback.receiver.runtime.stall_watch import Supervisor
+from hostcallback.receiver.runtime.runtime import Supervisor, runtime
 from hostcallback.receiver.sources.queue import QueueSource
 from hostcallback.receiver.sources.ring import RingSource
-from hostcallback.receiver.sources.ring_config import RingConfig
+from hostcallback.receiver.sources.ring_batch import RingConfig
 from hostcallback.receiver.sources.source import Source
 from hostcallback.receiver.wire import ArraySpec, Flags, decode_header, encode_prefix
 from hostcallback.receiver.wire.truncation import cut, shape_record
@@ -106,7 +105,7 @@ def start(platform: str) -> None:
             runtime.exported.is_first_process = not jax.process_index()
             runtime.start(device_name(device), device, make_source, CallThreads if native else CallsInPlace)
         _started.add(platform)
-    sigint.watch.start(runtime)
+    signals.watch_interrupt.start(runtime)
     endpoints.start()
 
 
@@ -327,3 +326,51 @@ def _queue_of(platform: str, devices: list[jax.Device] | None, partition: int) -
 def _as_emitted(arrays: Sequence[Any], dtypes: Sequence[np.dtype[Any]]) -> list[np.ndarray[Any, Any]]:
     # XLA passes packed elements (of less than a byte) widened.
     return [np.asarray(a).astype(d, copy=False) for a, d in zip(arrays, dtypes, strict=True)]
+
+
+def choose_devices(backends: Sequence[str] | None, devices: Sequence[jax.Device] | None) -> list[jax.Device]:
+    """Returns the given devices, the local devices of some backends, or by default those of all backends in use.
+
+    Raises:
+        ValueError: both arguments are given, or a device or backend is not one of this process.
+    """
+    if backends is not None and devices is not None:
+        raise ValueError(
+            f"outfeed_receiver got both devices={list(devices)!r} and backends={list(backends)!r}: give one of them"
+        )
+    if devices is not None:
+        chosen = list(devices) if isinstance(devices, Iterable) else [devices]
+        wrong = [d for d in chosen if not isinstance(d, jax.Device)]
+        if wrong:
+            raise ValueError(
+                f"devices takes a list of jax.Device, got {devices!r}: such as jax.local_devices()[:2]"
+            )
+        foreign = [d for d in chosen if d.process_index != jax.process_index()]
+        if foreign:
+            raise ValueError(
+                f"outfeed_receiver got devices of other processes: {foreign}; a process receives from its own "
+                "devices: use jax.local_devices()"
+            )
+    elif backends is not None:
+        if isinstance(backends, str):
+            raise ValueError(
+                f"backends takes a list of platform names, got the string {backends!r}: [{backends!r}]"
+            )
+        chosen = []
+        for backend in backends:
+            try:
+                chosen += jax.local_devices(backend=backend)
+            except RuntimeError as error:
+                raise ValueError(
+                    f"unknown backend {backend!r}: this process has {jax.default_backend()!r} ({error})"
+                ) from error
+    else:
+        chosen = jax.local_devices()
+        # Programs for the CPU run in a GPU's process too (`jax.jit(..., backend="cpu")`, `compute_on`, data
+        # pipelines), and their taps would otherwise reach the default receiver, outside of this block's
+        # errors and counts.
+        if chosen and chosen[0].platform != "cpu":
+            chosen += jax.local_devices(backend="cpu")
+    if not chosen:
+        raise ValueError("outfeed_receiver got no devices: give devices= or backends= that this process has")
+    return list(dict.fromkeys(chosen))

@@ -38,10 +38,10 @@ def _lower(ctx: Any, *args: Any, closed: Any) -> Any:
 
 def discharge(closed: Any, inner: Any) -> Any:
     """Returns a program that runs `inner` without its tap effects, with the inputs and results of `closed`."""
-    from hostcallback.lifecycle import raise_soon
+    from hostcallback.lifecycle import effect_dispatch
 
     if compat.has_effect(inner, TapEffect):
-        raise_soon.note_program(closed)
+        effect_dispatch.note_program(closed)
     return compat.as_one_equation(closed, inner, boundary_p, _other_effects(inner))
 
 

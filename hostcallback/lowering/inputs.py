@@ -11,13 +11,12 @@ from jax import lax
 
 from hostcallback.lowering.xray import Program
 from hostcallback.primitives.bind import bind_tap
-from hostcallback.primitives.reductions import copies, not_finite
+from hostcallback.primitives.device_ops import copies, not_finite
 from hostcallback.receiver.messages import Message, Sink
 from hostcallback.receiver.sinks.factory import Binding
 from hostcallback.receiver.wire import tap_descriptor
 from hostcallback.receiver.wire.tap_descriptor import TapKind
-from hostcallback.tracing.tap_options import TapOptions
-from hostcallback.tracing.tap_spec import LAST
+from hostcallback.tracing.tap_spec import LAST, TapOptions
 
 
 def run_keeping_inputs(

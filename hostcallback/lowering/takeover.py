@@ -13,14 +13,12 @@ import jax
 import numpy as np
 
 from hostcallback import _jax_compat as compat
-from hostcallback.primitives.bind import bind_tap
+from hostcallback.primitives.bind import as_jax_array, bind_tap, template_of
 from hostcallback.primitives.call import emit_call
-from hostcallback.primitives.formatted import as_jax_array, template_of
 from hostcallback.receiver.sinks.factory import Binding
 from hostcallback.receiver.wire import tap_descriptor
 from hostcallback.tracing.retention import callable_name
-from hostcallback.tracing.tap_options import callback_options
-from hostcallback.tracing.tap_spec import ON_ONE_DEVICE
+from hostcallback.tracing.tap_spec import ON_ONE_DEVICE, callback_options
 
 Arrays = Literal["numpy", "jax"]
 """Kind of the arrays that callbacks get: new numpy arrays, or JAX arrays on the CPU as from JAX."""

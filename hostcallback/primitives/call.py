@@ -23,8 +23,7 @@ from hostcallback.receiver.sinks.factory import Binding
 from hostcallback.receiver.wire.dtypes import wire_type_of
 from hostcallback.tracing.retention import describe_structure
 from hostcallback.tracing.source_line import user_source_line
-from hostcallback.tracing.tap_options import TapOptions
-from hostcallback.tracing.tap_spec import TapSpec
+from hostcallback.tracing.tap_spec import TapOptions, TapSpec
 
 call_p = Primitive("host_call")
 call_p.multiple_results = True

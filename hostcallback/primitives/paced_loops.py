@@ -17,8 +17,8 @@ from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
 from hostcallback import _jax_compat as compat
-from hostcallback.primitives.clock import read_clock
-from hostcallback.primitives.lanes import any_lane, select_lanes
+from hostcallback.primitives.device_ops import read_clock
+from hostcallback.primitives.lane_masks import any_lane, select_lanes
 
 INTERVAL_US = 100_000
 """Microseconds between two messages."""

@@ -1,4 +1,7 @@
-"""Text that people see: made safe for terminals, logs and HTML, and free of passwords and tokens."""
+"""Text that people see: made safe for terminals, logs and HTML, and free of passwords and tokens.
+
+All such text goes through `printable`, or through `printable_lines` where it may have several lines.
+"""
 
 from __future__ import annotations
 

@@ -27,8 +27,8 @@ from hostcallback import _jax_compat as compat
 from hostcallback.receiver import processes
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.runtime.runtime import runtime
-from hostcallback.sync import hold
-from hostcallback.sync.dispatch_thread import DispatchError, dispatch_thread
+from hostcallback.sync import threads
+from hostcallback.sync.threads import DispatchError, dispatch_thread
 
 LOOK_SEC = 0.005
 """Seconds between the checks of a waiting thread for progress of the fence."""
@@ -90,7 +90,7 @@ class Fence:
                 self._waiting -= 1
                 failed, failure = self._failed
                 if not self._waiting:  # `_take_all` begins no hold from now on
-                    hold.end()
+                    threads.end()
                     self._failed = range(0), None
         if failure is not None and ticket in failed:
             raise DispatchError("a program of the fence could not be run") from failure
@@ -107,7 +107,7 @@ class Fence:
             if self._taken != taken:
                 taken, since = self._taken, now
             if now - since > self._patience_sec or runtime.holds_programs():
-                hold.end()
+                threads.end()
                 since = now
 
     def _answer(self) -> None:
@@ -157,7 +157,7 @@ class Fence:
 
     def _has_thread_to_spare(self, device: jax.Device) -> bool:
         # Without a free thread XLA might not be able to end the fence's programs, which would keep their places.
-        probe = hold.held_program(device)()
+        probe = threads.held_program(device)()
         begun = perf_counter()
         while not probe.is_ready():
             if perf_counter() - begun > LOOK_SEC:
@@ -169,11 +169,11 @@ class Fence:
 
     def _take_all(self, device: jax.Device) -> bool:
         """Returns whether it took all places of the device before another thread lifted the fence."""
-        dispatch_held, follow = hold.held_program(device), _follower(device)
+        dispatch_held, follow = threads.held_program(device), _follower(device)
         with self._changed:
             if not self._waiting:
                 return False
-            hold.begin()
+            threads.begin()
         try:
             held = dispatch_held()
             if not held.is_ready():
@@ -185,7 +185,7 @@ class Fence:
                 self._taken += 1
         # In any case, because held programs keep places that other threads' programs wait for.
         finally:
-            holds = hold.end()
+            holds = threads.end()
         return holds
 
     def _tell(self, device: jax.Device) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 import hostcallback.api  # noqa: F401  (before the rooms below it, whose imports depend on its order)
 from hostcallback import _jax_compat as compat
-from hostcallback.lifecycle import raise_soon
+from hostcallback.lifecycle import effect_dispatch
 from hostcallback.receiver.failures import deferred_errors
 
 
@@ -25,9 +25,9 @@ class _Taken(list[Any]):
 
 def test_an_entry_that_another_thread_takes_is_left_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deferred_errors, "raise_soon_queue", _Taken())
-    monkeypatch.setattr(raise_soon, "raise_soon_queue", _Taken())
+    monkeypatch.setattr(effect_dispatch, "raise_soon_queue", _Taken())
     assert not deferred_errors.DeferredErrors(1).take_checks()
-    raise_soon.raise_now()
+    effect_dispatch.raise_now()
 
 
 class _Unnamed:
@@ -53,5 +53,5 @@ def test_a_compiled_program_has_the_name_that_is_not_noted() -> None:
     finally:
         undo()
     assert names[-1] == compat.UNKNOWN_FUNCTION
-    raise_soon.note_program(_Unnamed)
-    assert compat.UNKNOWN_FUNCTION not in raise_soon._tapped
+    effect_dispatch.note_program(_Unnamed)
+    assert compat.UNKNOWN_FUNCTION not in effect_dispatch._tapped

@@ -64,7 +64,9 @@ def modules_of(package: str, folder: Path) -> list[str]:
 @pytest.mark.slow
 def test_the_modules_around_the_change_to_jax_can_be_imported_first() -> None:
     assert not failed(
-        "hostcallback._jax_compat", "hostcallback.lifecycle.raise_soon", "hostcallback.primitives.effects"
+        "hostcallback._jax_compat",
+        "hostcallback.lifecycle.effect_dispatch",
+        "hostcallback.primitives.effects",
     )
 
 

@@ -19,7 +19,7 @@ from jax import lax
 
 import hostcallback as hcb
 from hostcallback.receiver.remote.forwarder import Forwarder
-from hostcallback.receiver.runtime import sigterm
+from hostcallback.receiver.runtime import signals
 from hostcallback.receiver.taplog.writing.recorder import Recorder
 
 BURST = 300
@@ -83,7 +83,7 @@ class Ends:
 def main() -> None:
     """Runs until the signal."""
     pause = threading.Event()
-    sigterm.GRACE_SEC = 0.3
+    signals.GRACE_SEC = 0.3
     forward = hcb.Forward("localhost:1", spool=folder / "spool", drain_sec=0.0)
     with hcb.outfeed_receiver(record=folder / "log", forward=forward):
         emit()
@@ -92,7 +92,7 @@ def main() -> None:
             emitting_after(Forwarder)
             failing = [Fails() for _ in range(20)]
             for item in failing:
-                sigterm.watch.add(item)
+                signals.watch_termination.add(item)
             os.kill(os.getpid(), signal.SIGTERM)
             pause.wait(60)
     sys.modules["ends"] = Ends()  # type: ignore[assignment]

@@ -11,8 +11,8 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 import hostcallback.api  # noqa: F401  (registers the lowering rules)
-from hostcallback.lowering.reductions import shares_of_shards
-from hostcallback.primitives.reductions import (
+from hostcallback.lowering.device_ops import shares_of_shards
+from hostcallback.primitives.device_ops import (
     merged_statistics,
     not_finite,
     reduce_merged_statistics,

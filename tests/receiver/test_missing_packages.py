@@ -28,7 +28,7 @@ from checkout import ROOT
         ),
         (
             "prometheus_client",
-            "from hostcallback.receiver.runtime.prometheus import register as use",
+            "from hostcallback.receiver.runtime.metrics import register as use",
             "metrics for Prometheus need the package prometheus-client: pip install 'hostcallback[prometheus]'",
         ),
     ],

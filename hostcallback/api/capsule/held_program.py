@@ -32,7 +32,7 @@ from hostcallback.receiver.failures.check_report import FailedCheck
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.messages import Message
 from hostcallback.receiver.sinks.nonfinite import NonFiniteSink, Watched
-from hostcallback.receiver.sources.ring_config import RingConfig
+from hostcallback.receiver.sources.ring_batch import RingConfig
 from hostcallback.tracing.tap_spec import TapSpec
 
 Reported = FailedCheck | TapFailure

@@ -27,7 +27,7 @@ from hostcallback.receiver.capsule.reading import Capsule
 from hostcallback.receiver.sinks.factory import Binding
 from hostcallback.tracing import scopes
 from hostcallback.tracing.source_line import first_user_line
-from hostcallback.tracing.tap_options import TapOptions
+from hostcallback.tracing.tap_spec import TapOptions
 
 TAP = "capsule operations"
 """Name of the tap of the digests."""

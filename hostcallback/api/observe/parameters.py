@@ -17,7 +17,7 @@ from hostcallback.api.observe.plan import Found, Plan
 from hostcallback.api.observe.report import can_measure
 from hostcallback.lowering.evaluator import structure_of
 from hostcallback.lowering.xray import Program
-from hostcallback.primitives.reductions import statistics
+from hostcallback.primitives.device_ops import statistics
 from hostcallback.tracing import scopes
 
 _VIEWS = ("convert_element_type", "copy", "copy_p", "reshape", "sharding_constraint", "optimization_barrier")

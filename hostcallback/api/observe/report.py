@@ -13,7 +13,7 @@ import numpy as np
 from hostcallback import _jax_compat as compat
 from hostcallback.api.outputs.metrics import metrics
 from hostcallback.api.tap import id_tap
-from hostcallback.primitives import reductions
+from hostcallback.primitives import device_ops
 from hostcallback.tracing.source_line import user_source_line
 
 MAX_METRICS = 128
@@ -25,7 +25,7 @@ MAX_METRICS = 128
 HISTOGRAM_EXPONENTS = range(-40, 24)
 """The bins of `histogram`: bin i counts magnitudes from 2**(i - 40) up to twice that; the outer bins have the rest."""
 
-DEFAULT = reductions.STATISTICS
+DEFAULT = device_ops.STATISTICS
 STATISTICS = (*DEFAULT, "histogram")
 SHARES = "shares"
 """The name of the statistics of a value's shares, in records that are not sent yet."""
@@ -77,9 +77,9 @@ def measure(value: Any, names: tuple[str, ...] | None, devices: int) -> Any:
     record: OrderedDict[str, Any] = OrderedDict()
     if set(names) & set(DEFAULT):
         if devices > 1 and not compat.in_manual_region():
-            record[SHARES] = reductions.share_statistics(value, devices)
+            record[SHARES] = device_ops.share_statistics(value, devices)
         else:
-            measured = reductions.statistics(value)
+            measured = device_ops.statistics(value)
             record.update((name, measured[name]) for name in names if name in measured)
     if "histogram" in names:
         record["histogram"] = _histogram(value)
@@ -89,7 +89,7 @@ def measure(value: Any, names: tuple[str, ...] | None, devices: int) -> Any:
 def merged(records: Mapping[str, Any], names: tuple[str, ...] | None) -> OrderedDict[str, Any]:
     """Returns the records with the statistics of whole values in place of those of shares."""
     divided = [label for label, one in records.items() if isinstance(one, dict) and SHARES in one]
-    found = reductions.merged_statistics([records[label][SHARES] for label in divided]) if divided else []
+    found = device_ops.merged_statistics([records[label][SHARES] for label in divided]) if divided else []
     wholes = dict(zip(divided, found, strict=True))
     result: OrderedDict[str, Any] = OrderedDict(records)
     for label, measured in wholes.items():

@@ -25,7 +25,7 @@ from hostcallback.receiver.sinks.metric_writers.tap_layout import (
 from hostcallback.receiver.wire import tap_descriptor
 from hostcallback.tracing.format_check import check_format
 from hostcallback.tracing.source_line import place_name, user_source_line
-from hostcallback.tracing.tap_options import TapOptions
+from hostcallback.tracing.tap_spec import TapOptions
 
 MAX_BINS = 10_000
 CHANNELS = (1, 3, 4)

@@ -17,9 +17,9 @@ from hostcallback.api.watch.diagnosis import Unsound, Watched, diagnose
 from hostcallback.api.watch.program_tests import Tests
 from hostcallback.api.watch.report import Operation, selector
 from hostcallback.lifecycle import unsettled
+from hostcallback.lowering.device_ops import FINE, FIRST, FURTHER, NOT_COUNTED, forget, verdict
 from hostcallback.lowering.evaluator import Place
 from hostcallback.lowering.inputs import groups_not_finite, is_inexact, run_keeping_inputs, send_inputs_if
-from hostcallback.lowering.verdict import FINE, FIRST, FURTHER, NOT_COUNTED, forget, verdict
 from hostcallback.lowering.xray import Context, Program, Xray
 from hostcallback.receiver.failures.deferred_errors import MultipleFailures
 from hostcallback.receiver.messages import Message

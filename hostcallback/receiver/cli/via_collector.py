@@ -19,8 +19,7 @@ from hostcallback.receiver.cli.output.tables import (
     seconds_text,
     text_table,
 )
-from hostcallback.receiver.runtime.rules.names import matching
-from hostcallback.receiver.runtime.rules.rules import settings_text
+from hostcallback.receiver.runtime.rules.rules import matching, settings_text
 from hostcallback.receiver.text import printable
 
 if TYPE_CHECKING:

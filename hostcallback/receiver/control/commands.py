@@ -15,8 +15,15 @@ from hostcallback.receiver.failures.failure_report import failure_history
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.messages import Consumer
 from hostcallback.receiver.runtime.device_receiver import DeviceReceiver
-from hostcallback.receiver.runtime.rules.names import matching, no_such_tap, tap_names
-from hostcallback.receiver.runtime.rules.rules import checked, checked_glob, rule_settings, settings_text
+from hostcallback.receiver.runtime.rules.rules import (
+    checked,
+    checked_glob,
+    matching,
+    no_such_tap,
+    rule_settings,
+    settings_text,
+    tap_names,
+)
 from hostcallback.receiver.runtime.runtime import Runtime
 from hostcallback.receiver.text import command_line
 

@@ -2,6 +2,11 @@
 
 {"version": 1, "command": "rules", "arguments": {...}}
 {"version": 1, "result": ...}  or  {"version": 1, "error": "text for people", "kind": "NoSuchTapError"}
+
+ControlError             a request that cannot be fulfilled
+|-- RuleFileError        a rule file with invalid content
+|-- ControlSocketError   a process that cannot be reached, must not be trusted, or cannot open its socket
+`-- NoSuchTapError       a glob that matches no tap
 """
 
 from __future__ import annotations

@@ -1,4 +1,12 @@
-"""A client's token, password, certificate and key: checked before use, and kept out of texts; errors of connections."""
+"""A client's token, password, certificate and key: checked before use, and kept out of texts; errors of connections.
+
+RemoteError                 (a HostCallbackError)
+|-- TransportError          the collector cannot be reached, or the connection broke: the process retries
+|   `-- StreamRefusedError  the collector refuses this stream: retrying does not help
+|-- BadStreamError          a client sends bytes that are not a stream of a tap log
+|   `-- GapError            the bytes between the stored ones and the next are missing
+`-- SpoolError              a spool's folder cannot be used
+"""
 
 from __future__ import annotations
 

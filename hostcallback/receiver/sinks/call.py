@@ -1,4 +1,9 @@
-"""The sinks of calls, and the consumers of exported programs, whose messages carry the description of their tap."""
+"""The sinks of calls, and the consumers of exported programs, whose messages carry the description of their tap.
+
+A program that `jax.export` wrote runs in processes that never traced it. Its taps send to one of two consumers that
+every process has. The first array of such a message (after the shard record, if there is one) is the description; see
+`hostcallback.receiver.wire.tap_descriptor`. By the name in it the tap finds the function that was bound to it.
+"""
 
 from __future__ import annotations
 

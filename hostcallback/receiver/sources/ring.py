@@ -15,9 +15,14 @@ from hostcallback.receiver.errors import CallFailedError
 from hostcallback.receiver.native import bindings as native
 from hostcallback.receiver.sources.back_pressure import BackPressure
 from hostcallback.receiver.sources.columns import BatchColumns
-from hostcallback.receiver.sources.ring_batch import BlockMemory, RingBatch
-from hostcallback.receiver.sources.ring_config import RingConfig
-from hostcallback.receiver.sources.ring_errors import DAMAGE, CorruptRingError, LostCopiesError
+from hostcallback.receiver.sources.ring_batch import (
+    DAMAGE,
+    BlockMemory,
+    CorruptRingError,
+    LostCopiesError,
+    RingBatch,
+    RingConfig,
+)
 from hostcallback.receiver.sources.source import CopiedBatch, SourceCounters
 from hostcallback.receiver.wire import ArraySpec, Flags, encode_prefix
 from hostcallback.receiver.wire.dtypes import is_subbyte, pack_subbyte, unpack_subbyte

@@ -1,4 +1,12 @@
-"""The header of a frame, its first 64 bytes, and its flags; errors of frames that cannot be decoded."""
+"""The header of a frame, its first 64 bytes, and its flags; errors of frames that cannot be decoded.
+
+WireError                   a frame cannot be decoded
+|-- TruncatedFrameError     it continues beyond the end of the buffer
+|-- CorruptFrameError       its bytes contradict the format or each other
+|-- UnsupportedVersionError its writer was newer
+|-- UnsupportedDtypeError   it has a dtype that this installation lacks
+`-- CorruptStreamError      a stretch of a stream holds no frames
+"""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ import pytest
 from jax import lax
 
 import hostcallback as hcb
-from hostcallback.receiver.runtime import sigterm
+from hostcallback.receiver.runtime import signals
 from hostcallback.receiver.runtime.runtime import runtime
 from hostcallback.receiver.taplog.reading.reader import LogReader
 from recorder import Recorder
@@ -195,7 +195,7 @@ def test_a_second_receiver_on_a_device_is_refused_and_the_first_goes_on(tmp_path
         refused = hcb.outfeed_receiver(devices=jax.devices()[1:], record=tmp_path / "refused")
         with pytest.raises(hcb.DeviceClaimedError, match=r"cpu:1 already has the receiver 'first'"), refused:
             pass
-        assert refused.recorder not in sigterm.watch._flushed  # its log is closed
+        assert refused.recorder not in signals.watch_termination._flushed  # its log is closed
         with hcb.outfeed_receiver(receiver_name="second", devices=jax.devices()[2:]) as second:
             f(jax.device_put(1.0, jax.devices()[0]))
             f(jax.device_put(2.0, jax.devices()[3]))

@@ -106,9 +106,9 @@ def test_a_tap_that_never_returns_does_not_hang_the_exit_and_the_loss_is_reporte
 
 
 SLOW = """
-import hostcallback.api.shutdown, hostcallback.lifecycle.exit_wait
+import hostcallback.api.shutdown, hostcallback.lifecycle.ending
 hostcallback.api.shutdown.EXIT_STALL_SEC = 0.5
-hostcallback.lifecycle.exit_wait.TELL_SEC = {tell_sec}
+hostcallback.lifecycle.ending.TELL_SEC = {tell_sec}
 never = threading.Event()
 def slow(x):
     never.wait(0.01)

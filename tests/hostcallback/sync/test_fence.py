@@ -11,7 +11,7 @@ import pytest
 
 from hostcallback import _jax_compat as compat
 from hostcallback.receiver.native import bindings as native_library
-from hostcallback.sync import fence, hold
+from hostcallback.sync import fence, threads
 
 if not native_library.available():
     pytest.skip("fences are made by the native library", allow_module_level=True)
@@ -20,17 +20,17 @@ if not native_library.available():
 @pytest.fixture
 def held() -> Iterator[Any]:
     device = jax.devices()[1]
-    dispatch = hold.held_program(device)
+    dispatch = threads.held_program(device)
     results: list[Any] = []
     # On a separate thread: until JAX 0.9, a callback that raised leaves behind a thread that runs programs inline.
     dispatching = threading.Thread(target=lambda: results.append(dispatch()))
-    hold.begin()
+    threads.begin()
     try:
         dispatching.start()
         dispatching.join(20)
         yield results[0]
     finally:
-        hold.end()
+        threads.end()
 
 
 def test_a_device_has_as_many_places_as_a_fence_takes(held: Any) -> None:
@@ -41,7 +41,7 @@ def test_a_device_has_as_many_places_as_a_fence_takes(held: Any) -> None:
     one_more.join(0.3)
     assert one_more.is_alive()
     assert not any(array.is_ready() for array in taken)
-    hold.end()
+    threads.end()
     one_more.join()
     jax.block_until_ready(taken)
 
@@ -56,5 +56,5 @@ def test_another_programs_place_is_not_to_be_had(held: Any) -> None:
     last.start()
     last.join(0.3)
     assert last.is_alive()
-    hold.end()
+    threads.end()
     last.join()

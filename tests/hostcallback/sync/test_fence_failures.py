@@ -9,8 +9,8 @@ import jax
 import pytest
 
 import hostcallback.api  # noqa: F401  (before the rooms below it, whose imports depend on its order)
-from hostcallback.sync.dispatch_thread import DispatchError, dispatch_thread
 from hostcallback.sync.fence import Fence
+from hostcallback.sync.threads import DispatchError, dispatch_thread
 
 WAIT_SEC = 20.0
 

@@ -22,8 +22,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 import hostcallback as hcb
 from hostcallback._jax_compat import sync
 from hostcallback.receiver.native import bindings as native_library
-from hostcallback.sync import dispatching_threads, fence, streams
-from hostcallback.sync.dispatching_threads import DispatchingThreads
+from hostcallback.sync import fence, inflight, threads
+from hostcallback.sync.threads import DispatchingThreads
 from recorder import Recorder
 
 if not native_library.available():
@@ -33,12 +33,12 @@ if not native_library.available():
 @pytest.fixture(autouse=True)
 def runners_thread_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     # pytest-xdist starts a thread below `threading`, which only `_current_frames` shows. It dispatches no program.
-    processor_ns = dispatching_threads._processor_ns
+    processor_ns = threads._processor_ns
 
     def known(thread: threading.Thread | None) -> int | None:
         return 0 if thread is None else processor_ns(thread)
 
-    monkeypatch.setattr(dispatching_threads, "_processor_ns", known)
+    monkeypatch.setattr(threads, "_processor_ns", known)
 
 
 @pytest.fixture
@@ -225,8 +225,8 @@ def test_a_jax_with_other_streams_needs_a_fence(fences: list[Any], monkeypatch: 
     f(x)
     settle()
     monkeypatch.setattr(sync, "_hash_of_thread", lambda ident: ident)
-    monkeypatch.setattr(streams._Trials, "known", False)
-    monkeypatch.setattr(streams._Trials, "ended", 0)
+    monkeypatch.setattr(inflight._Trials, "known", False)
+    monkeypatch.setattr(inflight._Trials, "ended", 0)
     fences.clear()
     for _ in range(3):
         f(x)

@@ -16,7 +16,7 @@ import pytest
 from checkout import HELPERS
 from fake_gpu import Driver, build
 from hostcallback.receiver.native import bindings as native
-from hostcallback.receiver.sources.ring_config import RingConfig
+from hostcallback.receiver.sources.ring_batch import RingConfig
 from rings import TestRing
 
 

@@ -17,7 +17,7 @@ from jax import lax
 
 import hostcallback as hcb
 from hostcallback.receiver.runtime.runtime import runtime
-from hostcallback.receiver.sources.ring_config import RingConfig
+from hostcallback.receiver.sources.ring_batch import RingConfig
 from tools.bench.handlers import pace
 from tools.bench.row import Figure, Row, figure, measure
 from tools.bench.separate_process import rows_of_process

@@ -16,12 +16,16 @@ from hostcallback.receiver.cli import CommandError
 from hostcallback.receiver.cli.arguments import add_log, add_selection, open_log, selection
 from hostcallback.receiver.cli.output.messages import make_safe, report_damage, show_progress
 from hostcallback.receiver.cli.output.tables import report_unmatched
-from hostcallback.receiver.taplog.convert.jax_profile import JaxProfile, read_profile
-from hostcallback.receiver.taplog.convert.jsonl import JsonlConversion
 from hostcallback.receiver.taplog.convert.npz import NpzConversion
-from hostcallback.receiver.taplog.convert.output import STDOUT, new_file, new_folder, new_text
+from hostcallback.receiver.taplog.convert.output import (
+    STDOUT,
+    JsonlConversion,
+    new_file,
+    new_folder,
+    new_text,
+)
 from hostcallback.receiver.taplog.convert.parquet import ParquetConversion
-from hostcallback.receiver.taplog.convert.perfetto import TraceConversion
+from hostcallback.receiver.taplog.convert.perfetto import JaxProfile, TraceConversion, read_profile
 from hostcallback.receiver.taplog.convert.tensorboard import SUFFIX, TensorBoardConversion
 from hostcallback.receiver.taplog.format.errors import Damage
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage

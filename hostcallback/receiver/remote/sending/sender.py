@@ -15,7 +15,7 @@ from hostcallback.receiver.remote.sending.transport import (
     Transport,
     TransportStream,
 )
-from hostcallback.receiver.remote.spool.chunk_source import SliceSource
+from hostcallback.receiver.remote.spool.chunks import SliceSource
 from hostcallback.receiver.remote.streams import START, StreamOffset
 
 LOOK_SEC = 0.25

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from hostcallback.receiver.remote.spool.chunk_files import SliceFiles
+from hostcallback.receiver.remote.spool.chunks import SliceFiles
 from hostcallback.receiver.remote.spool.directory import StreamFolder
 from hostcallback.receiver.remote.streams import SegmentSlice, StreamKey, StreamOffset
 

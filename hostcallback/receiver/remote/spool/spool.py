@@ -14,16 +14,14 @@ import numpy as np
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.remote.credentials import SpoolError
 from hostcallback.receiver.remote.options import Forward, WhenFull
-from hostcallback.receiver.remote.spool.chunk_files import SliceFiles
+from hostcallback.receiver.remote.spool.chunks import FlushPolicy, SliceFiles
 from hostcallback.receiver.remote.spool.directory import StreamFolder, making
-from hostcallback.receiver.remote.spool.flush_policy import FlushPolicy
 from hostcallback.receiver.remote.streams import PIECE_BYTES, SegmentSlice, StreamKey, StreamOffset
 from hostcallback.receiver.taplog.format.block import FrameBlock
 from hostcallback.receiver.taplog.format.errors import Lost
 from hostcallback.receiver.taplog.writing.log_writer import LogWriter
 from hostcallback.receiver.taplog.writing.options import LogOptions
-from hostcallback.receiver.taplog.writing.segment_writer import SegmentWriter
-from hostcallback.receiver.taplog.writing.write_buffer import WriteBuffer
+from hostcallback.receiver.taplog.writing.segment_writer import SegmentWriter, WriteBuffer
 from hostcallback.receiver.wire import Flags
 from hostcallback.receiver.wire.dtypes import Array
 

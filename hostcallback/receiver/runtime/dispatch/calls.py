@@ -14,7 +14,7 @@ from hostcallback.receiver.errors import CallFailedError, TapFailure
 from hostcallback.receiver.failures.deferred_errors import FailureOfProgram, about
 from hostcallback.receiver.log import logger, traceback_text
 from hostcallback.receiver.messages import Consumer, Message
-from hostcallback.receiver.runtime.dispatch.interrupts import HeldInterrupts
+from hostcallback.receiver.runtime.dispatch.gil_share import HeldInterrupts
 from hostcallback.receiver.runtime.dispatch.scope import Scope
 from hostcallback.receiver.sources.queue import QueueSource
 from hostcallback.receiver.sources.ring import RingSource

@@ -14,10 +14,8 @@ from hostcallback.receiver.messages import Consumer, Message, Registry
 from hostcallback.receiver.runtime.dispatch.batch_feed import BatchFeed
 from hostcallback.receiver.runtime.dispatch.calls import Calls
 from hostcallback.receiver.runtime.dispatch.gil_share import GilThrottle
-from hostcallback.receiver.runtime.dispatch.scope import Scope
-from hostcallback.receiver.runtime.dispatch.scope_sinks import ScopeSinks
-from hostcallback.receiver.runtime.dispatch.sink_chain import Link, SinkChain
-from hostcallback.receiver.runtime.dispatch.tap_counters import TapCounters
+from hostcallback.receiver.runtime.dispatch.scope import Scope, ScopeSinks
+from hostcallback.receiver.runtime.dispatch.sink_chain import Link, SinkChain, TapCounters
 from hostcallback.receiver.sources.batch_decoder import BatchDecoder, DecodedBatch
 from hostcallback.receiver.sources.source import Batch, Source
 from hostcallback.receiver.wire import Flags, WireError, decode_header

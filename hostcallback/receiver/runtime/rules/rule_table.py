@@ -1,18 +1,28 @@
-"""The rules of a process's taps, by name, and the checks that are off: all, by name, or on some devices."""
+"""The rules of a process's taps, the checks that are off, and the notes of both in logs."""
 
 from __future__ import annotations
 
 import ctypes
 import functools
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from hostcallback.receiver.messages import Consumer, Registry
 from hostcallback.receiver.native import bindings as native_library
 from hostcallback.receiver.runtime.rules.admission import EVERY_DEVICE, Admission, interval_ns_of, probe_ns_of
 from hostcallback.receiver.runtime.rules.gate_sink import install_gate
-from hostcallback.receiver.runtime.rules.rules import DEFAULT, OFF, PYTHON, Rule, Rules
+from hostcallback.receiver.runtime.rules.rules import (
+    DEFAULT,
+    OFF,
+    PYTHON,
+    Rule,
+    Rules,
+    rule_settings,
+    settings_text,
+)
+from hostcallback.receiver.taplog.format.errors import ThinnedTap
 
 MAX_ADMISSIONS = 4096
 """Above this number the table drops the admissions of taps that are not registered any more."""
@@ -260,3 +270,62 @@ class RuleTable:
 
 def _full() -> MemoryError:
     return MemoryError("the native library's table of switches is full")
+
+
+class TakesRuleNotes(Protocol):
+    """A recorder."""
+
+    def note_rules(self, thinned: list[ThinnedTap]) -> None:
+        """Writes a note."""
+
+
+class RuleNotes:
+    """Writes the rules of taps, and how many messages they suppressed, to a recorder. Any thread.
+
+    A note is written when rules change, when a tap with rules is traced, and at the end. It has the taps that have
+    rules, or had rules before, and the number of messages that were suppressed since the note before.
+    """
+
+    def __init__(self, table: RuleTable, registry: Registry, recorder: TakesRuleNotes) -> None:
+        """Writes the rules in force, if there are any, and follows the table until `end`."""
+        self._table = table
+        self._registry = registry
+        self._recorder = recorder
+        self._lock = threading.Lock()  # protects everything below
+        self._before = self._suppressed()
+        self._rules: dict[str, str] = {}
+        table.on_change.append(self._changed)
+        self._changed()
+
+    def end(self) -> None:
+        """Writes the final counts, and follows the table no longer."""
+        if self._changed in self._table.on_change:
+            self._table.on_change.remove(self._changed)
+            self._note(at_end=True)
+
+    def _changed(self) -> None:
+        self._note(at_end=False)
+
+    def _note(self, *, at_end: bool) -> None:
+        with self._lock:
+            rules = {
+                name: text
+                for name in {c.name for c in self._registry.consumers() if c.is_switchable}
+                if (text := settings_text(rule_settings(self._table.rules.of(name))))
+            }
+            now = self._suppressed()
+            counts = {name: max(0, count - self._before[name]) for name, count in now.items()}
+            if rules == self._rules and not (at_end and any(counts.values())):
+                return
+            names = {*rules, *self._rules, *(name for name, count in counts.items() if count)}
+            self._before, self._rules = now, rules
+            self._recorder.note_rules(
+                [ThinnedTap(name, rules.get(name, ""), counts.get(name, 0)) for name in sorted(names)]
+            )
+
+    def _suppressed(self) -> Counter[str]:
+        found: Counter[str] = Counter()
+        for consumer in self._registry.consumers():
+            if consumer.is_switchable:
+                found[consumer.name] += self._table.suppressed(consumer)
+        return found

@@ -14,7 +14,7 @@ from hostcallback.receiver.errors import HostCallbackError
 from hostcallback.receiver.messages import NAME as STEP
 from hostcallback.receiver.tap_name import base_name
 from hostcallback.receiver.taplog.columns.column_batches import Column, ColumnBatch
-from hostcallback.receiver.taplog.convert.numpy_dtypes import plain_array
+from hostcallback.receiver.taplog.convert.output import plain_array
 from hostcallback.receiver.taplog.format.layout import NO_STEP
 from hostcallback.receiver.wire.dtypes import Array
 

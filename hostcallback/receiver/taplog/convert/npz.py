@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hostcallback.receiver.taplog.convert.numpy_dtypes import plain_array
+from hostcallback.receiver.taplog.convert.output import plain_array
 from hostcallback.receiver.taplog.format.layout import NO_STEP
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage, LoggedTap
 from hostcallback.receiver.taplog.reading.merge import LostRun

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from hostcallback.receiver.taplog.convert.errors import ConvertError
-from hostcallback.receiver.taplog.convert.numpy_dtypes import plain_array
+from hostcallback.receiver.taplog.convert.output import ConvertError, plain_array
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
 from hostcallback.receiver.taplog.reading.merge import LostRun
 from hostcallback.receiver.taplog.render.json import process_text

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hostcallback.receiver.taplog.convert.numpy_dtypes import plain_array
+from hostcallback.receiver.taplog.convert.output import plain_array
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage, LoggedTap
 from hostcallback.receiver.taplog.render.json import type_text
 from hostcallback.receiver.taplog.render.text import Leaf, LoggedLeaves

@@ -19,8 +19,7 @@ from hostcallback.receiver.taplog.format.compression import Compressor
 from hostcallback.receiver.taplog.format.errors import Lost, ThinnedTap, segment_name
 from hostcallback.receiver.taplog.writing.frame_copier import Room
 from hostcallback.receiver.taplog.writing.options import LogCounters, LogOptions
-from hostcallback.receiver.taplog.writing.segment_writer import SegmentWriter
-from hostcallback.receiver.taplog.writing.write_buffer import WriteBuffer
+from hostcallback.receiver.taplog.writing.segment_writer import SegmentWriter, WriteBuffer
 from hostcallback.receiver.wire.dtypes import Array
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 

@@ -14,9 +14,8 @@ from fake_gpu import Driver, Gpu
 from hostcallback.receiver import wire
 from hostcallback.receiver.errors import CallFailedError, NativeLibraryError
 from hostcallback.receiver.native import bindings as native
-from hostcallback.receiver.runtime.runtime import runtime
-from hostcallback.receiver.runtime.stall_watch import Supervisor
-from hostcallback.receiver.sources.ring_errors import LostCopiesError
+from hostcallback.receiver.runtime.runtime import Supervisor, runtime
+from hostcallback.receiver.sources.ring_batch import LostCopiesError
 
 
 def value(number):

@@ -13,7 +13,7 @@ from fake_gpu import Driver, Gpu
 from hostcallback.receiver.messages import Consumer, Registry
 from hostcallback.receiver.runtime.device_receiver import DeviceReceiver
 from hostcallback.receiver.runtime.dispatch.scope import Scope
-from hostcallback.receiver.sources.ring_config import RingConfig
+from hostcallback.receiver.sources.ring_batch import RingConfig
 from hostcallback.receiver.wire import ArraySpec, Flags, encode_prefix
 
 pytestmark = [pytest.mark.native_only, needs_compiler]

@@ -18,8 +18,7 @@ from hostcallback.receiver.messages import Consumer, Registry
 from hostcallback.receiver.native import bindings as native
 from hostcallback.receiver.runtime.device_receiver import DeviceReceiver
 from hostcallback.receiver.runtime.dispatch.scope import Scope
-from hostcallback.receiver.sources.ring_config import RingConfig
-from hostcallback.receiver.sources.ring_errors import CorruptRingError, LostCopiesError
+from hostcallback.receiver.sources.ring_batch import CorruptRingError, LostCopiesError, RingConfig
 
 pytestmark = [pytest.mark.native_only, needs_compiler]
 

@@ -13,7 +13,7 @@ import pytest
 from compiling import needs_compiler
 from fake_gpu import Driver, Gpu, Stream
 from hostcallback.receiver.sources.back_pressure import Policy
-from hostcallback.receiver.sources.ring_config import RingConfig
+from hostcallback.receiver.sources.ring_batch import RingConfig
 from hostcallback.receiver.wire import ArraySpec, Flags, encode_prefix
 
 pytestmark = [pytest.mark.native_only, needs_compiler]

@@ -23,7 +23,7 @@ from hostcallback.receiver import wire
 from hostcallback.receiver.native import bindings as native
 from hostcallback.receiver.sources.back_pressure import Policy
 from hostcallback.receiver.sources.ring import RingSource
-from hostcallback.receiver.sources.ring_config import RingConfig
+from hostcallback.receiver.sources.ring_batch import RingConfig
 
 LIBRARY = native.load()
 jax.ffi.register_ffi_target("tap", jax.ffi.pycapsule(LIBRARY.hcb_tap), platform="cpu")

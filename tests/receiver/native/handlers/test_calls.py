@@ -245,7 +245,7 @@ def test_a_call_without_a_consumer_fails_and_is_reported(make_ring: Any) -> None
 CLOSED = """
 import sys; sys.path[:0] = sys.argv[1:]
 from rings import TestRing
-from hostcallback.receiver.sources.ring_config import RingConfig
+from hostcallback.receiver.sources.ring_batch import RingConfig
 from test_calls import Caller
 ring = TestRing(RingConfig())
 before = Caller(ring)

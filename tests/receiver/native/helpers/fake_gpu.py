@@ -15,8 +15,7 @@ import numpy as np
 from hostcallback.receiver import wire
 from hostcallback.receiver.native import bindings as native
 from hostcallback.receiver.sources.ring import RingSource
-from hostcallback.receiver.sources.ring_batch import RingBatch
-from hostcallback.receiver.sources.ring_config import RingConfig
+from hostcallback.receiver.sources.ring_batch import RingBatch, RingConfig
 
 SOURCES = [Path(__file__).with_name(name) for name in ("fake_cuda.cc", "ffi_caller.cc")]
 

@@ -11,8 +11,7 @@ import numpy as np
 from hostcallback.receiver import wire
 from hostcallback.receiver.native import bindings as native
 from hostcallback.receiver.sources.ring import RingSource
-from hostcallback.receiver.sources.ring_batch import RingBatch
-from hostcallback.receiver.sources.ring_config import RingConfig
+from hostcallback.receiver.sources.ring_batch import RingBatch, RingConfig
 
 # Rings live as long as the process, so that every test takes a new device. Real ordinals are far from these.
 _devices = itertools.count(1_000_000)

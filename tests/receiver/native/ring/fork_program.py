@@ -11,7 +11,7 @@ import numpy as np
 from hostcallback.receiver import wire
 from hostcallback.receiver.native import bindings as native
 from hostcallback.receiver.sources.ring import RingSource
-from hostcallback.receiver.sources.ring_config import RingConfig
+from hostcallback.receiver.sources.ring_batch import RingConfig
 
 
 def send(library, device, payload):

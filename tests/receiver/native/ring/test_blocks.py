@@ -13,7 +13,7 @@ import pytest
 from hostcallback.receiver import wire
 from hostcallback.receiver.native import bindings as native
 from hostcallback.receiver.sources.back_pressure import Policy
-from hostcallback.receiver.sources.ring_config import RingConfig
+from hostcallback.receiver.sources.ring_batch import RingConfig
 
 pytestmark = pytest.mark.native_only
 

@@ -9,7 +9,7 @@ import pytest
 
 from hostcallback.receiver.native import bindings as native
 from hostcallback.receiver.sources.back_pressure import Policy
-from hostcallback.receiver.sources.ring_errors import CorruptRingError
+from hostcallback.receiver.sources.ring_batch import CorruptRingError
 
 pytestmark = pytest.mark.native_only
 

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from collecting import CollectorProcess, Emitter, forwarder, only, stored, wait_for
-from hostcallback.receiver.remote.spool import flush_policy as pace
-from hostcallback.receiver.remote.spool.flush_policy import SEND_BYTES, FlushPolicy
+from hostcallback.receiver.remote.spool import chunks as pace
+from hostcallback.receiver.remote.spool.chunks import SEND_BYTES, FlushPolicy
 from hostcallback.receiver.remote.spool.spool import Spool
 from hostcallback.receiver.remote.streams import SegmentSlice, StreamOffset
 

@@ -11,7 +11,7 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
 import hostcallback as hcb
-from hostcallback.receiver.runtime.rules.latest import LATEST_BYTES
+from hostcallback.receiver.runtime.rules.admission import LATEST_BYTES
 from recorder import Recorder
 
 NEVER = 1 / 3600

@@ -17,7 +17,7 @@ from logged_runs import STEPS, nothing, record_odd, record_train, recorded
 
 import hostcallback as hcb
 from hostcallback.receiver.cli import main
-from hostcallback.receiver.taplog.convert.jax_profile import read_profile
+from hostcallback.receiver.taplog.convert.perfetto import read_profile
 
 
 def convert(log: Path, to: str, output: Path | str, *options: str) -> None:

@@ -8,7 +8,7 @@ import threading
 
 from hostcallback.receiver.native import bindings as native
 from hostcallback.receiver.sources.ring import RingSource
-from hostcallback.receiver.sources.ring_config import RingConfig
+from hostcallback.receiver.sources.ring_batch import RingConfig
 
 path, capacity, threads, nbytes, reads = sys.argv[1], *map(int, sys.argv[2:])
 library = native.load()

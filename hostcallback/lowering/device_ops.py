@@ -1,4 +1,6 @@
-"""Lowers the tests of finite values, the statistics and the copies: to native handlers on CPUs, to XLA elsewhere.
+"""Lowers what reads arrays where they are (tests, statistics, copies), the clock, and the verdict about a call.
+
+On CPUs a native handler keeps what it takes, in programs of one device. Elsewhere each failed call counts as the first.
 
 The statistics of an array that the compiler divides among devices are, until it has done so, a custom call for which it
 asks `_partition`: each device measures what it has, and its row is its part of the result.
@@ -8,17 +10,59 @@ from __future__ import annotations
 
 import functools
 import math
+import threading
+import time
+import zlib
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import Primitive
 
 from hostcallback import _jax_compat as compat
 from hostcallback.lifecycle import receivers as transport
 from hostcallback.lowering.partition import shard_starts
-from hostcallback.primitives import reductions
+from hostcallback.primitives import device_ops
+from hostcallback.primitives.device_ops import clock_p
+from hostcallback.primitives.effects import TAP_EFFECT
 from hostcallback.receiver.native import bindings as native_library
+
+CALLBACK_INTERVAL_US = 20_000
+"""Microseconds between two readings through Python, which take some 50 microseconds each."""
+
+
+def _lower_clock(ctx: Any, step: Any) -> Any:
+    context = compat.LoweringContext(ctx)
+    token = context.token_in(TAP_EFFECT)
+    # If the compiler partitions the program, all devices must read the same time, or they would take different
+    # branches: the callback runs on one device, and its result is sent to all.
+    if context.platform == "cpu" and transport.use_native("cpu") and not context.automatic:
+        transport.start("cpu")
+        _, results = compat.custom_call_with_results(
+            context, transport.FFI_CLOCK_TARGET, token, [step], ctx.avals_out, {}
+        )
+        return results
+    if context.for_export:
+        raise NotImplementedError(
+            "a loop with a progress bar is exported, and its clock would be a Python callback, which JAX cannot "
+            "export: programs with bars are exported for one CPU, or inside a shard_map, on the native transport"
+        )
+    _, results = compat.python_callback_with_results(
+        context, _read, None, [step], ctx.avals_in, ctx.avals_out
+    )
+    return results
+
+
+def _read(partition: Any, step: Any) -> tuple[np.ndarray[Any, Any]]:
+    now_us = time.perf_counter_ns() // 1000 % (1 << 32)
+    return (np.array([now_us, CALLBACK_INTERVAL_US], np.uint32),)
+
+
+compat.register_lowering(clock_p, _lower_clock)
+
 
 NOT_FINITE_TARGET = "hostcallback_not_finite"
 STATISTICS_TARGET = "hostcallback_statistics"
@@ -36,28 +80,28 @@ COPIED_DTYPES = (
 
 def _lower_not_finite(ctx: Any, *operands: Any, groups: tuple[int, ...]) -> Any:
     attributes = {"groups": np.asarray(groups, np.int32)}
-    reference = functools.partial(reductions.reduce_not_finite, groups=groups)
-    return _lower(ctx, operands, NOT_FINITE_TARGET, attributes, reference)
+    reference = functools.partial(device_ops.reduce_not_finite, groups=groups)
+    return _lower_reduction(ctx, operands, NOT_FINITE_TARGET, attributes, reference)
 
 
 def _lower_statistics(ctx: Any, operand: Any) -> Any:
-    return _lower(ctx, [operand], STATISTICS_TARGET, {}, reductions.reduce_statistics)
+    return _lower_reduction(ctx, [operand], STATISTICS_TARGET, {}, device_ops.reduce_statistics)
 
 
 def _lower_share_statistics(ctx: Any, operand: Any, devices: int) -> Any:
     context = compat.LoweringContext(ctx)
     is_divided = context.automatic and not context.partially_manual and context.device_count == devices
     if not is_divided or not _is_native(context, ctx.avals_in, NATIVE_DTYPES):
-        reference = functools.partial(reductions.reduce_share_statistics, devices=devices)
+        reference = functools.partial(device_ops.reduce_share_statistics, devices=devices)
         return compat.lower_function(context, reference, [operand])
-    _register()
+    _register_reduction()
     return [compat.call_of_shares(context, PARTITIONED_NAME, operand, ctx.avals_out[0], str(devices))]
 
 
 def _lower_merged_statistics(ctx: Any, operand: Any, shapes: tuple[tuple[int, ...], ...]) -> Any:
     # Each device gets all rows, which is the one exchange, and merges them.
-    reference = functools.partial(reductions.reduce_merged_statistics, shapes=shapes)
-    return _lower(ctx, [operand], MERGE_TARGET, {}, reference, divided=True)
+    reference = functools.partial(device_ops.reduce_merged_statistics, shapes=shapes)
+    return _lower_reduction(ctx, [operand], MERGE_TARGET, {}, reference, divided=True)
 
 
 def _partition(
@@ -72,7 +116,7 @@ def _partition(
         SHARE_TARGET,
         {"shares": shares_of_shards(shape, tile, starts).ravel()},
         (tile, np.dtype(value.numpy_dtype())),
-        (1, len(reductions.STATISTICS) + 1),
+        (1, len(device_ops.STATISTICS) + 1),
     )
     return module, [sharding], compat.one_row_each(devices)
 
@@ -106,10 +150,10 @@ def _lower_copies(ctx: Any, *operands: Any) -> Any:
     # Elsewhere XLA copies what is read after it is written over.
     reference: Callable[..., Any] = lambda *arrays: [*arrays, *arrays]  # noqa: E731
     count = len(operands)
-    return _lower(ctx, operands, COPY_TARGET, {}, reference, dtypes=COPIED_DTYPES, in_place=count)
+    return _lower_reduction(ctx, operands, COPY_TARGET, {}, reference, dtypes=COPIED_DTYPES, in_place=count)
 
 
-def _lower(
+def _lower_reduction(
     ctx: Any,
     operands: Any,
     target: str,
@@ -125,7 +169,7 @@ def _lower(
     is_allowed = not context.automatic or (divided and not context.partially_manual)
     if not is_allowed or not _is_native(context, ctx.avals_in, dtypes):
         return compat.lower_function(context, reference, operands)
-    _register()
+    _register_reduction()
     return compat.pure_call(context, target, operands, ctx.avals_out, attributes, in_place=in_place)
 
 
@@ -137,7 +181,7 @@ def _is_native(context: Any, avals: Any, dtypes: Sequence[str]) -> bool:
 
 
 @functools.cache
-def _register() -> None:
+def _register_reduction() -> None:
     # Not called at import, because JAX reports a registration before the backend exists as a failure of the backend.
     library = native_library.load()
     handlers = {
@@ -151,9 +195,71 @@ def _register() -> None:
         jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(handler), platform="cpu")
 
 
-compat.register_lowering(reductions.not_finite_p, _lower_not_finite)
-compat.register_lowering(reductions.statistics_p, _lower_statistics)
-compat.register_lowering(reductions.share_statistics_p, _lower_share_statistics)
-compat.register_lowering(reductions.merged_statistics_p, _lower_merged_statistics)
+compat.register_lowering(device_ops.not_finite_p, _lower_not_finite)
+compat.register_lowering(device_ops.statistics_p, _lower_statistics)
+compat.register_lowering(device_ops.share_statistics_p, _lower_share_statistics)
+compat.register_lowering(device_ops.merged_statistics_p, _lower_merged_statistics)
 compat.register_partitioner(PARTITIONED_NAME, _partition, lambda config: compat.one_row_each(int(config)))
-compat.register_lowering(reductions.copies_p, _lower_copies)
+compat.register_lowering(device_ops.copies_p, _lower_copies)
+
+
+FINE, FIRST, FURTHER = range(3)
+NOT_COUNTED = np.uint32(0xFFFFFFFF)
+"""The number of a call where nothing counts them."""
+
+TARGET = "hostcallback_verdict"
+
+verdict_p = Primitive("verdict")
+_seen: Counter[int] = Counter()  # programs, by their checksum
+_seen_lock = threading.Lock()
+
+
+def verdict(failed: Any, program: str) -> Any:
+    """Judges a call of a program, in the trace of a whole program.
+
+    Args:
+        failed: bool [n], the tests of the call.
+        program: what the program is; programs that are alike are told apart by their order. It is in the compiled
+            program, and so in the key of JAX's persistent cache.
+
+    Returns:
+        uint32 [2]: `FINE`, `FIRST` or `FURTHER`, and the number of the call, from 0. `FIRST` is a call in which a test
+        failed that did not fail in the call before.
+    """
+    with _seen_lock:
+        _seen[zlib.crc32(program.encode())] += 1
+        count = _seen[zlib.crc32(program.encode())]
+    number = zlib.crc32(f"{program} {count}".encode()) & 0x7FFFFFFF
+    return verdict_p.bind(failed, program=number)
+
+
+def forget() -> None:
+    """Makes the next call of each program in which a test fails the first of a row. Any thread."""
+    if transport.use_native("cpu"):
+        native_library.load().hcb_verdict_forget()
+
+
+def _reference(failed: Any) -> list[Any]:
+    first = jnp.where(jnp.any(failed), jnp.uint32(FIRST), jnp.uint32(FINE))
+    return [jnp.stack([first, jnp.uint32(NOT_COUNTED)])]
+
+
+def _lower_verdict(ctx: Any, failed: Any, *, program: int) -> Any:
+    context = compat.LoweringContext(ctx)
+    is_native = tuple(context.platforms) == ("cpu",) and transport.use_native("cpu")
+    if not is_native or context.for_export or context.manual or context.device_count > 1:
+        return compat.lower_function(context, _reference, [failed])
+    _register_verdict()
+    attributes = {"program": np.asarray([program], np.int32)}
+    return compat.pure_call(context, TARGET, [failed], ctx.avals_out, attributes)
+
+
+@functools.cache
+def _register_verdict() -> None:
+    # Not called at import, because JAX reports a registration before the backend exists as a failure of the backend.
+    handler = native_library.load().hcb_verdict
+    jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(handler), platform="cpu")
+
+
+verdict_p.def_abstract_eval(lambda failed, program: jax.core.ShapedArray((2,), np.dtype(np.uint32)))
+compat.register_lowering(verdict_p, _lower_verdict)

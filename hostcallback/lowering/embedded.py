@@ -1,8 +1,12 @@
-"""Taps in functions with `jax.experimental.custom_partitioning`, and in the bodies that their partition rules return.
+"""Taps in programs that others hold: exported programs, Pallas kernels, `jax.experimental.custom_partitioning`.
 
 On one device, and if each device runs a separate program, JAX inlines the function with its taps. If the compiler
 partitions, XLA asks the function's `partition` rule for the body of each device, and JAX lowers the body as a separate
 program. Here the body becomes one equation, which makes the token of its taps.
+
+JAX 0.8 to 0.12 treats a kernel as a function without effects. In interpret mode a kernel becomes a loop over its grid
+in the surrounding program. This module adds the kernel's tap effects to the equation, so that JAX passes their token
+through that loop.
 """
 
 from __future__ import annotations
@@ -16,9 +20,61 @@ from jax.extend.core import Primitive
 
 from hostcallback import _jax_compat as compat
 from hostcallback.lifecycle import receivers as transport
+from hostcallback.lowering import partition
+from hostcallback.primitives import late_rules
 from hostcallback.primitives.call import call_p
 from hostcallback.primitives.effects import TapEffect
 from hostcallback.primitives.tap import tap_p
+
+TARGETS = (
+    transport.FFI_TARGET,
+    transport.FFI_SHARD_TARGET,
+    transport.FFI_CLOCK_TARGET,
+    partition.CALL_NAME,
+)
+"""Of taps and progress bars. A program with calls (`hcb.call`) cannot be exported."""
+
+
+def _explain(target: str, place: str) -> str:
+    what = "reads the clock for a progress bar" if target == transport.FFI_CLOCK_TARGET else "has a tap"
+    return (
+        f"jax.export got a program that {what}{place and f' at {place}'}, and no permission for the custom call "
+        f"{target}: pass disabled_checks=hcb.export_checks() to jax.export.export. The process that runs the program "
+        "imports hostcallback, and gives taps with functions theirs by hcb.bind"
+    )
+
+
+compat.explain_refused_export(TARGETS, _explain)
+
+
+def _let_taps_in(name: str, module: Any) -> None:
+    """Adds the tap effects of kernels to the primitive that runs them, if this JAX version has the primitive."""
+    primitive = getattr(module, name, None)
+    if primitive is not None:
+        compat.add_effects(primitive, _effects_of_kernels)
+
+
+def _effects_of_kernels(params: dict[str, Any]) -> set[Any]:
+    kernels = compat.kernel_jaxprs(params)
+    effects = {effect for kernel in kernels for effect in kernel.effects if isinstance(effect, TapEffect)}
+    if effects and not params.get("interpret"):
+        raise NotImplementedError(_refusal(kernels))
+    return effects
+
+
+def _refusal(kernels: Any) -> str:
+    equation = next(compat.equations_of(kernels, (tap_p, call_p)))
+    spec = equation.params["tap" if equation.primitive is tap_p else "call"]
+    what = "tap" if equation.primitive is tap_p else "call of"
+    return (
+        f"the {what} {spec.name} at {spec.source_line} is in a Pallas kernel that is compiled, and from inside of one "
+        "nothing reaches the host: run the kernel with interpret=True, let it write the values to an output and tap "
+        "that behind pallas_call, or use pl.debug_print"
+    )
+
+
+for module_name, primitive_name in compat.KERNEL_PRIMITIVES:
+    late_rules.when_imported(module_name, functools.partial(_let_taps_in, primitive_name))
 
 
 class _Kept:

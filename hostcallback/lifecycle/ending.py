@@ -1,0 +1,163 @@
+"""How a process ends while messages wait for their taps: by itself, by Ctrl-C, by SIGTERM."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from time import perf_counter
+from typing import Any
+
+from hostcallback.receiver.errors import TapTimeoutError
+from hostcallback.receiver.log import logger
+from hostcallback.receiver.runtime import signals
+from hostcallback.receiver.runtime.runtime import runtime
+
+GRACE_SEC = 0.8
+"""Seconds for which an interrupted program waits for its taps, its recorders and its collector."""
+
+_MARK = "hostcallback: interrupted: "
+_TOLD = "_hostcallback_told_loss"
+
+
+def is_interrupt(error: BaseException | None) -> bool:
+    """Whether an exception stems from Ctrl-C.
+
+    On the callback transport JAX makes a JaxRuntimeError of an interrupt that arrives in a Python callback.
+    """
+    if isinstance(error, KeyboardInterrupt):
+        return True
+    # By name and text: a Python callback's KeyboardInterrupt comes back from XLA as a JaxRuntimeError with
+    # the traceback.
+    return type(error).__name__ == "JaxRuntimeError" and "KeyboardInterrupt" in str(error)
+
+
+class InterruptedWait:
+    """The wait of an interrupted program for its taps. Says at its start that another Ctrl-C ends it.
+
+    Attributes:
+        deadline: `perf_counter()` value at which it ends.
+        backlog: the messages that wait; empty if none do.
+    """
+
+    def __init__(self, seconds: float = GRACE_SEC) -> None:
+        """Begins to wait, for `seconds` at most."""
+        self.deadline = perf_counter() + seconds
+        self.note_backlog()
+        text = f"{_MARK}waiting at most {seconds:g} s for {self.backlog}; another Ctrl-C ends the program at once"
+        if self.backlog:
+            try:
+                with suppress(OSError, ValueError):  # the standard error output is closed
+                    print(text, file=sys.stderr, flush=True)
+            except KeyboardInterrupt:  # the other one
+                self.end()
+
+    def note_backlog(self) -> None:
+        """Sets `backlog`."""
+        self.backlog = runtime.describe_backlog()
+
+    def end(self) -> None:
+        """Ends the wait: it was interrupted, too."""
+        self.deadline = perf_counter()
+
+
+def tell_loss(error: BaseException, found: Sequence[str]) -> None:
+    """Prints one line on what was lost or is still queued, before the traceback of the interrupt."""
+    if not found:
+        return
+    error.__dict__[_TOLD] = True
+    with suppress(OSError, ValueError):  # the standard error output is closed
+        print(f"{_MARK}{'; '.join(' '.join(text.split()) for text in found)}", file=sys.stderr, flush=True)
+
+
+def has_told_loss(error: BaseException | None) -> bool:
+    """Whether such a line was printed for this exception."""
+    return error is not None and _TOLD in error.__dict__
+
+
+def flush_at_termination(flushed: signals.Drains) -> None:
+    """Registers `flushed`: at SIGTERM the emitted messages are delivered and `flushed` is drained."""
+    signals.watch_termination.deliver = _deliver
+    signals.watch_termination.add(flushed)
+
+
+def end_flushing(flushed: signals.Drains) -> None:
+    """Unregisters `flushed`."""
+    signals.watch_termination.remove(flushed)
+
+
+def _deliver(timeout_sec: float) -> None:
+    runtime.wait_delivered(deadline=perf_counter() + timeout_sec)
+
+
+TELL_SEC = 3.0
+"""Seconds of waiting after which one line says how many messages are left."""
+
+
+class ExitWait:
+    """Looks on while a process waits for its taps at its end. One thread.
+
+    Attributes:
+        idle_sec: seconds without a delivery after which the wait ends.
+    """
+
+    def __init__(self, idle_sec: float) -> None:
+        """Begins now."""
+        self.idle_sec = idle_sec
+        self._begun = self._since = perf_counter()
+        self._seen = _progress()
+        self._told = False
+
+    def look(self) -> None:
+        """Goes on while anything is delivered on any device. Prints one line after `TELL_SEC`.
+
+        Raises:
+            TapTimeoutError: nothing was delivered for `idle_sec`.
+        """
+        now, seen = perf_counter(), _progress()
+        if seen != self._seen:
+            self._seen, self._since = seen, now
+        elif now - self._since > self.idle_sec:
+            raise TapTimeoutError(runtime.describe_wait() or describe_backlog() or _NO_END)
+        if not self._told and now - self._begun > TELL_SEC:
+            self._told = True
+            waits_for = describe_backlog() or "computations that still run"
+            with suppress(OSError, ValueError):  # the standard error output is closed
+                print(
+                    f"hostcallback: the program has ended and waits for {waits_for}; Ctrl-C ends it without them",
+                    file=sys.stderr,
+                    flush=True,
+                )
+
+
+def describe_backlog() -> str:
+    """Says how many messages wait for which function, and how many records for which metric writer; may be empty."""
+    return "; ".join(filter(None, [runtime.describe_backlog(), *_records()]))
+
+
+def flush_writers(look: Callable[[], None]) -> None:
+    """Has the metric writers of open receivers write what they have, and logs what those that are blocked lose.
+
+    Args:
+        look: called repeatedly while waiting; may raise to stop the wait.
+    """
+    for scope in runtime.current_scopes():
+        if scope.metrics is not None:
+            scope.metrics.flush(look=look)
+    for lost in _records():
+        logger.error("%s were lost at exit", lost)
+
+
+def _progress() -> tuple[Any, ...]:
+    return (*runtime.progress(), *_records())
+
+
+def _records() -> list[str]:
+    scopes = [scope for scope in runtime.current_scopes() if scope.metrics is not None]
+    return [text for scope in scopes if scope.metrics for text in scope.metrics.backlog()]
+
+
+_NO_END = (
+    "dispatched computations were still running when the time was up: wait for their results before the program ends, "
+    "or look for a computation that does not end"
+)

@@ -1,0 +1,265 @@
+"""What receivers do at Ctrl-C and at SIGTERM.
+
+The handler is native, because JAX's own is: `jax.distributed.initialize` replaces the handler that it finds. Our
+handler chains to the previous one, and reinstalls itself if another library replaces it.
+
+Python acts on SIGINT when the main thread is back from native code. A thread that waits for a program comes back when
+the program ends, and a program whose messages find no room ends when its taps have caught up: after hours, if they are
+slow. So a thread of this module, which a native handler wakes, has the receivers leave out messages until the main
+thread is back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from hostcallback.receiver import processes
+from hostcallback.receiver.errors import TapTimeoutError
+from hostcallback.receiver.log import logger
+from hostcallback.receiver.native import bindings as native_library
+
+LOOK_SEC = 0.5
+"""Seconds between checks whether another library has replaced the handler."""
+
+BACK_SEC = 0.3
+"""Seconds that the main thread has to come back by itself."""
+
+POLL_SEC = 0.05
+"""Seconds between checks while it does not."""
+
+ANNOUNCED = (
+    "hostcallback: interrupted while the program waits for its taps: {} left out from here on, until the program ends; "
+    "another Ctrl-C ends the process at once"
+)
+
+AT_PROMPT = (
+    "hostcallback: interrupted while the program waits for its taps: {} left out until the program ends"
+)
+
+
+class Interrupted(Protocol):
+    """The receivers, as this module sees them. `Runtime` has these."""
+
+    def holds_programs(self) -> bool:
+        """Whether a program waits for room in a queue or for a host function."""
+
+    def skip_taps(self, on: bool) -> None:
+        """Begins or ends to leave out messages."""
+
+    def describe_backlog(self) -> str:
+        """Says how many messages wait, and for which function."""
+
+
+def is_interactive() -> bool:
+    """Whether the process goes on after Ctrl-C, as a prompt or a notebook does."""
+    return hasattr(sys, "ps1") or bool(sys.flags.interactive) or "ipykernel" in sys.modules
+
+
+class InterruptWatch:
+    """The thread that handles SIGINT while the main thread cannot. Once started, it runs as long as the process."""
+
+    def __init__(self) -> None:
+        """Installs no handler: `start` does."""
+        self._lock = threading.Lock()  # protects `_thread`
+        self._thread: threading.Thread | None = None
+        self.exits = False  # the process ends, and the receivers leave out messages until then
+
+    def start(self, receivers: Interrupted) -> None:
+        """Watches from now on. Does nothing if it watches already, or if the native library cannot be loaded."""
+        if not native_library.available():
+            return
+        with self._lock:
+            if self._thread is not None:
+                return
+            read, write = os.pipe()
+            os.set_blocking(write, False)  # the handler must not block: a full pipe has woken the thread
+            native_library.load().hcb_watch_interrupt(write)
+            self._thread = threading.Thread(
+                target=self._run, args=(receivers, read, write), name="hostcallback-sigint", daemon=True
+            )
+            self._thread.start()
+
+    def after_fork_in_child(self) -> None:
+        """Removes the handler in a forked child, which does not have the thread."""
+        if self._thread is not None:
+            native_library.load().hcb_unwatch_interrupt()
+        self.__init__()  # type: ignore[misc]
+
+    def _run(self, receivers: Interrupted, read: int, write: int) -> None:
+        library = native_library.load()
+        while True:
+            if select.select([read], [], [], LOOK_SEC)[0]:
+                os.read(read, 4096)
+                # A handler of the user's may want the program to end as usual, for example to save its state.
+                if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+                    self._wait_for_main_thread(receivers, read)
+            library.hcb_watch_interrupt(write)
+
+    def _wait_for_main_thread(self, receivers: Interrupted, read: int) -> None:
+        back = threading.Event()
+
+        def note(_: object) -> int:
+            back.set()
+            return 0
+
+        # The main thread runs pending calls between two steps of Python: when this one runs, it can raise
+        # KeyboardInterrupt itself.
+        pending = _PENDING(note)
+        if ctypes.pythonapi.Py_AddPendingCall(pending, None):
+            return
+        seconds, skips = BACK_SEC, False
+        while not back.wait(seconds):
+            seconds = POLL_SEC
+            if not skips and receivers.holds_programs():
+                skips = True
+                text = AT_PROMPT if is_interactive() else ANNOUNCED
+                print(
+                    text.format(f"{receivers.describe_backlog()} and those behind are"),
+                    file=sys.stderr,
+                    flush=True,
+                )
+                receivers.skip_taps(True)
+            if select.select([read], [], [], 0)[0]:
+                os.read(read, 4096)
+                if skips and not is_interactive():
+                    # The C function: Python's `signal.signal` works on the main thread only.
+                    ctypes.CDLL(None).signal(signal.SIGINT, None)  # the default action
+                    os.kill(os.getpid(), signal.SIGINT)
+        if skips and not self.exits:
+            receivers.skip_taps(False)
+
+
+_PENDING = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
+
+watch_interrupt = InterruptWatch()
+"""The watch of this process."""
+
+processes.in_child(processes.Stage.RUNTIME, watch_interrupt.after_fork_in_child)
+
+
+LOOK_SEC = 0.5
+"""Seconds between checks whether another library has replaced the handler."""
+
+GRACE_SEC = 5.0
+"""Seconds that the collector has to acknowledge the messages."""
+
+ON_THE_WAY_SEC = 0.05
+"""Seconds after which a message that a device had begun to emit before the signal is in its queue. Its thread may have
+lost its core between reading the clock and taking a place in the queue."""
+
+LAST_SEC = 0.2
+"""Seconds that receivers have to read such messages."""
+
+
+class Drains(Protocol):
+    """A recorder or forwarder that is flushed at SIGTERM."""
+
+    def drain(self, timeout_sec: float) -> bool:
+        """Writes queued messages and waits until the collector has stored them; False if the time is over first."""
+
+
+class SigtermFlusher:
+    """The thread that flushes forwarders at SIGTERM. Once started, it runs as long as the process.
+
+    Attributes:
+        deliver: waits at most the given seconds until receivers have delivered all emitted messages.
+    """
+
+    def __init__(self) -> None:
+        """Installs no handler: `add` does."""
+        self.deliver: Callable[[float], Any] = lambda timeout_sec: None
+        self._forget()
+
+    def _forget(self) -> None:
+        self._lock = threading.Lock()  # protects everything below
+        self._flushed: weakref.WeakSet[Drains] = weakref.WeakSet()
+        self._thread: threading.Thread | None = None
+
+    def add(self, flushed: Drains) -> None:
+        """Flushes a forwarder at SIGTERM as long as it lives. Does nothing if the native library cannot be loaded."""
+        if not native_library.available():
+            return
+        with self._lock:
+            self._flushed.add(flushed)
+            if self._thread is not None:
+                return
+            read, write = os.pipe()
+            os.set_blocking(
+                write, False
+            )  # the handler must not block: a full pipe has woken the thread already
+            ends = native_library.load().hcb_watch_termination(write)
+            self._thread = threading.Thread(
+                target=self._run, args=(read, write, ends), name="hostcallback-sigterm", daemon=True
+            )
+            self._thread.start()
+
+    def remove(self, flushed: Drains) -> None:
+        """Removes a forwarder."""
+        with self._lock:
+            self._flushed.discard(flushed)
+
+    def after_fork_in_child(self) -> None:
+        """Removes the handler in a forked child, which does not have the thread."""
+        if self._thread is not None:
+            native_library.load().hcb_unwatch_termination()
+        self._forget()
+
+    def _run(self, read: int, write: int, ends: int) -> None:
+        library = native_library.load()
+        while True:
+            ready, _, _ = select.select([read], [], [], LOOK_SEC)
+            if ready:
+                os.read(read, 4096)
+                self._flush()
+                if ends:  # the default action was replaced: end the process as it would have
+                    library.hcb_unwatch_termination()
+                    os.kill(os.getpid(), signal.SIGTERM)
+                    return
+            # Again, since another library may have replaced the handler; LOOK_SEC limits how long that goes
+            # unnoticed.
+            ends = library.hcb_watch_termination(write)
+
+    def _flush(self) -> None:
+        if not self._items():
+            return
+        try:
+            self.deliver(GRACE_SEC)
+        except TapTimeoutError as error:
+            logger.error("at SIGTERM: %s", error)
+        except Exception:  # what has been read is written all the same
+            logger.exception("at SIGTERM the emitted messages could not be waited for")
+        self._drain(GRACE_SEC)
+        # The program runs meanwhile. What it has emitted since, and what it was emitting when the signal came, is
+        # written too, so that the log and the spool end at the same message.
+        threading.Event().wait(ON_THE_WAY_SEC)
+        with contextlib.suppress(Exception):  # reported above
+            self.deliver(LAST_SEC)
+        self._drain(0.0)
+
+    def _items(self) -> list[Drains]:
+        with self._lock:
+            return list(self._flushed)
+
+    def _drain(self, timeout_sec: float) -> None:
+        for item in self._items():
+            try:
+                item.drain(timeout_sec)
+            except (
+                Exception
+            ):  # the others are flushed all the same, and the signal must still have its effect
+                logger.exception("not all messages could be written or forwarded at SIGTERM")
+
+
+watch_termination = SigtermFlusher()
+"""The flusher of this process."""
+
+processes.in_child(processes.Stage.REMOTE, watch_termination.after_fork_in_child)

@@ -1,0 +1,224 @@
+"""Threads that dispatch programs: that of the barriers, those of users, and what programs wait for without a thread.
+
+If a device has no place for one more program, a dispatch blocks, and neither Ctrl-C nor a time limit can end it. So
+this thread dispatches, and no thread of the user blocks there.
+
+JAX dispatches without calling this library. But only threads with a Python thread state dispatch, CPython numbers
+these states in the order of their creation, and a thread that has used no processor time has dispatched no program.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from queue import SimpleQueue
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hostcallback.receiver import processes
+from hostcallback.receiver.log import logger
+from hostcallback.receiver.native import bindings, bindings as native_library
+from hostcallback.receiver.runtime.runtime import runtime
+
+
+class NoThreadError(RuntimeError):
+    """The thread cannot be started, because the interpreter is shutting down."""
+
+
+class DispatchError(RuntimeError):
+    """A program on which a barrier waits could not be run."""
+
+
+class DispatchThread:
+    """Runs jobs one after the other, on a daemon thread. Its methods may be called by any thread."""
+
+    def __init__(self) -> None:
+        """Does not start the thread."""
+        self.forget()
+
+    def forget(self) -> None:
+        """Drops the thread and its jobs, for a forked child, which has neither."""
+        self._lock = threading.RLock()  # protects _thread; a signal handler may wait for taps as well
+        self._thread: threading.Thread | None = None
+        self._jobs: SimpleQueue[Callable[[], None]] = SimpleQueue()
+
+    def start(self) -> None:
+        """Starts the thread if it does not run.
+
+        Raises:
+            NoThreadError: the interpreter is shutting down.
+        """
+        with self._lock:
+            if self._thread is None:
+                thread = threading.Thread(target=self._run, name="hostcallback-dispatch", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError as error:
+                    raise NoThreadError("no thread can be started") from error
+                # Only once it runs: otherwise a failed start would make all later jobs wait without end.
+                self._thread = thread
+
+    def submit(self, job: Callable[[], None]) -> None:
+        """Queues `job` for the thread, which logs its exceptions.
+
+        Raises:
+            NoThreadError: as `start` does.
+        """
+        self.start()
+        self._jobs.put(job)
+
+    def _run(self) -> None:
+        while True:
+            job = self._jobs.get()
+            try:
+                job()
+            except BaseException:  # a failing job must not end the thread
+                logger.exception("a barrier could not find out what runs")
+            # The frame of a waiting thread would keep the last job, with the arrays in its closure, alive.
+            del job
+
+
+dispatch_thread = DispatchThread()
+"""The dispatch thread of this process."""
+
+processes.in_child(processes.Stage.PROGRAM, dispatch_thread.forget)
+
+
+MOST_STATES = 1024
+"""Number of thread states that are examined. With more, other threads always count as possible dispatchers."""
+
+OURS = "hostcallback-"
+"""Prefix of the names of this library's threads. They dispatch no programs, except for receivers' tap functions."""
+
+
+class Census(NamedTuple):
+    """The threads of this process at one moment.
+
+    Attributes:
+        made: number of the thread state that was made last.
+        states: numbers of the existing thread states; None if there are too many or they are not known.
+        processor_ns: processor time of each thread in ns, by `threading.get_ident`, where it is known.
+        suspects: idents of the threads that may have dispatched programs since the last complete wait; None if it is
+            not known which threads did.
+    """
+
+    made: int
+    states: frozenset[int] | None
+    processor_ns: Mapping[int, int]
+    suspects: frozenset[int] | None
+
+
+class DispatchingThreads:
+    """Keeps track of threads from one barrier to the next. Any thread, and signal handlers."""
+
+    def __init__(self) -> None:
+        """Starts without a census, so that the suspects of the first `count` are not known."""
+        self._since = _census(None)
+
+    def count(self) -> Census:
+        """Returns a census. Suspects are the calling thread and the receivers; None if other threads have run."""
+        return _census(self._since)
+
+    def waited(self, census: Census) -> None:
+        """Notes that all programs dispatched before that census have ended."""
+        if census.made > self._since.made:  # if several threads waited at a time, the latest census counts
+            self._since = census
+
+
+def _census(since: Census | None) -> Census:
+    states, made = _thread_states()
+    frames = frozenset(sys._current_frames())
+    # Does not use `threading.enumerate`: if a signal handler calls a barrier while its thread holds that function's
+    # lock, it would deadlock.
+    threads: Mapping[int, threading.Thread] = dict(threading._active)  # type: ignore[attr-defined]
+    receivers = {receiver.thread for receiver in runtime.receivers()}
+    here = threading.get_ident()
+    suspects, used, others_ran = {here}, {}, False
+    for ident in frames - {here}:
+        thread = threads.get(ident)
+        if thread is not None and thread.name.startswith(OURS):
+            if thread in receivers:
+                suspects.add(ident)
+            continue
+        nanoseconds = _processor_ns(thread)
+        if nanoseconds is not None:
+            used[ident] = nanoseconds
+        # = since|Equal processor time means that the thread has run nothing since, so it has dispatched
+        # nothing.
+        others_ran |= since is None or nanoseconds is None or since.processor_ns.get(ident) != nanoseconds
+    known = (
+        since is not None
+        and not others_ran
+        and states is not None
+        and states == since.states
+        and made == since.made + 1
+        and len(states) == len(frames)  # otherwise one of the threads runs no Python code now
+    )
+    return Census(made, states, used, frozenset(suspects) if known else None)
+
+
+def _processor_ns(thread: threading.Thread | None) -> int | None:
+    if thread is None or thread.native_id is None:
+        return None
+    # The Linux clock id of a thread's processor time; for an ended thread the call fails.
+    with contextlib.suppress(OSError):
+        return time.clock_gettime_ns((~thread.native_id << 3) | 6)
+    return None
+
+
+def _thread_states() -> tuple[frozenset[int] | None, int]:
+    ids, made = (ctypes.c_uint64 * MOST_STATES)(), ctypes.c_uint64()
+    count = bindings.load_holding_lock().hcb_thread_states(ids, MOST_STATES, made)
+    if not 0 <= count <= MOST_STATES:
+        return None, made.value
+    return frozenset(ids[:count]), made.value
+
+
+TARGET = "hostcallback_hold"
+OPERAND_SIZE = 4096
+"""Elements of the operand. XLA runs a program with less work on the dispatching thread."""
+
+
+def begin() -> None:
+    """Makes programs of `held_program` wait from now on."""
+    native_library.load().hcb_hold_begin()
+
+
+def end() -> bool:
+    """Lets these programs go on. Returns whether they were being held."""
+    return bool(native_library.load().hcb_hold_end())
+
+
+@functools.cache
+def held_program(device: jax.Device) -> Callable[[], Any]:
+    """Returns a function that dispatches a program and returns its result, a uint8 scalar.
+
+    The program ends at once, or waits if `begin` was called.
+    """
+    # Compiled ahead of time, so that it is not traced again under the user's settings of JAX.
+    jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(native_library.load().hcb_hold), platform="cpu")
+    flag = jax.ShapeDtypeStruct((), np.dtype(np.uint8))
+
+    def hold(x: Any) -> Any:
+        return jax.ffi.ffi_call(TARGET, flag, has_side_effect=True)(jnp.sum(x))
+
+    with jax.disable_jit(False), jax.transfer_guard("allow"):
+        operand = jax.device_put(np.zeros(OPERAND_SIZE, np.float32), device)
+        compiled = jax.jit(hold).lower(operand).compile()
+    return functools.partial(compiled, operand)
+
+
+def forget() -> None:
+    """Drops compiled programs, for a forked child."""
+    held_program.cache_clear()
+
+
+processes.in_child(processes.Stage.PROGRAM, forget)
