@@ -4,7 +4,7 @@ Fast dispatch is off if the user turns it off or this JAX version is not known. 
 last program with an effect to the next one. If that program failed, the next program, all later ones and JAX's exit
 would fail with its error. Programs can fail if they have calls or if a failed check ends them.
 
-JAX calls no code of this library when it calls such a program. So only while a failed check is pending, JAX calls a
+JAX calls no code of this library when it calls a program with taps. So only while a failed check is pending, JAX calls a
 hook after each call of a jitted function; the hook raises the check if that function has taps.
 """
 

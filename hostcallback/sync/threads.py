@@ -1,7 +1,7 @@
 """Threads that dispatch programs: that of the barriers, those of users, and what programs wait for without a thread.
 
 If a device has no place for one more program, a dispatch blocks, and neither Ctrl-C nor a time limit can end it. So
-this thread dispatches, and no thread of the user blocks there.
+barriers dispatch on a thread of this module, and no thread of the user blocks there.
 
 JAX dispatches without calling this library. But only threads with a Python thread state dispatch, CPython numbers
 these states in the order of their creation, and a thread that has used no processor time has dispatched no program.

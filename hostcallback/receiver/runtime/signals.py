@@ -1,6 +1,6 @@
 """What receivers do at Ctrl-C and at SIGTERM.
 
-The handler is native, because JAX's own is: `jax.distributed.initialize` replaces the handler that it finds. Our
+The handler of SIGTERM is native, because JAX's own is: `jax.distributed.initialize` replaces the handler that it finds. Our
 handler chains to the previous one, and reinstalls itself if another library replaces it.
 
 Python acts on SIGINT when the main thread is back from native code. A thread that waits for a program comes back when
