@@ -1,11 +1,11 @@
 """What happens around JAX's dispatch of effects: without fast dispatch, and for `on_error="raise_soon"`.
 
-Fast dispatch is off if the user turns it off or this JAX version is not known. JAX then passes the token of a thread's
-last program with an effect to the next one. If that program failed, the next program, all later ones and JAX's exit
-would fail with its error. Programs can fail if they have calls or if a failed check ends them.
+Fast dispatch is off if the user turns it off or this JAX version is not known. JAX then passes the token of a
+thread's last program with an effect to the next one. If that program failed, the next program, all later ones and
+JAX's exit would fail with its error. Programs can fail if they have calls or if a failed check ends them.
 
-JAX calls no code of this library when it calls a program with taps. So only while a failed check is pending, JAX calls a
-hook after each call of a jitted function; the hook raises the check if that function has taps.
+JAX calls no code of this library when it calls a program with taps. So only while a failed check is pending, JAX
+calls a hook after each call of a jitted function; the hook raises the check if that function has taps.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Taps in programs that others hold: exported programs, Pallas kernels, `jax.experimental.custom_partitioning`.
 
-A function with `custom_partitioning`: on one device, and if each device runs a separate program, JAX inlines it with its
-taps. If the compiler partitions, XLA asks the function's `partition` rule for the body of each device, and JAX lowers the body as a separate
-program. Here the body becomes one equation, which makes the token of its taps.
+A function with `custom_partitioning`: on one device, and if each device runs a separate program, JAX inlines it with
+its taps. If the compiler partitions, XLA asks the function's `partition` rule for the body of each device, and JAX
+lowers the body as a separate program. Here the body becomes one equation, which makes the token of its taps.
 
 JAX 0.8 to 0.12 treats a kernel as a function without effects. In interpret mode a kernel becomes a loop over its grid
 in the surrounding program. This module adds the kernel's tap effects to the equation, so that JAX passes their token

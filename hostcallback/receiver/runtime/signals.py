@@ -1,12 +1,12 @@
 """What receivers do at Ctrl-C and at SIGTERM.
 
-The handler of SIGTERM is native, because JAX's own is: `jax.distributed.initialize` replaces the handler that it finds. Our
-handler chains to the previous one, and reinstalls itself if another library replaces it.
+The handler of SIGTERM is native, because JAX's own is: `jax.distributed.initialize` replaces the handler that it
+finds. Our handler chains to the previous one, and reinstalls itself if another library replaces it.
 
 Python acts on SIGINT when the main thread is back from native code. A thread that waits for a program comes back when
-the program ends, and a program whose messages find no room ends when its taps have caught up: after hours, if they are
-slow. So a thread of this module, which a native handler wakes, has the receivers leave out messages until the main
-thread is back.
+the program ends, and a program whose messages find no room ends when its taps have caught up: after hours, if they
+are slow. So a thread of this module, which a native handler wakes, has the receivers leave out messages until the
+main thread is back.
 """
 
 from __future__ import annotations

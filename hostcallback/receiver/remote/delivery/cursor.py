@@ -5,7 +5,8 @@ delivered. If shards of incomplete values are excepted, the position before the 
 numbers by device follow, otherwise two nils. The last item is the number of messages after the position that were
 delivered, too: a turn may end within a chunk.
 
-A collector runs the probe for the chunk in whose delivery the collector before died. If it fails, the chunk is set aside.
+A collector runs the probe for the chunk in whose delivery the collector before died. If it fails, the chunk is set
+aside.
 """
 
 from __future__ import annotations
