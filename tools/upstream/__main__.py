@@ -13,10 +13,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tools.upstream import environment
+from tools.upstream import environment, report
 from tools.upstream.differences import Comparison, Difference, Explained, count, read_explained, suspects
 from tools.upstream.libraries import LIBRARIES, Library
-from tools.upstream.settings import ROOT, SETTINGS, Run
+from tools.upstream.settings import PLAIN, ROOT, SETTINGS, Run
 
 FOLDER = ROOT / ".upstream"
 
@@ -40,7 +40,7 @@ def compare(run: Run, tests: Sequence[str]) -> Comparison:
         if test not in alone:
             alone[test] = run.run_alone(test)
         found = alone[test]
-        if found["plain"].outcome == "passed" != found[setting].outcome:
+        if found[PLAIN].outcome == "passed" != found[setting].outcome:
             difference = Difference(library.name, test, setting, found[setting].outcome, found[setting].text)
             comparison.differences.append(difference)
         else:
@@ -71,8 +71,9 @@ def main() -> int:
     parser.add_argument("--only", choices=LIBRARIES, action="append", help="run these libraries")
     parser.add_argument("--full", action="store_true", help="run all of their tests, not the selected ones")
     parser.add_argument(
-        "--resume", action="store_true", help="keep outcomes of an earlier run, and run what is missing"
+        "--resume", action="store_true", help="keep earlier outcomes, and run what is missing"
     )
+    parser.add_argument("--write", action="store_true", help="write the table of docs/accelerate.md")
     parser.add_argument("--workers", type=int, default=2, help="processes that run tests (2)")
     parser.add_argument(
         "tests", nargs="*", help="run these files or tests of the one library given by --only"
@@ -84,11 +85,11 @@ def main() -> int:
         )
 
     rows = read_explained()
-    chosen = [LIBRARIES[name] for name in options.only or LIBRARIES]
+    libraries = [LIBRARIES[name] for name in options.only or LIBRARIES]
     python = environment.install(FOLDER / "venv", LIBRARIES.values())
     checkouts = os.environ.get("UPSTREAM")
     unknown = 0
-    for library in chosen:
+    for library in libraries:
         source = environment.source(
             library, Path(checkouts) if checkouts else None, FOLDER / "sources", python
         )
@@ -100,14 +101,23 @@ def main() -> int:
         folder = FOLDER / "outcomes" / library.name
         if not options.resume:
             shutil.rmtree(folder, ignore_errors=True)
-        run = Run(library, source, python, folder, options.workers)
+        chosen = "" if options.full or options.tests else library.chosen
+        run = Run(library, source, python, folder, options.workers, chosen)
+        folder.mkdir(parents=True, exist_ok=True)
         comparison = compare(run, tests_of(library, options.full, options.tests))
+        report.store(comparison, folder)
+        if not comparison.counts[PLAIN].get("passed"):
+            unknown += 1
+            print(f"{library.name}: no test passed plain: see {folder / PLAIN}.log")
         for found in unexplained(comparison, rows):
             unknown += 1
             print(
                 f"\n{found.library} {found.setting}: {found.outcome}: {found.test}\n{found.text}", flush=True
             )
-    print(f"upstream: {unknown} unexplained differences")
+    if options.write:
+        stored = (report.read_stored(FOLDER / "outcomes" / name) for name in LIBRARIES)
+        report.write([comparison for comparison in stored if comparison])
+    print(f"upstream: {unknown} unexplained differences or libraries without a test")
     return 1 if unknown else 0
 
 

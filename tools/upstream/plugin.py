@@ -1,6 +1,6 @@
 """The pytest plugin in which others' tests run: begins the setting, and stores each test's outcome as it ends.
 
-Loaded by `-p tools.upstream.plugin`, into pytest and into the workers of xdist. Without xdist's workers one process does both.
+Loaded by `-p tools.upstream.plugin`, into pytest and into the workers of xdist.
 """
 
 from __future__ import annotations

@@ -38,6 +38,7 @@ class Run:
         python: the environment's Python.
         folder: where outcomes are stored, one file per setting.
         workers: processes that run tests.
+        chosen: which tests run, as `-k` takes it; empty for all.
     """
 
     library: Library
@@ -45,6 +46,7 @@ class Run:
     python: Path
     folder: Path
     workers: int = 2
+    chosen: str = ""
 
     def run(self, setting: str, tests: Sequence[str]) -> dict[str, Outcome]:
         """Runs the tests that have no outcome yet; returns the outcomes of all that ever ran in this setting.
@@ -56,25 +58,31 @@ class Run:
         outcomes = self.folder / f"{setting}.jsonl"
         while True:
             before = read_outcomes(outcomes)
-            ended = self._pytest(setting, tests, outcomes, sorted(before), self.workers)
+            ended = self._pytest(setting, tests, outcomes, sorted(before), self.workers, self.chosen)
             after = read_outcomes(outcomes)
             # pytest's own end: 0 passed, 1 failures, 5 nothing left to run. Others, such as a crash, go on after it.
             if ended in (0, 1, 5) or len(after) == len(before):
                 return after
 
     def run_alone(self, test: str) -> dict[str, Outcome]:
-        """Runs one test in a process of its own in each setting; returns the outcomes by setting."""
+        """Runs one test in a new process in each setting; returns the outcomes by setting."""
         file = self.folder / "alone.jsonl"
         file.unlink(missing_ok=True)
         found = {}
         for setting in SETTINGS:
-            self._pytest(setting, [test], file, [], 0)
+            self._pytest(setting, [test], file, [], 0, "")
             found[setting] = read_outcomes(file).get(test, Outcome("crashed", 0.0, "no outcome"))
             file.unlink(missing_ok=True)
         return found
 
     def _pytest(
-        self, setting: str, tests: Sequence[str], outcomes: Path, ended: Sequence[str], workers: int
+        self,
+        setting: str,
+        tests: Sequence[str],
+        outcomes: Path,
+        ended: Sequence[str],
+        workers: int,
+        chosen: str,
     ) -> int:
         self.folder.mkdir(parents=True, exist_ok=True)
         left_out = self.folder / "ended.json"
@@ -83,8 +91,10 @@ class Run:
         command += ["-n", str(workers), "--dist", "worksteal"] if workers else ["-p", "no:xdist"]
         command += [f"--timeout={TEST_SEC}", "--timeout-method=thread", "--tb=short", "--no-header"]
         command += [argument for test in self.library.excluded for argument in ("--deselect", test)]
+        command += ["-k", chosen] if chosen else []
         environment = {
             **os.environ,
+            "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",  # a third of the time, which is mostly XLA's compiler
             **self.library.environment,
             "PYTHONPATH": str(ROOT),
             SETTING: setting,
