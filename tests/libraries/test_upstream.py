@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
-# Last: where the installed package is tested, this checkout's is not imported.
-sys.path.append(str(Path(__file__).resolve().parents[2]))
+from checkout import ROOT
 
-from tools.upstream.differences import Explained, read_explained, suspects  # noqa: E402
-from tools.upstream.settings import Outcome, read_outcomes  # noqa: E402
+# Last: where the installed package is tested, this checkout's is not imported.
+sys.path.append(str(ROOT))
+
+from tools.upstream.differences import Explained, read_explained, suspects
+from tools.upstream.settings import Outcome, read_outcomes
 
 PASSED, FAILED, SKIPPED = (Outcome(what, 0.1, "") for what in ("passed", "failed", "skipped"))
 
