@@ -22,7 +22,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal --durations=20 $(if $(SL
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick lint type check docs matrix bench clean fuzz soak wheel release
+.PHONY: help demo test quick lint type check docs matrix bench clean fuzz soak upstream wheel release
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -86,6 +86,9 @@ soak: $(INSTALLED) ## kill processes for an hour (make soak SOAK="--minutes 10")
 matrix: $(INSTALLED) ## run the tests on the oldest, the default and the newest Python and JAX
 	$(BIN)/python tools/matrix.py
 
+upstream: $(INSTALLED) ## run tests of JAX and its libraries without and with the package (UPSTREAM=folder of checkouts)
+	$(BIN)/python -m tools.upstream $(ARGUMENTS)
+
 bench: $(INSTALLED) ## measure against the peers, and write docs/benchmarks.md
 	$(BIN)/python tools/bench.py
 
@@ -100,6 +103,6 @@ release: $(INSTALLED) ## make release VERSION=1.2.3: set the version, cut the ch
 	$(BIN)/python tools/releasing/release.py $(if $(DRY),--dry-run) "$(VERSION)"
 
 clean: ## remove what the other targets made
-	rm -rf $(VENV) .matrix build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis loss.png
+	rm -rf $(VENV) .matrix .upstream build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis loss.png
 	rm -f hostcallback/receiver/native/*.so receiver/native/*.dylib receiver/native/*.o
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
