@@ -21,4 +21,4 @@ def screen(text: str) -> list[str]:
             line = lines[row].ljust(column)
             lines[row] = line[:column] + piece + line[column + len(piece) :]
             column += len(piece)
-    return [line.strip() for line in lines if "it" in line or "%|" in line]
+    return [line.strip() for line in lines if re.search(r"\dit\b|it/s|%\|", line)]

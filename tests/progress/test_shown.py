@@ -98,8 +98,8 @@ def test_any_loop_shows_its_last_step_and_values(capsys: pytest.CaptureFixture[s
 
 def test_a_rule_leaves_no_end_of_a_bar_out(capsys: pytest.CaptureFixture[str]) -> None:
     with hcb.outfeed_receiver():
-        hcb.taps["limited"].rate(0.001)
-        jax.jit(lambda: hcb.scan(add, 0, length=40, progress="limited"))()
-    hcb.taps["limited"].reset()
+        hcb.taps["thinned"].rate(0.001)
+        jax.jit(lambda: hcb.scan(add, 0, length=40, progress="thinned"))()
+    hcb.taps["thinned"].reset()
     (line,) = screen(capsys.readouterr().err)
     assert "40/40 " in line

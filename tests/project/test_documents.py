@@ -54,11 +54,13 @@ def test_every_source_file_that_a_document_names_exists(document: Path) -> None:
 
 
 def sources() -> Iterator[Path]:
-    """The source files, without vendored ones and without a test that plants paths."""
+    """The source files, without vendored ones, a test that plants paths, and what names tests of other projects."""
     for folder in ("hostcallback", "tests", "tools", "examples"):
         for path in (ROOT / folder).rglob("*"):
             vendored = {"third_party", "__pycache__"}.intersection(path.parts)
-            if path.suffix in (".py", ".cc", ".h") and not vendored and path.name != "test_lint_project.py":
+            names_foreign_files = path.match("tools/upstream/*.py")
+            planted = path.name == "test_lint_project.py"
+            if path.suffix in (".py", ".cc", ".h") and not (vendored or planted or names_foreign_files):
                 yield path
 
 
