@@ -96,9 +96,15 @@ LIBRARIES = {
             "0.1.0",
             ("tests",),
             ("tests/test_misc.py",),
-            requirements=(BEARTYPE,),
+            requirements=(BEARTYPE, "pytest-benchmark==5.3.1"),
         ),
-        Library("blackjax", "1.7.1", ("tests",), ("tests/test_progress_bar.py",)),
+        Library(
+            "blackjax",
+            "1.7.1",
+            ("tests",),
+            ("tests/test_progress_bar.py",),
+            requirements=("jax-tap==0.3.1", "tqdm==4.70.1"),
+        ),
         Library("numpyro", "0.22.0", ("test",), ("test/test_compile.py",)),
         Library("flax", "0.12.8", ("tests",), ("tests/core/core_lift_test.py",)),
     )
