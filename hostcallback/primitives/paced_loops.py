@@ -241,6 +241,7 @@ class _Blocks:
         fast = jax.custom_jvp(self._run)
         fast.defjvp(self._run_differentiated, symbolic_zeros=True)
         carry, ys = fast(self._constants, [*map(jnp.asarray, jax.tree.leaves(init))], jax.tree.leaves(xs))
+        ys = [_typed_as(leaf, aval) for leaf, aval in zip(ys, self._y_avals, strict=True)]
         return jax.tree.unflatten(self._carry_tree, carry), self._ys(ys)
 
     def _ys(self, leaves: Sequence[Any]) -> Any:
@@ -319,6 +320,13 @@ class _Viewed:
     def __init__(self, messages: Messages, postfix: Callable[..., Mapping[str, Any]]) -> None:
         self.begin, self.update, self.end = messages.begin, messages.update, messages.end
         self.postfix = postfix
+
+
+def _typed_as(value: Any, aval: Any) -> Any:
+    # What was stored in a buffer is not weakly typed any more; the outputs of JAX's scan are.
+    if not aval.weak_type:
+        return value
+    return lax.convert_element_type_p.bind(value, new_dtype=aval.dtype, weak_type=True, sharding=None)
 
 
 def _type_of(aval: Any) -> tuple[Any, ...]:

@@ -68,6 +68,19 @@ def test_a_loop_has_the_results_of_jax_and_a_bar_that_ends_at_its_last_step(
     assert_equal(found, jax.jit(plain)(x))
 
 
+@pytest.mark.parametrize("jit", [jax.jit, lambda f: f], ids=["jit", "no jit"])
+def test_the_results_of_a_scan_are_weakly_typed_where_those_of_jax_are(jit: Any) -> None:
+    def step(carry: Any, x: Any) -> Any:
+        return carry * 2, (carry, jnp.where(x > 1, 1.0, 2.0), 3, x, x > 1)
+
+    def types(scan: Any) -> list[tuple[Any, bool]]:
+        outs = jit(lambda xs: scan(step, 1.0, xs))(jnp.arange(4.0))
+        return [(leaf.dtype, leaf.weak_type) for leaf in jax.tree.leaves(outs)]
+
+    assert types(hcb.scan) == types(lax.scan)
+    assert {weak for _, weak in types(lax.scan)} == {True, False}
+
+
 @pytest.mark.parametrize("loop", LOOPS)
 def test_a_loop_under_vmap_has_the_results_of_jax(loop: str, capsys: pytest.CaptureFixture[str]) -> None:
     barred, plain = LOOPS[loop]
