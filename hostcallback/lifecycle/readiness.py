@@ -66,16 +66,16 @@ def _wait_in_buffers() -> Callable[[], None]:
     return undo
 
 
-def _wait_in_buffer() -> bool:
-    # Native code, which no exception can pass, calls this, and interrupts the thread once it is back in Python: after
-    # False, and after an interrupt that Python raises before the first line here.
+def _wait_in_buffer() -> None:
+    # Native code, which no exception can pass, calls this, and interrupts the thread once it is back in Python, unless
+    # the last line has run: also after an interrupt that Python raises before the first line.
     try:
         _wait_for_output()
     except KeyboardInterrupt:
-        return False
+        return
     except BaseException:
         logger.exception("numpy.asarray does not wait for callbacks")
-    return True
+    native_library.load_holding_lock().hcb_waited()
 
 
 _WAIT_IN_BUFFER = native_library.Wait(_wait_in_buffer)

@@ -212,7 +212,7 @@ go.set()
             process.kill()
 
 
-def _interrupted() -> bool:
+def _interrupted() -> None:
     raise KeyboardInterrupt
 
 

@@ -16,7 +16,7 @@ from hostcallback.receiver import environment, processes
 from hostcallback.receiver.errors import NativeLibraryError
 
 # Equal to the library's `hcb_abi_version`: a stale library would be called with other structures.
-ABI_VERSION = 19
+ABI_VERSION = 20
 DIRECTORY = Path(__file__).parent
 
 BATCH_FRAMES = 1024
@@ -164,7 +164,7 @@ class HostThreads(ctypes.Structure):
 HostCall = ctypes.CFUNCTYPE(c_int32, c_void_p, c_int32)
 """`hcb_host_call`."""
 
-Wait = ctypes.PYFUNCTYPE(c_int32)
+Wait = ctypes.PYFUNCTYPE(None)
 """`hcb_wait`."""
 
 _ARRAYS = (c_uint64, POINTER(c_void_p), POINTER(c_uint64))  # count, addresses, lengths
@@ -199,6 +199,7 @@ _FUNCTIONS = {
     "hcb_is_settled": (c_int32, ()),
     "hcb_note_emission": (None, ()),
     "hcb_buffer_waits": (None, (c_void_p, Wait)),
+    "hcb_waited": (None, ()),
     "hcb_buffer": (c_int32, (c_void_p, c_void_p, c_int32)),
     "hcb_block_free": (None, (c_void_p,)),
     "hcb_ring_send": (c_int32, (c_void_p, c_char_p, c_uint64, *_ARRAYS, c_int64)),

@@ -153,6 +153,8 @@ void hcb_note_emission(void) { hcb::NoteEmission(); }
 
 void hcb_buffer_waits(hcb_get_buffer original, hcb_wait wait) { hcb::WaitInBuffers(original, wait); }
 
+void hcb_waited(void) { hcb::NoteWaited(); }
+
 int hcb_buffer(void* object, void* view, int flags) { return hcb::GetBuffer(object, view, flags); }
 
 void hcb_block_free(void* memory) { hcb::BlockPool::Free(memory); }

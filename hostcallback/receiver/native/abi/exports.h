@@ -70,6 +70,8 @@ HCB_EXPORT void hcb_note_emission(void);
 /* hcb_buffer stands in for a type's function that gives out an object's memory: it calls `original`, and then `wait`, unless all is
  * settled. Call both with the interpreter lock held. Set it before the first hcb_buffer. */
 HCB_EXPORT void hcb_buffer_waits(hcb_get_buffer original, hcb_wait wait);
+/* Tells the native code that called the `wait` of this thread that it was not interrupted. */
+HCB_EXPORT void hcb_waited(void);
 HCB_EXPORT int hcb_buffer(void* object, void* view, int flags);
 HCB_EXPORT void hcb_block_free(void* memory);
 

@@ -4,7 +4,7 @@
 
 #include <stdint.h>
 
-#define HCB_ABI_VERSION 19
+#define HCB_ABI_VERSION 20
 #define HCB_EXPORT __attribute__((visibility("default")))
 
 typedef struct hcb_ring hcb_ring;
@@ -171,9 +171,9 @@ typedef struct {
 
 /* A type's function that gives out the memory of an object: bf_getbuffer of Python. */
 typedef int (*hcb_get_buffer)(void* object, void* view, int flags);
-/* Waits in the host, with its lock; returns 1, or 0 if the user has interrupted it. An interrupt that the host raises before the
- * function's first line also comes back as 0. */
-typedef int32_t (*hcb_wait)(void);
+/* Waits in the host, with its lock, and calls hcb_waited at its end unless the user has interrupted it: an interrupt that the host
+ * raises before the function's first line leaves no result that could be read. */
+typedef void (*hcb_wait)(void);
 
 /* Runs the host function of a call on the host's own thread, which runs the program: takes the call's frame with hcb_own_call_read
  * and answers it. `resumed`: the thread continues a program that another one began. Returns whether it was interrupted. */

@@ -17,6 +17,14 @@ std::atomic<uint64_t> noted{0};
 // Written with the interpreter lock held, before GetBuffer is called for the first time, and read with it.
 hcb_get_buffer original_get_buffer = nullptr;
 hcb_wait wait_for_output = nullptr;
+thread_local bool waited = false;
+
+// Whether the wait came to its end.
+bool Waited() {
+  waited = false;
+  wait_for_output();
+  return waited;
+}
 
 }  // namespace
 
@@ -33,10 +41,12 @@ void WaitInBuffers(hcb_get_buffer original, hcb_wait wait) {
   wait_for_output = wait;
 }
 
+void NoteWaited() { waited = true; }
+
 int GetBuffer(void* object, void* view, int flags) {
   const int status = original_get_buffer(object, view, flags);
   // After it: it waits for the program that computes the object.
-  if (status == 0 && !IsSettled() && wait_for_output() == 0) InterruptHost();
+  if (status == 0 && !IsSettled() && !Waited()) InterruptHost();
   return status;
 }
 
@@ -45,7 +55,7 @@ void WaitOnHostThread() {
   std::fenv_t programs_own;
   std::fegetenv(&programs_own);
   std::fesetenv(FE_DFL_ENV);  // XLA flushes denormals on its threads
-  if (wait_for_output() == 0) InterruptHost();
+  if (!Waited()) InterruptHost();
   std::fesetenv(&programs_own);
 }
 

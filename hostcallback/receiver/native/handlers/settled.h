@@ -21,6 +21,8 @@ void NoteEmission();
 
 // See hcb_buffer_waits.
 void WaitInBuffers(hcb_get_buffer original, hcb_wait wait);
+// See hcb_waited.
+void NoteWaited();
 // Waits as GetBuffer does, if the calling thread is one of the host's: the program runs on the thread that dispatched it.
 void WaitOnHostThread();
 int GetBuffer(void* object, void* view, int flags);
