@@ -33,7 +33,21 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_key: Any = jax.make_user_context(default_value=())  # the X-rays of the open contexts, outermost first
+_key_lock = threading.Lock()  # protects that there is one key
+
+
+def _key() -> Any:
+    """The `jax.make_user_context` of the X-rays of the open contexts, outermost first.
+
+    Made by the first block: JAX traces each program from before it once more.
+    """
+    with _key_lock:
+        return _only_key()
+
+
+@functools.cache
+def _only_key() -> Any:
+    return jax.make_user_context(default_value=())
 
 
 @dataclass(frozen=True)
@@ -145,9 +159,9 @@ class Context:
         stack.append(self)
         if self._all_threads:
             _set_key_everywhere()
-        key = _key.value
+        key = _key().value
         # A thread that has opened contexts itself does not see the key of all threads.
-        inner = _key(key if self._all_threads and self.xray in key else (*key, self.xray))
+        inner = _key()(key if self._all_threads and self.xray in key else (*key, self.xray))
         inner.__enter__()
         self._left.__dict__.setdefault("stack", []).append(inner)
         return self
@@ -224,7 +238,7 @@ def _note_mark(mark: str, context: Context) -> None:
 
 
 def _set_key_everywhere() -> None:
-    compat.set_user_context(_key, tuple(context.xray for context in _everywhere))
+    compat.set_user_context(_key(), tuple(context.xray for context in _everywhere))
 
 
 @contextlib.contextmanager
@@ -232,7 +246,8 @@ def closed() -> Iterator[None]:
     """No context is open for the calling thread: for programs of our own."""
     contexts, _here.contexts = _here.contexts, []
     try:
-        with _key(()):
+        # Without a key there is nothing to close, and it is not made for that.
+        with _key()(()) if _only_key.cache_info().currsize else contextlib.nullcontext():
             yield
     finally:
         _here.contexts = contexts
@@ -252,7 +267,7 @@ def tapped(closed: Any, name: str, donated: Sequence[bool], shardings: Sequence[
         A closed jaxpr of its constants and inputs.
     """
     # By the key, because a context for all threads may have been opened since the program was traced.
-    contexts = [(context, "") for context in (*_everywhere, *_here.contexts) if context.xray in _key.value]
+    contexts = [(context, "") for context in (*_everywhere, *_here.contexts) if context.xray in _key().value]
     if _marked:
         known = dict(_marked)
         contexts += [(known[mark], mark) for mark in _marks_in(closed, set(known))]
