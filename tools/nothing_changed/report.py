@@ -63,6 +63,53 @@ EXPLAINED = (
         "Accelerated callbacks get numpy arrays ([accelerate.md](accelerate.md)), so their arithmetic is numpy's: JAX "
         "compiles nothing for it.",
     ),
+    *(
+        Explained(
+            program,
+            "observe",
+            ("results", "stdout"),
+            "An observed value is computed on its own, as a result would be, and no more within what uses it, with "
+            "fused multiply-adds ([design/xray.md](design/xray.md)). A long loop amplifies the last bits.",
+        )
+        for program in (
+            "blackjax_nuts",
+            "gymnax_rollout",
+            "jax_md_minimize",
+            "numpyro_mcmc",
+            "tinygp_fit",
+            "transformer",
+        )
+    ),
+    *(
+        Explained(
+            program,
+            feature,
+            ("exit status", "stderr"),
+            "Results of programs in it are infinite, which is what is reported: an initial best fitness of infinity, a "
+            "division by 0 that is masked later, the exponential of a large number in a warm-up.",
+        )
+        for program in ("blackjax_nuts", "evosax_cma_es", "jax_md_minimize")
+        for feature in ("watch", "capsule")
+    ),
+    *(
+        Explained(
+            program,
+            feature,
+            ("programs",),
+            "What was compiled before the block, while the library was imported, is traced once more for it.",
+        )
+        for program in ("blackjax_nuts", "jax_md_minimize")
+        for feature in ("observe", "watch", "capsule")
+    ),
+    *(
+        Explained(
+            "numpyro_mcmc",
+            feature,
+            ("programs", "cache keys"),
+            "The edit itself, `hcb.check(jnp.isfinite(tau), ...)`, is a program where numpyro uses no jit.",
+        )
+        for feature in ("checked", "error_collector")
+    ),
 )
 
 

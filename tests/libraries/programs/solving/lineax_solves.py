@@ -28,6 +28,5 @@ def main():
 
     solutions = edits.wrap(solve)(matrix, vector), iterative(matrix, vector)
     gradients = jax.grad(lambda m: jnp.sum(solve(m, vector) * iterative(m, vector)))(matrix)
-    singular = lx.linear_solve(lx.MatrixLinearOperator(jnp.zeros((2, 2))), jnp.ones(2), throw=False)
-    print("residual", jnp.abs(matrix @ solutions[0] - vector).max(), singular.result == lx.RESULTS.successful)
+    print("residual", jnp.abs(matrix @ solutions[0] - vector).max())
     return solutions, gradients
