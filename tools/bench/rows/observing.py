@@ -102,7 +102,7 @@ class Size(NamedTuple):
     batch: int
 
 
-SIZES = (Size(0.1, 2, 64, 64), Size(1, 4, 128, 192), Size(10, 6, 384, 256), Size(50, 8, 640, 384))
+SIZES = (Size(0.1, 2, 64, 192), Size(1, 4, 128, 320), Size(10, 6, 384, 512), Size(50, 8, 640, 800))
 
 
 def _small_step(weights: list[Any], x: Any) -> Any:
