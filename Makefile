@@ -22,10 +22,10 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal --durations=20 $(if $(SL
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick lint type check docs matrix bench clean fuzz soak upstream wheel release
+.PHONY: help demo test quick lint type check docs matrix bench clean fuzz soak upstream nothing-changed wheel release
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # An environment whose Python does not run is replaced: its base may be gone, or the folder was moved.
 ifneq ($(wildcard $(VENV)/.installed*),)
@@ -91,6 +91,10 @@ upstream: $(INSTALLED) ## run tests of JAX and its libraries without and with th
 
 bench: $(INSTALLED) ## measure against the peers, and write docs/benchmarks.md
 	$(BIN)/python tools/bench.py
+
+nothing-changed: $(INSTALLED) ## run real programs under each feature, and write docs/nothing-changed.md
+	$(BIN)/python -m pip install --quiet --editable '.[nothing-changed]'
+	$(BIN)/python -m tools.nothing_changed
 
 docs: $(SITE) ## build the documentation site into build/site, and execute its gallery
 	$(BIN)/python -m tools.website

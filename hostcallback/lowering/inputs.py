@@ -67,7 +67,7 @@ def groups_not_finite(values: Sequence[Any], devices: int = 1) -> Any:
         # The compiler would divide the arrays of a group alike, and with them results that are whole without the test.
         return not_finite(inexact, range(len(inexact)))
     groups: dict[Any, int] = {}  # arrays of one shape are tested together where no native handler does it
-    numbers = [groups.setdefault((value.shape, jax.typeof(value)), len(groups)) for value in inexact]
+    numbers = [groups.setdefault(jax.typeof(value), len(groups)) for value in inexact]
     return not_finite(inexact, numbers)
 
 

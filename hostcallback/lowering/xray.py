@@ -18,7 +18,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, ParamSpec, TypeVar
+from typing import Any, ClassVar, NamedTuple, ParamSpec, TypeVar
 
 import jax
 
@@ -33,7 +33,27 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_key: Any = jax.make_user_context(default_value=())  # the X-rays of the open contexts, outermost first
+_key_lock = threading.Lock()  # protects that there is one key
+
+
+class _Key(NamedTuple):
+    """The `jax.make_user_context` of the X-rays of the open contexts, outermost first; what sets it for a thread."""
+
+    context: Any
+    set_local: Callable[[Any], None]
+    unset_local: Callable[[], None]
+
+
+def _key() -> _Key:
+    """Makes the key when the first block opens: from then on JAX traces each program from before it once more."""
+    with _key_lock:
+        return _only_key()
+
+
+@functools.cache
+def _only_key() -> _Key:
+    context = jax.make_user_context(default_value=())
+    return _Key(context, *compat.user_context_setters(context))
 
 
 @dataclass(frozen=True)
@@ -234,19 +254,16 @@ _recent: collections.deque[Context] = collections.deque(maxlen=MOST_RECENT)
 """The last contexts that marked equations: a wrapper that is made within a trace ends before its program is lowered."""
 
 
-_set_local, _unset_local = compat.user_context_setters(_key)
-
-
 def _set_key_everywhere() -> None:
-    compat.set_user_context(_key, tuple(context.xray for context in _everywhere))
+    compat.set_user_context(_key().context, tuple(context.xray for context in _everywhere))
 
 
 def _set_key_here() -> None:
     # From what is open, in whichever order blocks are left. A thread that has opened none sees the key of all threads.
     if opened := _here.contexts:
-        _set_local(tuple([context.xray for context in (*_everywhere, *opened)]))
+        _key().set_local(tuple([context.xray for context in (*_everywhere, *opened)]))
     else:
-        _unset_local()
+        _key().unset_local()
 
 
 def _note_mark(mark: str, context: Context) -> None:
@@ -259,7 +276,8 @@ def closed() -> Iterator[None]:
     """No context is open for the calling thread: for programs of our own."""
     contexts, _here.contexts = _here.contexts, []
     try:
-        with _key(()):
+        # Without a key there is nothing to close, and it is not made for that.
+        with _key().context(()) if _only_key.cache_info().currsize else contextlib.nullcontext():
             yield
     finally:
         _here.contexts = contexts
@@ -279,7 +297,9 @@ def tapped(closed: Any, name: str, donated: Sequence[bool], shardings: Sequence[
         A closed jaxpr of its constants and inputs.
     """
     # By the key, because a context for all threads may have been opened since the program was traced.
-    contexts = [(context, "") for context in (*_everywhere, *_here.contexts) if context.xray in _key.value]
+    contexts = [
+        (context, "") for context in (*_everywhere, *_here.contexts) if context.xray in _key().context.value
+    ]
     if _marked or _recent:
         known = dict(_marked)
         marks = _marks_in(closed)

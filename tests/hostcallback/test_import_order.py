@@ -83,3 +83,30 @@ def test_modules_of_each_room_can_be_imported_first(package: str, folder: str, a
         package == "hostcallback"
     ):  # some in a process in which they are the first to import JAX, which takes a second
         assert not failed(*modules[::40])
+
+
+TRACED_ONCE = """
+import jax
+import hostcallback as hcb
+
+calls = []
+
+@jax.jit
+def step(x):
+    calls.append(x)
+    return x + 1
+
+step(1.0)
+for name in hcb.__all__:
+    getattr(hcb, name)
+    step(1.0)
+    assert len(calls) == 1, name
+jax.jit(lambda x: hcb.scan(lambda c, _: (hcb.id_tap(print, c), None), x, length=2, progress=False))(1.0)
+hcb.barrier_wait()
+step(1.0)
+assert len(calls) == 1, "a tap"
+"""
+
+
+def test_what_was_compiled_before_a_name_is_used_is_not_traced_again() -> None:
+    subprocess.run([sys.executable, "-c", TRACED_ONCE], check=True, timeout=100)

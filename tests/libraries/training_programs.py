@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from program_edits import edits
+
 X = jnp.linspace(-1.0, 1.0, 64).reshape(16, 4)
 Y = 2 + jnp.cos(X[:, :3])
 
@@ -95,6 +97,7 @@ def nnx(wrap: Wrap, batches: Sequence[Batch] = BATCHES) -> Trained:
     def step(model: Any, optimizer: Any, x: Any, y: Any) -> Any:
         loss, grads = nnx.value_and_grad(lambda model: jnp.mean((model(x) - jnp.log(y)) ** 2))(model)
         optimizer.update(model, grads)
+        edits.log(loss=loss)
         return loss
 
     counted = _Counted(step)
@@ -128,6 +131,7 @@ def linen(wrap: Wrap, batches: Sequence[Batch] = BATCHES) -> Trained:
 
         (loss, stats), grads = jax.value_and_grad(loss_of, has_aux=True)(params)
         updates, state = optimizer.update(grads, state, params)
+        edits.log(loss=loss)
         return optax.apply_updates(params, updates), stats, state, loss
 
     counted = _Counted(step)
@@ -162,6 +166,7 @@ def equinox(wrap: Wrap, batches: Sequence[Batch] = BATCHES) -> Trained:
     def step(model: Any, state: Any, of_optimizer: Any, x: Any, y: Any) -> Any:
         (loss, state), grads = eqx.filter_value_and_grad(loss_of, has_aux=True)(model, state, x, y)
         updates, of_optimizer = optimizer.update(grads, of_optimizer)
+        edits.log(loss=loss)
         return eqx.apply_updates(model, updates), state, of_optimizer, loss
 
     counted = _Counted(step)
@@ -185,6 +190,7 @@ def haiku(wrap: Wrap, batches: Sequence[Batch] = BATCHES) -> Trained:
     def step(params: Any, state: Any, x: Any, y: Any) -> Any:
         loss, grads = jax.value_and_grad(loss_of)(params, x, y)
         updates, state = optimizer.update(grads, state)
+        edits.log(loss=loss)
         return optax.apply_updates(params, updates), state, loss
 
     counted = _Counted(step)
@@ -243,10 +249,11 @@ def _transformer_params(layers: int = 3, width: int = 4) -> Any:
 def _transformer_step(params: Any, x: Any, y: Any) -> Any:
     def accumulate(grads: Any, batch: Any) -> Any:
         loss, more = jax.value_and_grad(_transformer_loss)(params, *batch)
+        edits.log(loss=loss)
         return jax.tree.map(jnp.add, grads, more), loss
 
     batches = jax.tree.map(lambda a: a.reshape(2, -1, *a.shape[1:]), (x, y))
-    grads, losses = jax.lax.scan(accumulate, jax.tree.map(jnp.zeros_like, params), batches)
+    grads, losses = edits.scan(accumulate, jax.tree.map(jnp.zeros_like, params), batches)
     return jax.tree.map(lambda p, g: p - 0.05 * g, params, grads), losses.mean()
 
 
@@ -317,7 +324,13 @@ def svi(wrap: Wrap, batches: Sequence[Batch] = BATCHES) -> Trained:
 
     optimizer = SVI(model, AutoNormal(model), numpyro.optim.Adam(0.05), Trace_ELBO())
     state = optimizer.init(jax.random.key(0), X, Y[:, 0])
-    counted = _Counted(lambda state, x, y: optimizer.update(state, x, y))
+
+    def step(state: Any, x: Any, y: Any) -> Any:
+        state, loss = optimizer.update(state, x, y)
+        edits.log(loss=loss)
+        return state, loss
+
+    counted = _Counted(step)
     jitted, losses = wrap(jax.jit(counted)), []
     for x, y in batches:
         state, loss = jitted(state, x, y[:, 0])
@@ -341,6 +354,7 @@ def ode(wrap: Wrap, batches: Sequence[Batch] = BATCHES) -> Trained:
 
     def step(rate: Any, y: Any) -> Any:
         loss, gradient = jax.value_and_grad(loss_of)(rate, y)
+        edits.log(loss=loss)
         return rate - 0.1 * gradient, loss
 
     counted = _Counted(step)

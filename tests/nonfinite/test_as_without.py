@@ -178,3 +178,13 @@ def test_non_functions_and_empty_selections_are_refused() -> None:
         hcb.watch_nonfinite(X)
     with pytest.raises(TypeError, match=r"where=3 is of type int, expected None, the name of a scope"):
         hcb.watch_nonfinite(scoped, where=3)
+
+
+def test_a_step_that_returns_a_constant_too_is_watched_and_held(tmp_path: Any) -> None:
+    def step(x: Any) -> Any:
+        return jnp.log(x), 0.25
+
+    (error,) = errors_of(lambda: hcb.watch_nonfinite(jax.jit(step))(jnp.float32(-1)))
+    assert error.primitive == "log"
+    (error,) = errors_of(lambda: hcb.capsule(jax.jit(step), tmp_path, nonfinite=True)(jnp.float32(-1)))
+    assert error.primitive == "log"

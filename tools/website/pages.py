@@ -18,7 +18,7 @@ SECTIONS = {
         "flight-recorder", "forwarding", "scaling", "nats", "otlp", "migrating",
     ],
     "Reference": ["settings", "environment", "command-line", "transformations", "gpu", "security", "support"],
-    "Benchmarks": ["benchmarks", "reliability"],
+    "Benchmarks": ["benchmarks", "reliability", "nothing-changed"],
     "Design": ["architecture", "contributing", "wire-format"],
 }  # fmt: skip
 """The pages of each section in order. Pages that are in none of them are how-to guides; docs/design is design."""

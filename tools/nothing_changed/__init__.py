@@ -1,0 +1,1 @@
+"""Runs real programs bare and under each feature, and finds what is not the same."""
