@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from hostcallback import _jax_compat as compat
-from hostcallback.api.watch.program_tests import Chosen, Tests, marked
+from hostcallback.api.watch.program_tests import Chosen, Tests, marked, only_results
 from hostcallback.api.watch.walk import Origin, Value, Walk
 from hostcallback.lifecycle import receivers as transport
 from hostcallback.lifecycle.reentrant_calls import call_inside_callback
@@ -315,7 +315,7 @@ def _walked(
 ) -> tuple[Walk, list[Value], set[Origin]]:
     """Walks the program; returns also the origins that are meant."""
     tests = Tests(watched.chosen, every=watched.every, silent=True)
-    flags = tests.failed if watched.every or watched.mark else None
+    flags = tests.failed if watched.every or watched.mark else only_results
     walk = Walk(flags, watched.chosen if watched.mark else None, compiles=compiles, progress=progress)
     results = walk.run(watched.closed, values)
     if watched.mark:

@@ -11,7 +11,7 @@ import numpy as np
 from jax.extend.core import Literal
 
 from hostcallback import _jax_compat as compat
-from hostcallback.lowering.evaluator import Evaluator, Place, Records, structure_of, where_it_goes_on
+from hostcallback.lowering.evaluator import Evaluator, Place, Records, loop_of, structure_of, where_it_goes_on
 from hostcallback.lowering.inputs import any_not_finite, is_inexact
 from hostcallback.lowering.silence import Silent, silently
 from hostcallback.tracing import scopes
@@ -134,90 +134,74 @@ def marked(mark: str) -> Chosen:
     return chosen
 
 
+# ---- Loops -----------------------------------------------------------------------------------------------------------
+
 Flags = Callable[[Any, Sequence[Any], Place], tuple[list[Any], Any]]
 """Evaluates the body of a loop under a trace; returns its results, and whether a value in it is not finite."""
 
 
-def iteration_results(jaxpr: Any, values: Sequence[Any], place: Place) -> tuple[list[Any], Any]:
-    return Silent().evaluate(jaxpr, values, Place())[0], jnp.zeros((), bool)
+def only_results(jaxpr: Any, values: Sequence[Any], place: Place) -> tuple[list[Any], Any]:
+    """The `Flags` that test nothing but what an iteration hands on, which every search does."""
+    return Silent().evaluate(jaxpr, values, place)[0], jnp.zeros((), bool)
 
 
-class Search:
-    """Notes the first iterations that make a value that is not finite, and one that is NaN."""
+def search(equation: Any, place: Place, flags: Flags) -> Callable[..., tuple[list[Any], Any, list[Any]]]:
+    """Returns a function that runs a loop and finds its first iterations that make a value that is not finite.
 
-    def __init__(self, flags: Flags, place: Place) -> None:
-        self._flags, self._place = flags, place
+    Args:
+        equation: a scan or a while loop.
+        place: of its body.
+        flags: how the body is tested.
 
-    def step(self, jaxpr: Any, i: Any, firsts: Any, values: Any, carry: Any) -> tuple[list[Any], Any]:
-        outs, inside = self._flags(jaxpr, values, self._place)
-        new = inside | any_not_finite(outs[len(carry) :])
-        for before, after in zip(carry, outs, strict=False):
-            new |= any_not_finite([after]) & ~any_not_finite([before])
-        nan = [jnp.any(jnp.isnan(out)) for out in outs if is_inexact(out)]
-        held = jnp.stack([new, jnp.any(jnp.stack(nan)) if nan else jnp.zeros((), bool)])
-        return outs, jnp.where((firsts < 0) & held, i, firsts)
+    Returns:
+        A function of the most iterations to run, int32, and of the operands. It returns the results of the loop, int32
+        [2] with the first iteration that makes a value that is not finite and the first that makes a NaN (-1 for none),
+        and the carry.
+    """
 
+    def run(most: Any, operands: Sequence[Any]) -> tuple[list[Any], Any, list[Any]]:
+        loop = loop_of(equation, operands)
+        count = len(loop.init)
 
-NO_ITERATION = np.full(2, -1, np.int32)
+        def holds(carry: Sequence[Any]) -> Any:
+            return compat.eval_jaxpr(loop.condition, *loop.condition_consts, *carry)[0]
 
+        def goes_on(state: Any) -> Any:
+            i, _, carry, _ = state
+            return (i < most) & (jnp.any(holds(carry)) if loop.length is None else i < loop.length)
 
-def scan_until(equation: Any, search: Search) -> Callable[..., Any]:
-    params = equation.params
+        def step(state: Any) -> Any:
+            i, firsts, carry, ys = state
+            number = loop.number(i)
+            x = [jax.lax.dynamic_index_in_dim(each, number, keepdims=False) for each in loop.xs]
+            outs, inside = flags(loop.body, [*loop.consts, *carry, *x], place)
+            firsts = jnp.where((firsts < 0) & _tests_of(carry, outs, inside), i, firsts)
+            after = outs[:count] if loop.length is not None else where_it_goes_on(holds(carry), outs, carry)
+            ys = [
+                jax.lax.dynamic_update_index_in_dim(all_y, y, number, 0)
+                for all_y, y in zip(ys, outs[count:], strict=True)
+            ]
+            return i + 1, firsts, after, ys
 
-    def run(most: Any, operands: Sequence[Any]) -> Any:
-        consts, init, xs = compat.scan_groups(params, operands)
-
-        def step(state: Any, x: Any) -> Any:
-            i, firsts, carry = state
-
-            def goes(firsts: Any, carry: Any, x: Any) -> Any:
-                outs, firsts = search.step(params["jaxpr"], i, firsts, [*consts, *carry, *x], carry)
-                return (firsts, outs[: len(init)]), outs[len(init) :]
-
-            shapes = jax.eval_shape(goes, firsts, carry, x)[1]
-
-            def stays(firsts: Any, carry: Any, x: Any) -> Any:
-                return (firsts, carry), [zeros(shape) for shape in shapes]
-
-            (firsts, carry), ys = jax.lax.cond(i < most, goes, stays, firsts, carry, x)
-            return (i + 1, firsts, carry), ys
-
-        start = (jnp.int32(0), jnp.asarray(NO_ITERATION), init)
-        (_, firsts, carry), ys = jax.lax.scan(
-            step, start, xs, length=params["length"], reverse=params["reverse"]
-        )
+        ys = [zeros(variable.aval) for variable in equation.outvars[count:]]
+        start = (jnp.int32(0), jnp.full(2, -1, np.int32), loop.init, ys)
+        _, firsts, carry, ys = jax.lax.while_loop(goes_on, step, start)
         return [*carry, *ys], firsts, carry
 
     return run
 
 
-def while_until(equation: Any, search: Search) -> Callable[..., Any]:
-    params = equation.params
-    first, second = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
-
-    def run(most: Any, operands: Sequence[Any]) -> Any:
-        def predicate(carry: Any) -> Any:
-            return compat.eval_jaxpr(params["cond_jaxpr"], *operands[:first], *carry)[0]
-
-        def goes_on(state: Any) -> Any:
-            i, _, carry = state
-            return (i < most) & jnp.any(predicate(carry))
-
-        def step(state: Any) -> Any:
-            i, firsts, carry = state
-            outs, firsts = search.step(
-                params["body_jaxpr"], i, firsts, [*operands[first:second], *carry], carry
-            )
-            return i + 1, firsts, where_it_goes_on(predicate(carry), outs, carry)
-
-        start = (jnp.int32(0), jnp.asarray(NO_ITERATION), list(operands[second:]))
-        _, firsts, carry = jax.lax.while_loop(goes_on, step, start)
-        return carry, firsts, carry
-
-    return run
+def _tests_of(carry: Sequence[Any], outs: Sequence[Any], inside: Any) -> Any:
+    # Whether an iteration makes a value that is not finite, and whether one of its results has a NaN: bool [2].
+    new = inside | any_not_finite(outs[len(carry) :])
+    for before, after in zip(carry, outs, strict=False):
+        new |= any_not_finite([after]) & ~any_not_finite([before])
+    nan = [jnp.any(jnp.isnan(out)) for out in outs if is_inexact(out)]
+    return jnp.stack([new, jnp.any(jnp.stack(nan)) if nan else jnp.zeros((), bool)])
 
 
-def zeros(shape: Any) -> Any:
-    if not jnp.issubdtype(shape.dtype, jax.dtypes.extended):
-        return jnp.zeros(shape.shape, shape.dtype)
-    return compat.zero_keys(shape)
+def zeros(aval: Any) -> Any:
+    """An array of a type, of zeros."""
+    if not jnp.issubdtype(aval.dtype, jax.dtypes.extended):
+        return jnp.zeros(aval.shape, aval.dtype)
+    return compat.zero_keys(aval)
