@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from hostcallback.api.receiver_options import MetricsWarning, RecordingWarning
     from hostcallback.api.tap import id_print, id_tap, jit, tap
     from hostcallback.api.taps import TapSelection, control_file, taps
-    from hostcallback.api.watch.report import Operation
+    from hostcallback.api.watch.diagnosis import Operation
     from hostcallback.api.watch.watch import watch_nonfinite
     from hostcallback.lifecycle.forwarding import ForwardingWarning
     from hostcallback.receiver.control.protocol import RuleFileError
@@ -193,7 +193,7 @@ _PLACES = {
     "UnknownTapError": "receiver.taplog.columns.log_data",
     "NonFiniteError": "receiver.sinks.nonfinite",
     "OnError": "receiver.failures.deferred_errors",
-    "Operation": "api.watch.report",
+    "Operation": "api.watch.diagnosis",
     "OtlpExporter": "receiver.remote.otlp.exporter",
     "OutfeedReceiver": "api.receiver",
     "Progress": "api.progress",

@@ -61,6 +61,45 @@ def structure_of(equation: Any) -> Structure | None:
     return Structure("other", inner) if inner else None
 
 
+class Loop(NamedTuple):
+    """A scan or a while loop: what an iteration takes.
+
+    Attributes:
+        body: the program of an iteration: of the constants, the carry, and the elements of `xs`.
+        consts: the constants of the body.
+        init: the first carry.
+        xs: what a scan is over.
+        length: the number of iterations; None of a while loop.
+        reverse: whether a scan begins with the last element.
+        condition: the program that says whether a while loop goes on, of its constants and the carry; None of a scan.
+        condition_consts: its constants.
+    """
+
+    body: Any
+    consts: list[Any]
+    init: list[Any]
+    xs: list[Any]
+    length: int | None
+    reverse: bool
+    condition: Any
+    condition_consts: list[Any]
+
+    def number(self, step: Any) -> Any:
+        """The number of the iteration that runs after `step` others."""
+        return self.length - 1 - step if self.length is not None and self.reverse else step
+
+
+def loop_of(equation: Any, operands: Sequence[Any]) -> Loop:
+    """Takes a scan or a while loop with these operands apart."""
+    params = equation.params
+    if equation.primitive.name == "scan":
+        consts, init, xs = compat.scan_groups(params, operands)
+        return Loop(params["jaxpr"], consts, init, xs, params["length"], params["reverse"], None, [])
+    first, second = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
+    of_condition, consts, init = list(operands[:first]), list(operands[first:second]), list(operands[second:])
+    return Loop(params["body_jaxpr"], consts, init, [], None, False, params["cond_jaxpr"], of_condition)
+
+
 @dataclass(frozen=True)
 class Place:
     """The place of a program among the equations that hold it.
@@ -267,23 +306,21 @@ def _shard_map(self: Evaluator, equation: Any, values: Sequence[Any], place: Pla
 
 
 def _scan(self: Evaluator, equation: Any, values: Sequence[Any], place: Place) -> Results:
-    params = equation.params
-    consts, init, xs = compat.scan_groups(params, values)
+    params, loop = equation.params, loop_of(equation, values)
 
     def step(state: Any, x: Any) -> Any:
         i, carry = state
-        numbers = () if i is None else (params["length"] - 1 - i if params["reverse"] else i,)
-        there = place.inside(equation, *numbers)
-        outs, records = self.evaluate(params["jaxpr"], [*consts, *carry, *x], there)
-        return (None if i is None else i + 1, outs[: len(init)]), (outs[len(init) :], records)
+        there = place.inside(equation, *(() if i is None else (loop.number(i),)))
+        outs, records = self.evaluate(loop.body, [*loop.consts, *carry, *x], there)
+        return (None if i is None else i + 1, outs[: len(carry)]), (outs[len(carry) :], records)
 
     options = {"_split_transpose": True} if params.get("_split_transpose") else {}
     (_, carry), (ys, records) = jax.lax.scan(
         step,
-        (jnp.int32(0) if self.counts else None, init),
-        xs,
-        length=params["length"],
-        reverse=params["reverse"],
+        (jnp.int32(0) if self.counts else None, loop.init),
+        loop.xs,
+        length=loop.length,
+        reverse=loop.reverse,
         unroll=params["unroll"],
         **options,
     )
@@ -291,23 +328,21 @@ def _scan(self: Evaluator, equation: Any, values: Sequence[Any], place: Place) -
 
 
 def _while(self: Evaluator, equation: Any, values: Sequence[Any], place: Place) -> Results:
-    params = equation.params
-    first, second = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
-    body_consts, init = values[first:second], list(values[second:])
+    loop = loop_of(equation, values)
 
     def iterate(i: Any, carry: Sequence[Any]) -> Results:
         there = place.inside(equation, *(() if i is None else (i,)))
-        outs, records = self.evaluate(params["body_jaxpr"], [*body_consts, *carry], there)
+        outs, records = self.evaluate(loop.body, [*loop.consts, *carry], there)
         return outs, self.of_iteration(records)
 
     counter = jnp.int32(0) if self.counts else None
-    shapes = jax.eval_shape(lambda carry: iterate(counter, carry)[1], init)
+    shapes = jax.eval_shape(lambda carry: iterate(counter, carry)[1], loop.init)
     axes = compat.varying_axes(v.aval for v in (*equation.invars, *equation.outvars))
     none = {label: compat.vary_over(axes, jnp.zeros((), bool)) for label in shapes}
 
     def goes_on(carry: Sequence[Any]) -> Any:
         # A bool for each element if vmap has batched it: the loop goes on while any of them does.
-        return self.holds(params["cond_jaxpr"], [*values[:first], *carry])
+        return self.holds(loop.condition, [*loop.condition_consts, *carry])
 
     def condition(state: Any) -> Any:
         return jnp.any(goes_on(state[2]))
@@ -319,7 +354,7 @@ def _while(self: Evaluator, equation: Any, values: Sequence[Any], place: Place) 
         held = {label: compat.vary_over(axes, held[label] | jnp.any(records[label])) for label in held}
         return None if i is None else i + 1, held, outs
 
-    _, held, carry = jax.lax.while_loop(condition, body, (counter, none, init))
+    _, held, carry = jax.lax.while_loop(condition, body, (counter, none, loop.init))
     return list(carry), held
 
 

@@ -183,7 +183,7 @@ def reporter(program: Program, name: str) -> Callable[[Message, Sequence[Any] | 
         A function of the message, and of the constants and inputs of the call; None for these if some are missing. A
         receiver thread calls it. It raises `MultipleFailures` with a `NonFiniteError`.
     """
-    diagnose = watch.reporter(program, name)
+    diagnose = watch.diagnoser(program, name)
     watched = Watched("result", None, "", (), "float", False, False, None, f"in the results of {name}")
     sink = NonFiniteSink(lambda arrays: (True, [True], [0], [0], []), [watched])
     line = compat.traced_function(program.closed) or name

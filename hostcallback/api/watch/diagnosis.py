@@ -1,4 +1,4 @@
-"""The diagnosis of a failed call: what is reported about it, from the inputs of the call and the recorded program."""
+"""The diagnosis of a failed call: from its inputs and the recorded program, the operations that are reported."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from hostcallback import _jax_compat as compat
-from hostcallback.api.watch import report
-from hostcallback.api.watch.program_tests import Chosen, Tests, marked
+from hostcallback.api.watch.program_tests import Chosen, Tests, marked, only_results
 from hostcallback.api.watch.walk import Origin, Value, Walk
 from hostcallback.lifecycle import receivers as transport
 from hostcallback.lifecycle.reentrant_calls import call_inside_callback
@@ -25,14 +24,154 @@ from hostcallback.lowering.inputs import is_inexact
 from hostcallback.lowering.silence import NotRepeatableError, Silent
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.runtime.runtime import runtime
-from hostcallback.receiver.sinks.nonfinite import Explains
-from hostcallback.tracing.source_line import SourceLine
+from hostcallback.receiver.sinks.nonfinite import Explains, Watched
+from hostcallback.tracing import scopes
+from hostcallback.tracing.source_line import SourceLine, first_user_line, user_source_line
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One result of one equation of a watched program.
+
+    Attributes:
+        primitive: the name of JAX's primitive, such as `log`.
+        source_line: the user's line; None if JAX does not know it.
+        scope: the named scopes around it, separated by `/`.
+        shape: shape of the result; under vmap, with the batch.
+        dtype: dtype of the result.
+        backward: whether it is part of a backward pass.
+
+    Example:
+        step = hcb.watch_nonfinite(jax.jit(train_step), where=lambda operation: operation.primitive == "log")
+    """
+
+    primitive: str
+    source_line: SourceLine | None
+    scope: str
+    shape: tuple[int, ...]
+    dtype: Any
+    backward: bool
+
+
+Selects = Callable[[Operation], bool]
+
+
+def selector(where: Any) -> Selects:
+    """Returns the function that `watch_nonfinite(where=)` stands for; raises TypeError for another type."""
+    if where is None:
+        return lambda operation: True
+    if callable(where):
+        return lambda operation: bool(where(operation))
+    if not isinstance(where, str):
+        raise TypeError(
+            f"watch_nonfinite's where={where!r} is of type {type(where).__name__}, expected None, the name of a scope, "
+            f"the end of a file's path such as 'model.py', or a function of an Operation, at {user_source_line()}"
+        )
+    part = f"/{where.strip('/')}/"
+    if where.endswith(".py"):
+        return lambda operation: (
+            part in f"/{operation.source_line.file if operation.source_line else ''}/"[-len(part) :]
+        )
+    return lambda operation: part in f"/{operation.scope}/"
+
+
+def operation_of(
+    equation: Any, number: int, place: Place, mesh: int = 0, line: SourceLine | None = None
+) -> Operation:
+    """Describes a result of an equation.
+
+    Args:
+        equation: the equation.
+        number: of the result.
+        place: of its program.
+        mesh: number of leading axes that stand for devices.
+        line: the user's line if JAX knows none, as of operations outside of jit.
+    """
+    aval = equation.outvars[number].aval
+    stacks = [str(e.source_info.name_stack) for e in (*place.equations, equation)]
+    # The operations within a function of JAX are reported at the user's line that calls the function.
+    lines = (first_user_line(compat.equation_frames(e)) for e in (equation, *reversed(place.equations)))
+    return Operation(
+        equation.primitive.name,
+        next((found for found in lines if found is not None), line),
+        "/".join(part for stack in stacks for part in scopes.scope_of(stack)),
+        tuple(aval.shape[mesh:]),
+        np.dtype(aval.dtype),
+        any(map(scopes.is_backward, stacks)) and not any(map(scopes.is_recomputed, stacks)),
+    )
+
+
+def operation_of_origin(origin: Origin, line: SourceLine | None) -> Operation:
+    """Describes the operation of an origin, which is no input; `line` as in `operation_of`."""
+    return operation_of(origin.equation, origin.number, origin.place, len(origin.device or ()), line)
+
+
+def explains(
+    origin: Origin, step: str, line: SourceLine | None, call: int | None, name: str = ""
+) -> Explains:
+    """The report of an origin.
+
+    Args:
+        origin: the origin.
+        step: the name of the program.
+        line: the user's line that is reported where JAX knows none, as for operations outside of jit.
+        call: the number of the call; None if it is not known.
+        name: of an input.
+    """
+    value = origin.value
+    if origin.equation is None:
+        watched = Watched(name, None, "", value.shape, str(value.dtype), False, False, step=step)
+    else:
+        operation = operation_of_origin(origin, line)
+        watched = Watched(
+            operation.primitive, operation.source_line, operation.scope, value.shape, str(value.dtype),
+            operation.backward, False, step=step,
+        )  # fmt: skip
+    nans = int(np.isnan(value).sum())
+    bad = int((~np.isfinite(value)).sum())
+    where = ""
+    if value.ndim:
+        index = ",".join(map(str, origin.element))
+        where = f"{bad} of {value.size} elements are not finite, the first at [{index}]"
+    return Explains(
+        watched, nans, bad - nans, origin.iteration, where, origin.element, origin.operands, call,
+        _device_of(origin),
+    )  # fmt: skip
+
+
+def _device_of(origin: Origin) -> str:
+    for equation in reversed(origin.place.equations):
+        if origin.device is not None and equation.primitive.name == "shard_map":
+            return compat.mesh_device(equation.params, origin.device)
+    return ""
+
+
+def explains_results(
+    names: Sequence[tuple[str, Any]], note: str, step: str, line: SourceLine | None, call: int | None
+) -> list[Explains]:
+    """The reports of results of which no origin is known.
+
+    Args:
+        names: names and types of the results.
+        note: why not.
+        step: the name of the program.
+        line: the user's line that is reported.
+        call: the number of the call; None if it is not known.
+    """
+    return [
+        Explains(
+            Watched(name, line, "", tuple(aval.shape), str(aval.dtype), False, False, note=note, step=step),
+            0, 0, (), call=call,
+        )
+        for name, aval in names
+    ]  # fmt: skip
+
 
 _AGAIN = "the same program on the same inputs, run again operation by operation, made other results"
 
 
 @dataclass(frozen=True)
-class Watched:
+class WatchedProgram:
     """A program and what of it is watched.
 
     Attributes:
@@ -53,7 +192,7 @@ class Watched:
     paths: Sequence[tuple[str, ...]]
     constants: int
     line: SourceLine | None
-    selects: report.Selects = field(default=lambda operation: True)
+    selects: Selects = field(default=lambda operation: True)
     inputs: bool = True
     every: bool = False
     mark: str = ""
@@ -68,7 +207,7 @@ class Watched:
 
         def chosen(equation: Any, place: Place) -> bool:
             return marks(equation, place) and any(
-                self.selects(report.operation_of(equation, number, place, line=self.line))
+                self.selects(operation_of(equation, number, place, line=self.line))
                 for number, variable in enumerate(equation.outvars)
                 if is_inexact(variable.aval)
             )
@@ -93,7 +232,11 @@ class Diagnosis(NamedTuple):
 
 
 def diagnose(
-    watched: Watched, arrays: Sequence[Any], device: Any, call: int | None, known: Container[Unsound] = ()
+    watched: WatchedProgram,
+    arrays: Sequence[Any],
+    device: Any,
+    call: int | None,
+    known: Container[Unsound] = (),
 ) -> Diagnosis:
     """Says where the values of a failed call ceased to be finite. A receiver thread; compiles and runs programs.
 
@@ -122,7 +265,7 @@ def diagnose(
 
 
 @contextlib.contextmanager
-def _settings(watched: Watched, device: Any) -> Iterator[None]:
+def _settings(watched: WatchedProgram, device: Any) -> Iterator[None]:
     # What the user has set for programs of their own.
     with contextlib.ExitStack() as stack:
         stack.enter_context(xray.closed())
@@ -138,7 +281,7 @@ def _settings(watched: Watched, device: Any) -> Iterator[None]:
 
 
 def _diagnose(
-    watched: Watched,
+    watched: WatchedProgram,
     arrays: Sequence[Any],
     call: int | None,
     known: Container[Unsound],
@@ -160,7 +303,7 @@ def _diagnose(
         text = f"{type(error).__name__}: {error}".partition("\n")[0]
         return Diagnosis(_results(watched, call, f"the program could not be walked: {text}"), [])
     found = [
-        report.explains(origin, watched.function, watched.line, call, _name(watched, origin))
+        explains(origin, watched.function, watched.line, call, _name(watched, origin))
         for origin in walk.origins
         if origin in reached and _is_reported(watched, origin, known)
     ]
@@ -168,11 +311,11 @@ def _diagnose(
 
 
 def _walked(
-    watched: Watched, values: Sequence[Any], progress: Callable[[], None], *, compiles: bool
+    watched: WatchedProgram, values: Sequence[Any], progress: Callable[[], None], *, compiles: bool
 ) -> tuple[Walk, list[Value], set[Origin]]:
     """Walks the program; returns also the origins that are meant."""
     tests = Tests(watched.chosen, every=watched.every, silent=True)
-    flags = tests.failed if watched.every or watched.mark else None
+    flags = tests.failed if watched.every or watched.mark else only_results
     walk = Walk(flags, watched.chosen if watched.mark else None, compiles=compiles, progress=progress)
     results = walk.run(watched.closed, values)
     if watched.mark:
@@ -187,7 +330,7 @@ def _unsound(value: Any) -> Unsound:
     return array.shape, str(array.dtype), np.packbits(~np.isfinite(array)).tobytes()
 
 
-def _is_reported(watched: Watched, origin: Origin, known: Container[Unsound]) -> bool:
+def _is_reported(watched: WatchedProgram, origin: Origin, known: Container[Unsound]) -> bool:
     if origin.equation is None:
         # An operation outside of jit gets constants as inputs, such as the -inf of a mask, and what others have made.
         if compat.is_eager(watched.closed) and (known or not np.isnan(origin.value).any()):
@@ -195,10 +338,10 @@ def _is_reported(watched: Watched, origin: Origin, known: Container[Unsound]) ->
         return watched.inputs and _unsound(origin.value) not in known
     if watched.mark and not marked(watched.mark)(origin.equation, origin.place):
         return watched.inputs
-    return watched.selects(report.operation_of_origin(origin, watched.line))
+    return watched.selects(operation_of_origin(origin, watched.line))
 
 
-def _name(watched: Watched, origin: Origin) -> str:
+def _name(watched: WatchedProgram, origin: Origin) -> str:
     if origin.equation is not None:
         return ""
     number = origin.number - watched.constants
@@ -216,7 +359,7 @@ def _value(array: Any, aval: Any) -> Any:
     return np.asarray(array, aval.dtype)  # of a type with few bits the message has whole bytes
 
 
-def _results(watched: Watched, call: int | None, note: str) -> list[Explains]:
+def _results(watched: WatchedProgram, call: int | None, note: str) -> list[Explains]:
     avals = watched.closed.out_avals
     names = [
         (f"result{path}", aval)
@@ -225,10 +368,10 @@ def _results(watched: Watched, call: int | None, note: str) -> list[Explains]:
     ]
     if watched.mark:
         names = [("a value in the watched function", jax.ShapeDtypeStruct((), np.dtype(np.float32)))]
-    return report.explains_results(names[:1], note, watched.function, watched.line, call)
+    return explains_results(names[:1], note, watched.function, watched.line, call)
 
 
-def _why_not(watched: Watched, values: Sequence[Any], callbacks: Sequence[str]) -> str:
+def _why_not(watched: WatchedProgram, values: Sequence[Any], callbacks: Sequence[str]) -> str:
     if callbacks:
         return f"{_AGAIN}, and it calls {', '.join(dict.fromkeys(callbacks))}"
     whole = jax.jit(lambda *values: Silent().evaluate(watched.closed, values, Place())[0])

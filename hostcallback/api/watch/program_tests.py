@@ -1,17 +1,19 @@
-"""Tests inside a program: of every operation, or of the values that leave marked equations."""
+"""Tests compiled into programs: of operations, of what leaves marked equations, and of each iteration of a loop."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.extend.core import Literal
 
 from hostcallback import _jax_compat as compat
-from hostcallback.lowering.evaluator import Evaluator, Place, Records, structure_of
+from hostcallback.lowering.evaluator import Evaluator, Place, Records, loop_of, structure_of, where_it_goes_on
 from hostcallback.lowering.inputs import any_not_finite, is_inexact
-from hostcallback.lowering.silence import silently
+from hostcallback.lowering.silence import Silent, silently
 from hostcallback.tracing import scopes
 
 FAILED = "failed"
@@ -130,3 +132,76 @@ def marked(mark: str) -> Chosen:
         return not mark or any(mark in scopes.marks_in(stack) for stack in stacks)
 
     return chosen
+
+
+# ---- Loops -----------------------------------------------------------------------------------------------------------
+
+Flags = Callable[[Any, Sequence[Any], Place], tuple[list[Any], Any]]
+"""Evaluates the body of a loop under a trace; returns its results, and whether a value in it is not finite."""
+
+
+def only_results(jaxpr: Any, values: Sequence[Any], place: Place) -> tuple[list[Any], Any]:
+    """The `Flags` that test nothing but what an iteration hands on, which every search does."""
+    return Silent().evaluate(jaxpr, values, place)[0], jnp.zeros((), bool)
+
+
+def search(equation: Any, place: Place, flags: Flags) -> Callable[..., tuple[list[Any], Any, list[Any]]]:
+    """Returns a function that runs a loop and finds its first iterations that make a value that is not finite.
+
+    Args:
+        equation: a scan or a while loop.
+        place: of its body.
+        flags: how the body is tested.
+
+    Returns:
+        A function of the most iterations to run, int32, and of the operands. It returns the results of the loop, int32
+        [2] with the first iteration that makes a value that is not finite and the first that makes a NaN (-1 for none),
+        and the carry.
+    """
+
+    def run(most: Any, operands: Sequence[Any]) -> tuple[list[Any], Any, list[Any]]:
+        loop = loop_of(equation, operands)
+        count = len(loop.init)
+
+        def holds(carry: Sequence[Any]) -> Any:
+            return compat.eval_jaxpr(loop.condition, *loop.condition_consts, *carry)[0]
+
+        def goes_on(state: Any) -> Any:
+            i, _, carry, _ = state
+            return (i < most) & (jnp.any(holds(carry)) if loop.length is None else i < loop.length)
+
+        def step(state: Any) -> Any:
+            i, firsts, carry, ys = state
+            number = loop.number(i)
+            x = [jax.lax.dynamic_index_in_dim(each, number, keepdims=False) for each in loop.xs]
+            outs, inside = flags(loop.body, [*loop.consts, *carry, *x], place)
+            firsts = jnp.where((firsts < 0) & _tests_of(carry, outs, inside), i, firsts)
+            after = outs[:count] if loop.length is not None else where_it_goes_on(holds(carry), outs, carry)
+            ys = [
+                jax.lax.dynamic_update_index_in_dim(all_y, y, number, 0)
+                for all_y, y in zip(ys, outs[count:], strict=True)
+            ]
+            return i + 1, firsts, after, ys
+
+        ys = [zeros(variable.aval) for variable in equation.outvars[count:]]
+        start = (jnp.int32(0), jnp.full(2, -1, np.int32), loop.init, ys)
+        _, firsts, carry, ys = jax.lax.while_loop(goes_on, step, start)
+        return [*carry, *ys], firsts, carry
+
+    return run
+
+
+def _tests_of(carry: Sequence[Any], outs: Sequence[Any], inside: Any) -> Any:
+    # Whether an iteration makes a value that is not finite, and whether one of its results has a NaN: bool [2].
+    new = inside | any_not_finite(outs[len(carry) :])
+    for before, after in zip(carry, outs, strict=False):
+        new |= any_not_finite([after]) & ~any_not_finite([before])
+    nan = [jnp.any(jnp.isnan(out)) for out in outs if is_inexact(out)]
+    return jnp.stack([new, jnp.any(jnp.stack(nan)) if nan else jnp.zeros((), bool)])
+
+
+def zeros(aval: Any) -> Any:
+    """An array of a type, of zeros."""
+    if not jnp.issubdtype(aval.dtype, jax.dtypes.extended):
+        return jnp.zeros(aval.shape, aval.dtype)
+    return compat.zero_keys(aval)

@@ -1,14 +1,20 @@
-"""Values of a walked program: whether they are finite, and texts about them."""
+"""Values of a walked program: the common operations by NumPy, whether values are finite, and texts about them.
+
+To compile each operation by itself takes longer than to compile a whole program. Values that NumPy makes differ from
+compiled ones in the last bits, as those of operations run one by one do anyway. Like XLA's, numbers that are too small
+for their type's usual form become zero.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from scipy import special  # type: ignore[import-untyped]
 
 
 def numpy_of(value: Any) -> np.ndarray[Any, Any]:
@@ -65,3 +71,166 @@ def _text(value: Any) -> str:
     if isinstance(number, float):
         return f"{number:.6g}" if math.isfinite(number) else str(number)
     return str(value)
+
+
+Array = np.ndarray[Any, Any]
+
+_UNARY: dict[str, Callable[[Array], Any]] = {
+    "abs": np.abs, "acos": np.arccos, "asin": np.arcsin, "atan": np.arctan, "ceil": np.ceil, "cos": np.cos,
+    "erf": special.erf, "exp": np.exp, "exp2": np.exp2, "expm1": np.expm1, "floor": np.floor, "log": np.log,
+    "log1p": np.log1p, "logistic": lambda x: 1 / (1 + np.exp(-x)), "neg": np.negative,
+    "rsqrt": lambda x: 1 / np.sqrt(x), "sign": np.sign, "sin": np.sin, "sqrt": np.sqrt, "square": np.square,
+    "tan": np.tan, "tanh": np.tanh,
+}  # fmt: skip
+_BINARY: dict[str, Callable[[Array, Array], Any]] = {
+    "atan2": np.arctan2, "div": np.divide, "pow": np.power, "rem": np.fmod,
+}  # fmt: skip
+_OF_ANY_NUMBERS: dict[str, Callable[[Array, Array], Any]] = {
+    "add": np.add, "add_any": np.add, "max": np.maximum, "min": np.minimum, "mul": np.multiply, "sub": np.subtract,
+    "eq": np.equal, "ge": np.greater_equal, "gt": np.greater, "le": np.less_equal, "lt": np.less,
+    "ne": np.not_equal, "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor,
+}  # fmt: skip
+_SAME = {"copy", "copy_p", "name", "pvary"}
+_REDUCED: dict[str, Callable[..., Any]] = {
+    "reduce_and": np.all, "reduce_max": np.max, "reduce_min": np.min, "reduce_or": np.any, "reduce_prod": np.prod,
+    "reduce_sum": np.sum,
+}  # fmt: skip
+_MOVED: dict[str, Callable[[Array, dict[str, Any]], Any]] = {
+    "broadcast_in_dim": lambda x, p: _broadcast(x, p["shape"], p["broadcast_dimensions"]),
+    "expand_dims": lambda x, p: np.expand_dims(x, tuple(p["dimensions"])),
+    "reshape": lambda x, p: x.reshape(p["new_sizes"]),
+    "rev": lambda x, p: np.flip(x, tuple(p["dimensions"])),
+    "slice": lambda x, p: x[
+        tuple(map(slice, p["start_indices"], p["limit_indices"], p["strides"] or [1] * x.ndim))
+    ],
+    "squeeze": lambda x, p: np.squeeze(x, tuple(p["dimensions"])),
+    "transpose": lambda x, p: np.transpose(x, p["permutation"]),
+}
+
+
+def evaluated(equation: Any, values: Sequence[Any]) -> Array | None:
+    """Evaluates an equation.
+
+    Args:
+        equation: the equation.
+        values: its operands.
+
+    Returns:
+        Its only result; None if there is no rule for it.
+    """
+    if len(equation.outvars) != 1 or not _is_common(equation.outvars[0].aval):
+        return None
+    name, params = equation.primitive.name, equation.params
+    if name == "iota":
+        return _iota(params) if not values else None
+    if not values or not all(_is_common(atom.aval) for atom in equation.invars):
+        return None
+    operands = [
+        np.asarray(value, atom.aval.dtype) for value, atom in zip(values, equation.invars, strict=True)
+    ]
+    dtype = np.dtype(equation.outvars[0].aval.dtype)
+    with np.errstate(all="ignore"):
+        out = _evaluated(name, params, operands, dtype)
+    if out is None:
+        return None
+    out = np.asarray(out, dtype)
+    return _without_denormals(out) if name not in _MOVED else out
+
+
+def _evaluated(name: str, params: dict[str, Any], operands: list[Array], dtype: np.dtype[Any]) -> Any:
+    first = operands[0]
+    is_float = all(jnp.issubdtype(x.dtype, jnp.floating) for x in operands)
+    if name in _SAME:
+        return first
+    if name in _OF_ANY_NUMBERS:
+        return _OF_ANY_NUMBERS[name](*operands)
+    if name in _MOVED:
+        return _MOVED[name](first, params) if len(operands) == 1 else None
+    if name == "convert_element_type":
+        takes = is_float and not jnp.issubdtype(dtype, jnp.floating)
+        return None if takes else first.astype(dtype)
+    if name == "select_n":
+        return (
+            np.where(first, operands[2], operands[1])
+            if first.dtype == np.bool_ and len(operands) == 3
+            else None
+        )
+    if name == "concatenate":
+        return np.concatenate(operands, params["dimension"])
+    if name == "not":
+        return np.invert(first)
+    if name in ("reduce_and", "reduce_or") and first.dtype != np.bool_:
+        return None
+    if name in _REDUCED:
+        wide = first.astype(np.float32) if first.dtype.itemsize == 2 and is_float else first
+        axes = tuple(params["axes"])
+        return _REDUCED[name](wide, axis=axes) if all(wide.shape[axis] for axis in axes) else None
+    if not is_float:
+        return None
+    if name in _UNARY:
+        return _UNARY[name](first)
+    if name in _BINARY:
+        return _BINARY[name](*operands)
+    if name == "integer_pow":
+        return first ** params["y"]
+    if name == "is_finite":
+        return np.isfinite(first)
+    if name == "clamp":
+        return np.minimum(np.maximum(operands[1], first), operands[2])
+    if name == "dot_general":
+        return _dot_general(first, operands[1], params)
+    return None
+
+
+def _is_common(aval: Any) -> bool:
+    name = getattr(getattr(aval, "dtype", None), "name", "")
+    return name in (
+        "bool",
+        "bfloat16",
+        "float16",
+        "float32",
+        "float64",
+        "int32",
+        "int64",
+        "uint32",
+        "int8",
+        "uint8",
+    )
+
+
+def _iota(params: dict[str, Any]) -> Array:
+    shape, dimension = params["shape"], params["dimension"]
+    numbers = np.arange(shape[dimension]).astype(params["dtype"])
+    return _broadcast(numbers, shape, (dimension,))
+
+
+def _broadcast(x: Array, shape: Sequence[int], dimensions: Sequence[int]) -> Array:
+    kept = [1] * len(shape)
+    for number, dimension in enumerate(dimensions):
+        kept[dimension] = x.shape[number]
+    return np.broadcast_to(x.reshape(kept), tuple(shape))
+
+
+def _dot_general(x: Array, y: Array, params: dict[str, Any]) -> Array:
+    (x_contracted, y_contracted), (x_batch, y_batch) = params["dimension_numbers"]
+    if x.dtype.itemsize == 2 or y.dtype.itemsize == 2:
+        x, y = x.astype(np.float32), y.astype(np.float32)
+    x_free = [i for i in range(x.ndim) if i not in (*x_contracted, *x_batch)]
+    y_free = [i for i in range(y.ndim) if i not in (*y_contracted, *y_batch)]
+    batch = [x.shape[i] for i in x_batch]
+    inner = math.prod(x.shape[i] for i in x_contracted)
+    left = np.transpose(x, [*x_batch, *x_free, *x_contracted]).reshape(*batch, -1, inner) if x.size else None
+    right = np.transpose(y, [*y_batch, *y_contracted, *y_free]).reshape(*batch, inner, -1) if y.size else None
+    shape = [*batch, *(x.shape[i] for i in x_free), *(y.shape[i] for i in y_free)]
+    if left is None or right is None:
+        return np.zeros(shape, x.dtype)
+    product: Array = np.matmul(left, right).reshape(shape)
+    return product
+
+
+def _without_denormals(x: Array) -> Array:
+    if x.dtype not in (np.float32, np.float64):
+        return x
+    size = np.abs(x)
+    small = size < np.finfo(x.dtype).tiny
+    return np.where(small, x.dtype.type(0), x) if small.any() else x

@@ -1,11 +1,13 @@
 """Walks a recorded program on the inputs of a call, equation by equation, and finds where values cease to be finite.
 
 Each operation runs by itself, so that nothing is compiled as a whole. A long loop runs compiled, up to the first
-iteration that makes a value that is not finite; then the body of that iteration is walked.
+iteration that makes a value that is not finite; then the body of that iteration is walked. A `shard_map` runs on one
+device: the program of all devices at once, with an axis for each axis of the mesh.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -16,12 +18,15 @@ import numpy as np
 from jax.extend.core import Literal
 
 from hostcallback import _jax_compat as compat
-from hostcallback.api.watch.devices import per_device
-from hostcallback.api.watch.loops import Flags, Search, of_results, scan_until, while_until, zeros
-from hostcallback.api.watch.numpy_rules import evaluated
-from hostcallback.api.watch.program_tests import Chosen
-from hostcallback.api.watch.values import bad_of, first_of, is_plain, numpy_of, operands_at
-from hostcallback.lowering.evaluator import Place, last_uses, structure_of
+from hostcallback.api.watch.program_tests import (
+    Chosen,
+    Flags,
+    only_results,
+    search,
+    zeros,
+)
+from hostcallback.api.watch.values import bad_of, evaluated, first_of, is_plain, numpy_of, operands_at
+from hostcallback.lowering.evaluator import Evaluator, Loop, Place, last_uses, loop_of, structure_of
 from hostcallback.lowering.silence import silently
 
 Sources = frozenset["Origin"]
@@ -77,6 +82,16 @@ class Value:
     array: Any
     sources: Sources | None
 
+    @classmethod
+    def of(cls, array: Any, sources: Sources | None) -> Value:
+        """A value that comes from these origins if it is not finite; None for no origin."""
+        return cls(array, None if bad_of(array) is None else (sources or frozenset()))
+
+
+def sources_of(values: Sequence[Value]) -> Sources:
+    """The origins from which anything in the values comes that is not finite."""
+    return frozenset().union(*(value.sources or () for value in values))
+
 
 class Walk:
     """One walk. The thread that makes it.
@@ -89,7 +104,7 @@ class Walk:
 
     def __init__(
         self,
-        flags: Flags | None = None,
+        flags: Flags = only_results,
         chosen: Chosen | None = None,
         *,
         compiles: bool = False,
@@ -100,7 +115,7 @@ class Walk:
         Args:
             progress: called before each equation.
             compiles: whether every operation is compiled, and none evaluated by NumPy.
-            flags: how to test the body of a loop; None for a test of what an iteration hands on.
+            flags: how to test the body of a loop.
             chosen: the equations for which `entered` is noted.
         """
         self.origins: list[Origin] = []
@@ -108,9 +123,8 @@ class Walk:
         self.callbacks: list[str] = []
         self._compiles = compiles
         self._progress = progress
-        self._known: dict[
-            tuple[Any, ...], Origin
-        ] = {}  # an operation is an origin once, at its first iteration
+        # An operation is an origin once, at its first iteration.
+        self._known: dict[tuple[Any, ...], Origin] = {}
         self._flags = flags
         self._chosen = chosen
 
@@ -137,12 +151,12 @@ class Walk:
 
     def _walk(self, jaxpr: Any, values: Sequence[Value], around: _Around) -> list[Value]:
         jaxpr, consts = compat.open_jaxpr(jaxpr)
-        given = (*map(_constant, consts), *values)
+        given = (*(Value.of(const, None) for const in consts), *values)
         env: dict[Any, Value] = dict(zip((*jaxpr.constvars, *jaxpr.invars), given, strict=True))
         last = last_uses(jaxpr)
 
         def read(atom: Any) -> Value:
-            return _constant(atom.val) if isinstance(atom, Literal) else env[atom]
+            return Value.of(atom.val, None) if isinstance(atom, Literal) else env[atom]
 
         for number, equation in enumerate(jaxpr.eqns):
             outs = self._equation(equation, [read(atom) for atom in equation.invars], around)
@@ -165,12 +179,7 @@ class Walk:
         if kind in ("scan", "while"):
             return self._loop(equation, operands, around)
         if kind == "shard_map":
-            jaxpr, split, joined = per_device(equation, [operand.array for operand in operands])
-            inner = [Value(a, operand.sources) for a, operand in zip(split, operands, strict=True)]
-            there = replace(around.inside(equation), mesh=compat.mesh_sizes(equation.params))
-            outs = self._walk(jaxpr, inner, there)
-            arrays = joined([out.array for out in outs])
-            return [Value(array, out.sources) for array, out in zip(arrays, outs, strict=True)]
+            return self._shard_map(equation, operands, around)
         if equation.primitive.name in _PLACES:  # where values are is no matter here
             return operands
         arrays = [operand.array for operand in operands]
@@ -182,115 +191,93 @@ class Walk:
         bad = bad_of(out)
         if bad is None:
             return Value(out, None)
-        made = self._unsound(equation, number, out, first_of(bad), operands, around)
-        if made.sources and self._chosen is not None and self._chosen(equation, around.place):
-            self.entered |= made.sources
-        return made
-
-    def _unsound(
-        self,
-        equation: Any,
-        number: int,
-        out: Any,
-        element: tuple[int, ...],
-        operands: list[Value],
-        around: _Around,
-    ) -> Value:
-        unsound = [operand.sources for operand in operands if operand.sources is not None]
-        sources: Sources = frozenset().union(*unsound)
+        sources = sources_of(operands)
+        is_constant = not sources and any(operand.sources is not None for operand in operands)
         # Infinite constants are meant, as in a mask; a NaN that is made of them is not.
-        if sources or (unsound and not np.isnan(numpy_of(out)).any()):
-            return Value(out, sources)
+        if not sources and not (is_constant and not np.isnan(numpy_of(out)).any()):
+            sources = frozenset([self._origin(equation, number, numpy_of(out), bad, operands, around)])
+        if self._chosen is not None and self._chosen(equation, around.place):
+            self.entered |= sources
+        return Value(out, sources)
+
+    def _origin(
+        self, equation: Any, number: int, out: Any, bad: Any, operands: list[Value], around: _Around
+    ) -> Origin:
         key = (equation, number, *around.place.equations)
         if key in self._known:
-            return Value(out, frozenset([self._known[key]]))
-        origin = self._known[key] = Origin(
-            equation, number, around.place, around.iteration, numpy_of(out), element,
-            operands_at([numpy_of(operand.array) for operand in operands], np.shape(out), element),
-        )  # fmt: skip
-        sizes = around.mesh
-        if sizes and origin.value.shape[: len(sizes)] == sizes:  # a device has one element of these axes
-            device, origin.element = element[: len(sizes)], element[len(sizes) :]
-            origin.device, origin.value = device, origin.value[device]
+            return self._known[key]
+        element, arrays = first_of(bad), [numpy_of(operand.array) for operand in operands]
+        texts, axes = operands_at(arrays, out.shape, element), len(around.mesh)
+        device = None
+        if axes and out.shape[:axes] == around.mesh:  # a device has one element of these axes
+            device, element = element[:axes], element[axes:]
+            out = out[device]
+        origin = Origin(equation, number, around.place, around.iteration, out, element, texts, device)
+        self._known[key] = origin
         self.origins.append(origin)
-        return Value(out, frozenset([origin]))
+        return origin
+
+    def _shard_map(self, equation: Any, operands: list[Value], around: _Around) -> list[Value]:
+        jaxpr, split, joined = per_device(equation, [operand.array for operand in operands])
+        inner = [Value(a, operand.sources) for a, operand in zip(split, operands, strict=True)]
+        there = replace(around.inside(equation), mesh=compat.mesh_sizes(equation.params))
+        outs = self._walk(jaxpr, inner, there)
+        arrays = joined([out.array for out in outs])
+        return [Value(array, out.sources) for array, out in zip(arrays, outs, strict=True)]
 
     # ---- Loops -------------------------------------------------------------------------------------------------------
 
     def _loop(self, equation: Any, operands: list[Value], around: _Around) -> list[Value]:
-        is_scan = equation.primitive.name == "scan"
-        if is_scan and equation.params["length"] * _size(equation.params["jaxpr"]) <= MOST_EQUATIONS:
-            return self._short_loop(equation, operands, around)
-        search = Search(self._flags or of_results, around.place.inside(equation))
-        run = (scan_until if is_scan else while_until)(equation, search)
+        loop = loop_of(equation, operands)
+        if loop.length is not None and loop.length * _size(loop.body) <= MOST_EQUATIONS:
+            return self._short_loop(equation, loop, around)
         arrays = [operand.array for operand in operands]
-        program = jax.jit(run)
+        program = jax.jit(search(equation, around.place.inside(equation), self._flags))
         outs, firsts, _ = program(np.int32(np.iinfo(np.int32).max), arrays)
         found = len(self.origins)
         flown: set[Origin] = set()
         for first in sorted({int(first) for first in firsts if first >= 0}):
             _, _, state = program(np.int32(first), arrays)
-            flown |= self._iteration(equation, operands, first, state, around)
+            flown |= self._iteration(equation, loop, first, state, around)
             if len(self.origins) > found or flown:
                 break
-        incoming = frozenset().union(*(o.sources for o in operands if o.sources is not None))
-        sources = frozenset({*self.origins[found:], *flown}) or incoming
-        return [Value(out, None if bad_of(out) is None else sources) for out in outs]
+        sources = frozenset({*self.origins[found:], *flown}) or sources_of(operands)
+        return [Value.of(out, sources) for out in outs]
 
-    def _short_loop(self, equation: Any, operands: list[Value], around: _Around) -> list[Value]:
-        params = equation.params
-        consts, carry, xs = compat.scan_groups(params, operands)
-        rows: list[list[Value]] = []
-        for step in range(params["length"]):
-            number = params["length"] - 1 - step if params["reverse"] else step
-            elements = [_sliced(x, number) for x in xs]
-            outs = self._walk(params["jaxpr"], [*consts, *carry, *elements], around.inside(equation, number))
-            self._note_iteration(outs, elements, (*around.iteration, number))
+    def _short_loop(self, equation: Any, loop: Loop, around: _Around) -> list[Value]:
+        carry, rows = loop.init, list[list[Value]]()
+        for step in range(loop.length or 0):
+            outs = self._body(equation, loop, step, carry, around)
             carry, ys = outs[: len(carry)], outs[len(carry) :]
             rows.append(ys)
-        rows = rows[::-1] if params["reverse"] else rows
+        rows = rows[::-1] if loop.reverse else rows
         stacked = []
         for number, variable in enumerate(equation.outvars[len(carry) :]):
             values = [row[number] for row in rows]
-            unsound = [value.sources for value in values if value.sources is not None]
             array = _stacked([value.array for value in values], variable.aval)
-            stacked.append(Value(array, frozenset().union(*unsound) if unsound else None))
+            stacked.append(Value.of(array, sources_of(values)))
         return [*carry, *stacked]
 
-    def _note_iteration(
-        self, outs: Sequence[Value], elements: Sequence[Value], iteration: tuple[int, ...]
-    ) -> None:
+    def _body(
+        self, equation: Any, loop: Loop, step: int, carry: Sequence[Value], around: _Around
+    ) -> list[Value]:
+        number = int(loop.number(step))
+        elements = [Value.of(x.array[number], x.sources) for x in loop.xs]
+        there = around.inside(equation, number)
+        outs = self._walk(loop.body, [*loop.consts, *carry, *elements], there)
         # Of an input that is scanned over: this is where it is used.
-        scanned = {origin for x in elements for origin in x.sources or ()}
-        for origin in {origin for out in outs for origin in out.sources or ()} & scanned:
-            origin.iteration = origin.iteration or iteration
+        for origin in sources_of(outs) & sources_of(elements):
+            origin.iteration = origin.iteration or there.iteration
+        return outs
 
     def _iteration(
-        self, equation: Any, operands: list[Value], step: int, state: Sequence[Any], around: _Around
-    ) -> set[Origin]:
+        self, equation: Any, loop: Loop, step: int, state: Sequence[Any], around: _Around
+    ) -> Sources:
         """Walks the body of one iteration; returns the origins before it from which its results come."""
-        params = equation.params
-        if equation.primitive.name == "scan":
-            consts, init, xs = compat.scan_groups(params, operands)
-            number = params["length"] - 1 - step if params["reverse"] else step
-            elements = [_sliced(x, number) for x in xs]
-            jaxpr = params["jaxpr"]
-        else:
-            number, first = step, params["cond_nconsts"]
-            consts, init = (
-                operands[first : first + params["body_nconsts"]],
-                operands[first + params["body_nconsts"] :],
-            )
-            elements, jaxpr = [], params["body_jaxpr"]
-        carry = [
-            Value(array, None if bad_of(array) is None else (before.sources or frozenset()))
-            for array, before in zip(state, init, strict=True)
-        ]
+        carry = [Value.of(array, before.sources) for array, before in zip(state, loop.init, strict=True)]
         found = len(self.origins)
-        outs = self._walk(jaxpr, [*consts, *carry, *elements], around.inside(equation, int(number)))
-        sources = {origin for out in outs for origin in out.sources or ()}
-        self._note_iteration(outs, elements, (*around.iteration, int(number)))
-        return sources - set(self.origins[found:])
+        outs = self._body(equation, loop, step, carry, around)
+        return sources_of(outs) - set(self.origins[found:])
 
 
 _PLACES = {"sharding_constraint", "device_put", "reshard", "mesh_cast", "optimization_barrier"}
@@ -318,10 +305,83 @@ def _stacked(arrays: Sequence[Any], aval: Any) -> Any:
     return np.stack(arrays) if all(map(is_plain, arrays)) else jnp.stack(arrays)
 
 
-def _sliced(x: Value, number: int) -> Value:
-    element = x.array[int(number)]
-    return Value(element, None if bad_of(element) is None else x.sources)
+# ---- Devices ---------------------------------------------------------------------------------------------------------
+
+Joined = Callable[[Sequence[Any]], list[Any]]
 
 
-def _constant(value: Any) -> Value:
-    return Value(value, None if bad_of(value) is None else frozenset())
+def per_device(equation: Any, operands: Sequence[Any]) -> tuple[Any, list[Any], Joined]:
+    """Takes a shard_map apart.
+
+    Args:
+        equation: the shard_map.
+        operands: its operands, whole.
+
+    Returns:
+        The program of its devices as a closed jaxpr, whose values have an axis for each axis of the mesh, the inputs of
+        that program, and what makes the results of the equation from its results.
+    """
+    params = equation.params
+    axes, sizes = compat.shard_map_axes(params), compat.mesh_sizes(params)
+    split = [_split(x, spec, axes, sizes) for x, spec in zip(operands, params["in_specs"], strict=True)]
+
+    def inside(*values: Any) -> list[Any]:
+        return _Devices().evaluate(params["jaxpr"], values, Place())[0]
+
+    mapped: Callable[..., Any] = inside
+    for axis, size in reversed(list(zip(axes, sizes, strict=True))):
+        mapped = jax.vmap(mapped, in_axes=0, out_axes=0, axis_name=axis, axis_size=size)
+    closed = jax.make_jaxpr(mapped)(*split)
+
+    def joined(outs: Sequence[Any]) -> list[Any]:
+        return [_joined(x, spec, axes) for x, spec in zip(outs, params["out_specs"], strict=True)]
+
+    return closed, split, joined
+
+
+class _Devices(Evaluator):
+    def enters(self, jaxpr: Any, number: int, equation: Any, place: Place) -> bool:
+        structure = structure_of(equation)
+        return structure is not None and structure.kind != "other"
+
+    def bind(self, equation: Any, values: Sequence[Any]) -> list[Any]:
+        outs = compat.collective_under_vmap(equation, values)
+        return super().bind(equation, values) if outs is None else outs
+
+
+def _names(spec: Any, ndim: int) -> list[tuple[Any, ...]]:
+    # For each dimension the axes of the mesh over which it is divided.
+    names = [() if part is None else part if isinstance(part, tuple) else (part,) for part in spec]
+    return names + [()] * (ndim - len(names))
+
+
+def _split(x: Any, spec: Any, axes: Sequence[Any], sizes: Sequence[int]) -> Any:
+    size_of = dict(zip(axes, sizes, strict=True))
+    names, shape, order = _names(spec, jnp.ndim(x)), [], []
+    for dimension, parts in zip(jnp.shape(x), names, strict=True):
+        shape += [size_of[part] for part in parts]
+        order += list(parts)
+        shape.append(dimension // functools.reduce(lambda a, b: a * b, (size_of[p] for p in parts), 1))
+        order.append(None)
+    x = jnp.reshape(x, shape)
+    front = [order.index(axis) for axis in axes if axis in order]
+    rest = [i for i, axis in enumerate(order) if axis is None]
+    x = jnp.transpose(x, [*front, *rest])
+    missing = [i for i, axis in enumerate(axes) if axis not in order]
+    x = jnp.expand_dims(x, missing)
+    return jnp.broadcast_to(x, [*sizes, *x.shape[len(sizes) :]])
+
+
+def _joined(x: Any, spec: Any, axes: Sequence[Any]) -> Any:
+    ndim = x.ndim - len(axes)
+    names = _names(spec, ndim)
+    used = [name for parts in names for name in parts]
+    index = tuple(slice(None) if axis in used else 0 for axis in axes)
+    x = x[index]
+    left = [axis for axis in axes if axis in used]
+    order, shape = [], []
+    for number, parts in enumerate(names):
+        order += [left.index(part) for part in parts] + [len(left) + number]
+        dims = [x.shape[left.index(part)] for part in parts] + [x.shape[len(left) + number]]
+        shape.append(functools.reduce(lambda a, b: a * b, dims, 1))
+    return jnp.reshape(jnp.transpose(x, order), shape)

@@ -13,9 +13,8 @@ from jax import lax
 
 from hostcallback import _jax_compat as compat
 from hostcallback.api.public import public
-from hostcallback.api.watch.diagnosis import Unsound, Watched, diagnose
+from hostcallback.api.watch.diagnosis import Operation, Unsound, WatchedProgram as Watched, diagnose, selector
 from hostcallback.api.watch.program_tests import Tests
-from hostcallback.api.watch.report import Operation, selector
 from hostcallback.lifecycle import unsettled
 from hostcallback.lowering.device_ops import FINE, FIRST, FURTHER, NOT_COUNTED, forget, verdict
 from hostcallback.lowering.evaluator import Place
@@ -178,7 +177,7 @@ class Watch(Xray):
         return outs, groups_not_finite(outs, program.devices), kept
 
 
-def reporter(program: Program, name: str) -> Callable[[Message, Sequence[Any]], None]:
+def diagnoser(program: Program, name: str) -> Callable[[Message, Sequence[Any]], None]:
     """Returns what reports a call of a program whose results are not finite, for others who have its inputs.
 
     Args:
