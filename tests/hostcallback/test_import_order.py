@@ -73,7 +73,7 @@ def test_the_modules_around_the_change_to_jax_can_be_imported_first() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("package", "folder", "at_least"),
-    [("hostcallback", "hostcallback", 100), ("hostcallback.receiver", "receiver", 250)],
+    [("hostcallback", "hostcallback", 80), ("hostcallback.receiver", "receiver", 200)],
 )
 def test_modules_of_each_room_can_be_imported_first(package: str, folder: str, at_least: int) -> None:
     modules = modules_of(package, ROOT / folder)

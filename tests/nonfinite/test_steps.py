@@ -252,3 +252,9 @@ def test_a_mode_that_does_not_exist() -> None:
         ValueError, match=r"mode is 'once', expected 'results' or 'every', at .*test_steps\.py"
     ):
         hcb.watch_nonfinite(jnp.log, mode="once")  # type: ignore[arg-type]
+
+
+def test_a_program_that_returns_a_number_of_its_own_is_watched() -> None:
+    step = hcb.watch_nonfinite(jax.jit(lambda x: (0.0, jnp.log(x), np.float32(2))))
+    (error,) = errors_of(lambda: step(-jnp.ones(4)))
+    assert error.primitive == "log"

@@ -47,8 +47,8 @@ def run():
             print("ready", flush=True)
         never.wait(0.002)
 
-options = {"record": {"record": folder + "/log"}, "process": {"process": True},
-           "forward": {"forward": "localhost:1", "spool": folder + "/spool"}, "receiver": {}, "stuck": {}}
+options = {"record": {"record": folder + "/log"}, "receiver": {}, "stuck": {},
+           "forward": {"forward": "localhost:1", "spool": folder + "/spool"}}
 try:
     if not {*kinds} - {"stuck"}:
         run()
@@ -160,7 +160,7 @@ def test_a_second_interrupt_ends_at_once_and_all_is_recorded(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kinds", [["process"], ["forward"], ["record", "forward", "process"]], ids="-".join)
+@pytest.mark.parametrize("kinds", [["forward"], ["record", "forward"]], ids="-".join)
 def test_the_same_however_messages_are_kept(tmp_path: Path, kinds: list[str]) -> None:
     outcome = interrupted(tmp_path, "loop", *kinds)
     line = check(outcome, within_sec=3.0)
