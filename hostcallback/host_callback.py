@@ -27,7 +27,7 @@ from hostcallback import _jax_compat as compat, legacy as legacy_flags
 from hostcallback.api import barrier
 from hostcallback.api.call import call as host_call
 from hostcallback.legacy import missing_name_error
-from hostcallback.primitives.bind import bind_tap
+from hostcallback.primitives.tap import bind_tap
 from hostcallback.receiver import errors
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.messages import Consumer, Message

@@ -1,19 +1,29 @@
-"""The traces that the calling thread is in, and the tracers that belong to them."""
+"""Traces and tracers; programs (jaxprs) and their equations: parts, evaluation, and JAX's rules for some."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import FrameType
 from typing import Any, Literal
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 from jax._src import (
+    ad_checkpoint as _ad_checkpoint,  # remat_p
     array as _array,  # ArrayImpl: the type of concrete arrays, checked on the dispatch path
     core as _core,  # trace_ctx, eval_trace, Tracer: not in jax.extend.core
+    sharding_impls as _sharding_impls,  # UnspecifiedValue
     util as _util,  # weakref_cache_key_types
 )
 from jax._src.interpreters import (
+    ad as _ad,  # Zero
     batching as _batching,  # BatchTrace
     partial_eval as _pe,  # DynamicJaxprTrace
 )
+from jax._src.lax.control_flow import loops as _loops  # _scan_known_hoisting
+
+from hostcallback._jax_compat import versions
 
 ArrayImpl: Any = _array.ArrayImpl
 # `trace_context.trace is eval_trace` says that the calling thread is outside every JAX transformation and trace
@@ -118,3 +128,133 @@ def cache_weakly(key_type: type[Any]) -> None:
     it, they keep what the user's function refers to.
     """
     _util.weakref_cache_key_types.add(key_type)
+
+
+Var: Any = _core.Var
+Primitive: Any = _core.Primitive
+"""For what `import hostcallback` loads: importing jax.extend.core takes longer than all of that."""
+INLINE_CALLS = ("core_call", "closed_call", "core_closed_call", "call")
+"""Primitives that only call a program."""
+
+
+def eval_jaxpr(closed: Any, *args: Any) -> list[Any]:
+    """Evaluates a closed jaxpr."""
+    return _core.eval_jaxpr(closed.jaxpr, closed.consts, *args)
+
+
+def open_jaxpr(jaxpr: Any) -> tuple[Any, Sequence[Any]]:
+    """A jaxpr, closed or not, and the values of its constants. From 0.12 on there is one class for both."""
+    return getattr(jaxpr, "jaxpr", jaxpr), getattr(jaxpr, "consts", ())
+
+
+def equations_of(jaxprs: Iterable[Any], primitives: Sequence[Any]) -> Iterator[Any]:
+    """Every equation of one of the primitives in the jaxprs, and in those within them."""
+    for jaxpr in jaxprs:
+        for equation in jaxpr.eqns:
+            if equation.primitive in primitives:
+                yield equation
+        yield from equations_of(_core.subjaxprs(jaxpr), primitives)
+
+
+def constants_to_inputs(closed: Any) -> tuple[Any, list[Any]]:
+    """The same program with its constants as leading inputs, and those constants."""
+    jaxpr = _pe.convert_constvars_jaxpr(closed.jaxpr)
+    return _pe.close_jaxpr(jaxpr), list(closed.consts)
+
+
+def lower_to_primitives(closed: Any) -> Any:
+    """The same program without "high-level" equations, which have no lowering rules.
+
+    They came with 0.8; `jax.lax.custom_root` is one since 0.12. Without it, the lowering of such a program raises that
+    it found no rule. A program that takes or returns high-level values stays as it is.
+    """
+    if not closed.jaxpr.is_high or any(aval.is_high for aval in (*closed.in_avals, *closed.out_avals)):
+        return closed
+    return versions.lower_to_lojaxpr(closed)
+
+
+def bind_equation(equation: Any, values: Sequence[Any]) -> list[Any]:
+    """Evaluates one equation on other values; the rules of custom derivatives stay with it."""
+    bind_params: Any = equation.primitive.get_bind_params(equation.params)
+    functions: Sequence[Any] = ()
+    if isinstance(bind_params, tuple):  # until 0.9; then the functions are among the parameters
+        functions, bind_params = bind_params
+    outs = equation.primitive.bind(*functions, *values, **bind_params)
+    return list(outs) if equation.primitive.multiple_results else [outs]
+
+
+def scan_groups(params: dict[str, Any], operands: Sequence[Any]) -> list[list[Any]]:
+    """A scan's operands as constants, carry and what is scanned over."""
+    if "ft_in" in params:  # from 0.12 on
+        return [list(group) for group in params["ft_in"].update(list(operands)).unpack()]
+    first, second = params["num_consts"], params["num_consts"] + params["num_carry"]
+    return [list(operands[:first]), list(operands[first:second]), list(operands[second:])]
+
+
+def jit_options(params: dict[str, Any]) -> dict[str, Any]:
+    """What `jax.jit` takes of a nested jit's parameters, except its shardings; `inline` is a bool or an enum."""
+    return {key: params[key] for key in ("keep_unused", "inline") if key in params}
+
+
+def jit_shardings(params: dict[str, Any], name: str) -> tuple[Any, ...] | None:
+    """`in_shardings` or `out_shardings` of a nested jit, for `jax.jit`; None where nothing is specified."""
+    shardings = [None if isinstance(s, _sharding_impls.UnspecifiedValue) else s for s in params[name]]
+    return None if all(s is None for s in shardings) else tuple(shardings)
+
+
+def result_paths(closed: Any) -> list[str]:
+    """For each result of a program its path in what the function returns, such as `[0]['w']` (0.8 to 0.12)."""
+    count = len(closed.jaxpr.outvars)
+    paths = closed.jaxpr.debug_info.safe_result_paths(count)
+    return [str(path or "").removeprefix("result") for path in paths]
+
+
+def wrap_keys(data: Any, aval: Any) -> Any:
+    """Typed keys of the type `aval` from their data. A type has its implementation as `_impl` (0.8 to 0.12)."""
+    return jax.random.wrap_key_data(jnp.asarray(data), impl=aval.dtype._impl)
+
+
+def zero_keys(aval: Any) -> Any:
+    """Typed keys of the type `aval` whose data is zero."""
+    return wrap_keys(np.zeros((*aval.shape, *aval.dtype._impl.key_shape), np.uint32), aval)
+
+
+remat_p: Any = _ad_checkpoint.remat_p  # jax.extend.core.primitives has it since 0.10
+batch_jaxpr: Any = _batching.batch_jaxpr2
+
+
+def closed_jaxpr(function: Callable[..., Any], avals: Sequence[Any]) -> Any:
+    """The closed jaxpr of a function that returns a list, without constants, for operands of these avals."""
+    closed: Any = jax.make_jaxpr(function)(*avals)
+    return closed
+
+
+def zero_tangent(primal: Any) -> Any:
+    """A symbolic zero for the tangent of a value."""
+    aval: Any = jax.typeof(primal)
+    return _ad.Zero(aval.to_tangent_aval())
+
+
+def wrap_scan_hoisting(wrapper: Callable[[Any], Any]) -> None:
+    """Replaces the function that takes loop-invariant code out of scans under differentiation.
+
+    It is called as `hoist(closed_jaxpr, known_consts, *counts)` and returns the remaining closed jaxpr first (0.8 to
+    0.12). It is in no table of rules: two of JAX's rules call it by name. Without it, a tap of a loop-invariant value
+    is moved out of its loop and sends one message, or none, instead of one for each iteration (jax#16637).
+    """
+    _loops._scan_known_hoisting = wrapper(_loops._scan_known_hoisting)
+
+
+KERNEL_PRIMITIVES = [
+    ("jax._src.pallas.pallas_call", "pallas_call_p"),  # 0.8 to 0.12
+    ("jax._src.pallas.core", "core_map_p"),  # until 0.11
+    ("jax._src.pallas.mpmd", "mpmd_map_p"),  # from 0.10 on; before, core_map_p becomes pallas_call_p
+]
+"""Modules, imported with Pallas, and their primitives that run kernels."""
+
+
+def kernel_jaxprs(params: dict[str, Any]) -> list[Any]:
+    """The kernels of an equation of such a primitive, and the index maps of their blocks (0.8 to 0.12)."""
+    blocks = getattr(params.get("grid_mapping"), "block_mappings", ())
+    kernels = params["jaxprs"] if "jaxprs" in params else (params["jaxpr"],)
+    return [*kernels, *(open_jaxpr(block.index_map_jaxpr)[0] for block in blocks)]

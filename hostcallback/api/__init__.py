@@ -6,11 +6,10 @@ loads the lowering rules and the handler of process exit.
 """
 
 import hostcallback.api.shutdown
-import hostcallback.lowering.call
 import hostcallback.lowering.device_ops
 import hostcallback.lowering.discharge
 import hostcallback.lowering.embedded
-import hostcallback.lowering.tap
+import hostcallback.lowering.emission
 import hostcallback.primitives.experimental_rules
 import hostcallback.primitives.lane_masks
 import hostcallback.receiver.runtime.interactive

@@ -14,7 +14,7 @@ from hostcallback import _jax_compat as compat
 from hostcallback.api.barrier import wait_for_taps
 from hostcallback.api.public import public
 from hostcallback.api.receiver import OutfeedReceiver, outfeed_receiver
-from hostcallback.primitives.bind import bind_tap, template_of
+from hostcallback.primitives.tap import bind_tap, template_of
 from hostcallback.receiver.errors import TapFunctionException
 from hostcallback.receiver.failures.deferred_errors import MAX_KEPT, OnError
 from hostcallback.receiver.runtime.runtime import runtime

@@ -15,8 +15,8 @@ from jax import lax
 
 from hostcallback import _jax_compat as compat
 from hostcallback.api.public import public
-from hostcallback.primitives.bind import bind_tap, emit_text
 from hostcallback.primitives.call import emit_call
+from hostcallback.primitives.tap import bind_tap, emit_text
 from hostcallback.receiver.host_function import refuse_async
 from hostcallback.receiver.sinks import debugger as stops
 from hostcallback.receiver.sinks.debugger import SupportsReadline, SupportsWriteAndFlush

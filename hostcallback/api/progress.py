@@ -14,9 +14,9 @@ import numpy as np
 from jax import lax
 
 from hostcallback.api.watch.watch import watch_nonfinite
-from hostcallback.primitives.bind import bind_tap
 from hostcallback.primitives.lane_masks import any_lane
 from hostcallback.primitives.paced_loops import as_one_program, run_while, scan_steps
+from hostcallback.primitives.tap import bind_tap
 from hostcallback.receiver.sinks.factory import Binding
 from hostcallback.receiver.sinks.progress.bars import Phase
 from hostcallback.receiver.wire import tap_descriptor

@@ -9,7 +9,7 @@ from typing import Any, ParamSpec, TypeVar, overload
 import jax
 
 from hostcallback.api.public import check_keywords, public
-from hostcallback.primitives.bind import bind_tap
+from hostcallback.primitives.tap import bind_tap
 from hostcallback.receiver.host_function import refuse_async
 from hostcallback.receiver.sinks.factory import Binding
 from hostcallback.receiver.sinks.print import SupportsWrite

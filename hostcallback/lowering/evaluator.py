@@ -2,7 +2,7 @@
 
 This is for programs that JAX is about to lower, which nothing differentiates or batches any more: functions with custom
 derivatives are calls, and a checkpoint is one with a barrier. `structure_of` is the one table of JAX's primitives that
-hold programs; whatever else holds programs (custom_root, pallas_call, ...) is one operation.
+hold programs; whatever else holds programs (custom_root, pallas_call, ...) is one operation. `Silent` evaluates a program that runs a second time.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ from jax.extend.core import Literal
 from jax.sharding import PartitionSpec
 
 from hostcallback import _jax_compat as compat
+from hostcallback.primitives.call import call_p
+from hostcallback.primitives.tap import tap_p
+from hostcallback.tracing.source_line import first_user_line
 
 Records = dict[str, Any]
 """What was measured, by label. A scan adds a leading axis of iterations to each array, a shard_map one of devices."""
@@ -373,3 +376,61 @@ def _nothing(shape: Any) -> Any:
 _RULES: Mapping[str, Callable[..., Results]] = {
     "call": _jit, "remat": _remat, "cond": _cond, "scan": _scan, "while": _while, "shard_map": _shard_map,
 }  # fmt: skip
+
+
+_DEBUGGING = {"debug_callback", "debug_print"}
+_CALLS = {"io_callback", call_p.name}
+
+
+class NotRepeatableError(Exception):
+    """A program calls a host function whose results it uses and which a second run must not call again."""
+
+
+def silently(equation: Any, values: Sequence[Any], callbacks: list[str]) -> list[Any]:
+    """Evaluates an equation; taps, checks, prints and callbacks without results do nothing.
+
+    Adds the name and line of a `pure_callback`, which is called, to `callbacks`.
+
+    Raises:
+        NotRepeatableError: the equation uses the results of a callback that may have side effects.
+    """
+    name = equation.primitive.name
+    if equation.primitive is tap_p:
+        return list(values)
+    if name in _DEBUGGING or (name in _CALLS and not equation.outvars):
+        return []
+    if name in _CALLS or name == "pure_callback":
+        line = first_user_line(compat.equation_frames(equation))
+        call = f"{name} at {line}" if line else name
+        if name in _CALLS:
+            raise NotRepeatableError(call)
+        callbacks.append(call)
+    return compat.bind_equation(equation, values)
+
+
+class Silent(Evaluator):
+    """Evaluates a program under a trace without its effects; see `silently`.
+
+    Attributes:
+        callbacks: names and lines of the `pure_callback`s, which are called.
+    """
+
+    def __init__(self) -> None:
+        """Makes the evaluator."""
+        self.callbacks: list[str] = []
+
+    def enters(self, jaxpr: Any, number: int, equation: Any, place: Place) -> bool:
+        structure = structure_of(equation)
+        return structure is not None and structure.kind != "other" and _is_loud(equation)
+
+    def bind(self, equation: Any, values: Sequence[Any]) -> list[Any]:
+        return silently(equation, values, self.callbacks)
+
+
+def _is_loud(equation: Any) -> bool:
+    name = equation.primitive.name
+    if equation.primitive is tap_p or name in _DEBUGGING or name in _CALLS or name == "pure_callback":
+        return True
+    structure = structure_of(equation)
+    programs = structure.programs if structure else ()
+    return any(_is_loud(inner) for program, _ in programs for inner in compat.open_jaxpr(program)[0].eqns)

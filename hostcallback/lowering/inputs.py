@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from hostcallback.lowering.xray import Program
-from hostcallback.primitives.bind import bind_tap
 from hostcallback.primitives.device_ops import copies, not_finite
+from hostcallback.primitives.tap import bind_tap
 from hostcallback.receiver.messages import Message, Sink
 from hostcallback.receiver.sinks.factory import Binding
 from hostcallback.receiver.wire import tap_descriptor

@@ -13,8 +13,8 @@ import jax
 import numpy as np
 
 from hostcallback import _jax_compat as compat
-from hostcallback.primitives.bind import as_jax_array, bind_tap, template_of
 from hostcallback.primitives.call import emit_call
+from hostcallback.primitives.tap import as_jax_array, bind_tap, template_of
 from hostcallback.receiver.sinks.factory import Binding
 from hostcallback.receiver.wire import tap_descriptor
 from hostcallback.tracing.retention import callable_name

@@ -27,7 +27,7 @@ from hostcallback.lowering import discharge
 from hostcallback.lowering.evaluator import structure_of
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.runtime.runtime import runtime
-from hostcallback.tracing import scopes
+from hostcallback.tracing import source_line
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -204,7 +204,7 @@ class Context:
     def wrap(self, function: Callable[P, R]) -> Callable[P, R]:
         """Returns `function`, which is called in the context."""
         name = str(getattr(function, "__name__", "the function"))
-        mark = scopes.mark(next(_numbers))
+        mark = source_line.mark(next(_numbers))
 
         @functools.wraps(function)
         def called(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -352,8 +352,8 @@ def _marks_in(jaxpr: Any) -> Sequence[str]:
         program, _ = compat.open_jaxpr(pending.pop())
         for equation in program.eqns:
             stack = str(equation.source_info.name_stack)
-            if scopes.MARK in stack:
-                found.update(dict.fromkeys(scopes.marks_in(stack)))
+            if source_line.MARK in stack:
+                found.update(dict.fromkeys(source_line.marks_in(stack)))
             structure = structure_of(equation)
             pending.extend(inner for inner, _ in (structure.programs if structure else ()))
     return list(found)

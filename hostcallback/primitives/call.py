@@ -13,8 +13,8 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching
 
 from hostcallback import _jax_compat as compat
-from hostcallback.primitives.bind import bind_spec
 from hostcallback.primitives.effects import CALL_EFFECT, TAP_EFFECT
+from hostcallback.primitives.tap import bind_spec
 from hostcallback.receiver.errors import CallResultError
 from hostcallback.receiver.failures.deferred_errors import FailureOfProgram
 from hostcallback.receiver.messages import Message, Sink

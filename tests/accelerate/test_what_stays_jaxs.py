@@ -14,7 +14,7 @@ from jax.experimental import io_callback, pallas
 import hostcallback as hcb
 from accelerated import Calls, ran, what_stays
 from hostcallback import _jax_compat as compat
-from hostcallback._jax_compat import takeover
+from hostcallback._jax_compat import callbacks
 
 X = np.float32(3)
 
@@ -134,7 +134,7 @@ def test_breakpoints_of_jax_are_left_to_it(
 def test_a_moved_primitive_leaves_its_callbacks_to_jax(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.delattr(takeover._debugging, "debug_print_p")
+    monkeypatch.delattr(callbacks._debugging, "debug_print_p")
     with hcb.accelerate() as acceleration:
         jax.make_jaxpr(lambda x: jax.debug.callback(print, x))(X)
     assert [c.function for c in acceleration.callbacks] == ["jax.debug.callback"]
@@ -144,9 +144,9 @@ def test_a_moved_primitive_leaves_its_callbacks_to_jax(
 
 
 def test_unknown_parameters_leave_the_callback_to_jax(monkeypatch: pytest.MonkeyPatch) -> None:
-    module, attribute, _, _ = takeover._CALLBACKS["jax.debug.callback"]
+    module, attribute, _, _ = callbacks._CALLBACKS["jax.debug.callback"]
     known = (module, attribute, frozenset({"callback", "effect"}), frozenset())
-    monkeypatch.setitem(takeover._CALLBACKS, "jax.debug.callback", known)
+    monkeypatch.setitem(callbacks._CALLBACKS, "jax.debug.callback", known)
     with what_stays() as stays:
         result = ran(lambda calls: jax.jit(lambda x: [jax.debug.callback(calls, x), x][1])(X))
     assert result.calls == [[3.0]]

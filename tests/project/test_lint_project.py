@@ -68,7 +68,7 @@ def test_a_broken_rule_is_named_with_file_line_and_cure(
 @pytest.mark.parametrize(
     ("path", "code"),
     [
-        ("hostcallback/_jax_compat/effects.py", "from jax._src import core"),
+        ("hostcallback/_jax_compat/dispatch.py", "from jax._src import core"),
         ("hostcallback/_jax_compat/versions.py", "import jax\njax.__version_info__"),
         ("tests/test_x.py", "import jax\njax.__version_info__"),
         ("hostcallback/api.py", "import jax\njax.__version__\njax.lax.scan"),

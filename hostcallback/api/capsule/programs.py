@@ -19,13 +19,12 @@ from hostcallback.api.barrier import barrier_wait
 from hostcallback.api.export import bind, export_checks, unbind
 from hostcallback.lowering import xray
 from hostcallback.lowering.evaluator import Evaluator, Place, Records, structure_of
-from hostcallback.primitives.bind import bind_tap
 from hostcallback.primitives.call import call_p
-from hostcallback.primitives.tap import tap_p
+from hostcallback.primitives.tap import bind_tap, tap_p
 from hostcallback.receiver.capsule.file_format import PROGRAM, PROMOTED, WATCHED, CapsuleError, Input
 from hostcallback.receiver.capsule.reading import Capsule
 from hostcallback.receiver.sinks.factory import Binding
-from hostcallback.tracing import scopes
+from hostcallback.tracing import source_line
 from hostcallback.tracing.source_line import first_user_line
 from hostcallback.tracing.tap_spec import TapOptions
 
@@ -246,8 +245,8 @@ def _name_of(equation: Any, place: Place, out: Any) -> str:
     lines = (first_user_line(compat.equation_frames(e)) for e in (equation, *reversed(place.equations)))
     line = next((str(line) for line in lines if line is not None), "unknown line")
     stacks = [str(e.source_info.name_stack) for e in (*place.equations, equation)]
-    scope = "/".join(part for stack in stacks for part in scopes.scope_of(stack))
-    backward = " (backward)" if scopes.is_backward(stacks[-1]) else ""
+    scope = "/".join(part for stack in stacks for part in source_line.scope_of(stack))
+    backward = " (backward)" if source_line.is_backward(stacks[-1]) else ""
     text = f"{equation.primitive.name}{backward} {list(np.shape(out))} at {line}"
     return f"{text}, scope {scope}" if scope else text
 

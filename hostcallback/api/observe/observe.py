@@ -20,7 +20,7 @@ from hostcallback.api.public import public, refuse_compiled
 from hostcallback.lowering.evaluator import Evaluator, Place, Records
 from hostcallback.lowering.xray import Context, Program, UserError, Xray
 from hostcallback.receiver.log import logger
-from hostcallback.tracing import scopes
+from hostcallback.tracing import source_line
 from hostcallback.tracing.source_line import place_name, user_source_line
 
 P = ParamSpec("P")
@@ -181,7 +181,7 @@ class Observe(Xray):
 
         def run(*values: Any) -> list[Any]:
             outs, records = collector.evaluate(program.tapped, values, Place())
-            with jax.named_scope(scopes.OWN):
+            with jax.named_scope(source_line.OWN):
                 for label, update in plan.parameters.items():
                     records[label] = update(values, outs, measured)
                 if records:
@@ -240,7 +240,7 @@ class _Collector(Evaluator):
             self._record(plan, equation.outvars, outs, records)
 
     def of_iteration(self, records: Records) -> Records:
-        with jax.named_scope(scopes.OWN):
+        with jax.named_scope(source_line.OWN):
             if records:
                 self._send(records)
         return {}
@@ -248,7 +248,7 @@ class _Collector(Evaluator):
     def _record(self, plan: Plan, variables: Sequence[Any], values: Sequence[Any], records: Records) -> None:
         for variable, value in zip(variables, values, strict=True):
             labels = plan.taps.get(variable, ())
-            with jax.named_scope(scopes.OWN):
+            with jax.named_scope(source_line.OWN):
                 records.update({label: self._measure(value) for label in labels})
 
 

@@ -18,7 +18,7 @@ from hostcallback.api.observe.report import can_measure
 from hostcallback.lowering.evaluator import structure_of
 from hostcallback.lowering.xray import Program
 from hostcallback.primitives.device_ops import statistics
-from hostcallback.tracing import scopes
+from hostcallback.tracing import source_line
 
 _VIEWS = ("convert_element_type", "copy", "copy_p", "reshape", "sharding_constraint", "optimization_barrier")
 _TURNED = (*_VIEWS, "transpose", "broadcast_in_dim")
@@ -128,7 +128,7 @@ class _Flow:
 
         for number, equation in enumerate(jaxpr.eqns):
             given = variables(equation.invars, cotangents)
-            is_backward = backward or scopes.is_backward(str(equation.source_info.name_stack))
+            is_backward = backward or source_line.is_backward(str(equation.source_info.name_stack))
             if is_backward or (given and equation.primitive.name in ("add_any", *_VIEWS)):
                 cotangents.update(dict.fromkeys(equation.outvars, number))
             else:

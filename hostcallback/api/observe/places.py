@@ -17,7 +17,7 @@ from jax.extend.core import Literal
 from hostcallback import _jax_compat as compat
 from hostcallback.lowering.evaluator import structure_of
 from hostcallback.lowering.xray import UserError
-from hostcallback.tracing import scopes
+from hostcallback.tracing import source_line
 from hostcallback.tracing.source_line import SourceLine, called_name, first_user_line, user_source_line
 
 Frames = tuple[tuple[str, int, str], ...]
@@ -67,10 +67,10 @@ def site_of(equation: Any, around: Site) -> Site:
     calls = [called_name(code, offset) for code, offset in compat.equation_origin(equation)]
     return Site(
         equation.primitive.name,
-        (*around.scope, *scopes.scope_of(stack)),
+        (*around.scope, *source_line.scope_of(stack)),
         (*compat.equation_frames(equation), *around.frames),
         _function_of(equation),
-        around.backward or scopes.is_backward(stack),
+        around.backward or source_line.is_backward(stack),
         (*around.calls, *(part for call in reversed(calls) for part in call)),
         tuple(getattr(v.aval, "shape", ()) for v in equation.outvars),
         tuple(getattr(v.aval, "dtype", None) for v in equation.outvars),

@@ -22,7 +22,7 @@ from hostcallback.api.observe.places import (
 )  # fmt: skip
 from hostcallback.api.observe.report import can_measure
 from hostcallback.lowering.evaluator import structure_of
-from hostcallback.tracing import scopes
+from hostcallback.tracing import source_line
 
 PREFIXES = {"output": "", "input": "input ", "grad": "grad "}
 
@@ -142,7 +142,7 @@ class Around:
 
     def marks_of(self, equation: Any) -> frozenset[str]:
         """The marks on an equation of the program."""
-        return self.marks.union(scopes.marks_in(str(equation.source_info.name_stack)))
+        return self.marks.union(source_line.marks_in(str(equation.source_info.name_stack)))
 
 
 class Planner:
@@ -213,7 +213,7 @@ class Planner:
     def _forward(self, jaxpr: Any, around: Around) -> list[Labelled]:
         result = []
         for number, equation in enumerate(jaxpr.eqns):
-            if scopes.is_own(str(equation.source_info.name_stack)):
+            if source_line.is_own(str(equation.source_info.name_stack)):
                 continue  # of another X-ray
             site = site_of(equation, around.site)
             is_meant = not self._mark or self._mark in around.marks_of(equation)
@@ -221,7 +221,7 @@ class Planner:
                 self._found.note(site)
             is_module = self._selection.kind == "module"
             label = around.modules.visit(equation, site) if is_module else self._selection.label(site)
-            recomputed = scopes.is_recomputed(str(equation.source_info.name_stack))
+            recomputed = source_line.is_recomputed(str(equation.source_info.name_stack))
             result.append(Labelled(number, equation, site, recomputed, label if is_meant else None))
         return _with_between(result, False) if self._selection.kind == "module" else result
 

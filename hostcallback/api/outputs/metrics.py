@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from hostcallback.api.public import public
-from hostcallback.primitives.bind import bind_tap
+from hostcallback.primitives.tap import bind_tap
 from hostcallback.receiver.messages import NAME as STEP
 from hostcallback.receiver.sinks.factory import Binding
 from hostcallback.receiver.sinks.metric_writers.tap_layout import (

@@ -19,13 +19,12 @@ from hostcallback.api.watch.walk import Origin, Value, Walk
 from hostcallback.lifecycle import receivers as transport
 from hostcallback.lifecycle.reentrant_calls import call_inside_callback
 from hostcallback.lowering import xray
-from hostcallback.lowering.evaluator import Place
+from hostcallback.lowering.evaluator import NotRepeatableError, Place, Silent
 from hostcallback.lowering.inputs import is_inexact
-from hostcallback.lowering.silence import NotRepeatableError, Silent
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.runtime.runtime import runtime
 from hostcallback.receiver.sinks.nonfinite import Explains, Watched
-from hostcallback.tracing import scopes
+from hostcallback.tracing import source_line
 from hostcallback.tracing.source_line import SourceLine, first_user_line, user_source_line
 
 
@@ -94,10 +93,10 @@ def operation_of(
     return Operation(
         equation.primitive.name,
         next((found for found in lines if found is not None), line),
-        "/".join(part for stack in stacks for part in scopes.scope_of(stack)),
+        "/".join(part for stack in stacks for part in source_line.scope_of(stack)),
         tuple(aval.shape[mesh:]),
         np.dtype(aval.dtype),
-        any(map(scopes.is_backward, stacks)) and not any(map(scopes.is_recomputed, stacks)),
+        any(map(source_line.is_backward, stacks)) and not any(map(source_line.is_recomputed, stacks)),
     )
 
 

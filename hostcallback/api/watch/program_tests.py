@@ -11,10 +11,18 @@ import numpy as np
 from jax.extend.core import Literal
 
 from hostcallback import _jax_compat as compat
-from hostcallback.lowering.evaluator import Evaluator, Place, Records, loop_of, structure_of, where_it_goes_on
+from hostcallback.lowering.evaluator import (
+    Evaluator,
+    Place,
+    Records,
+    Silent,
+    loop_of,
+    silently,
+    structure_of,
+    where_it_goes_on,
+)
 from hostcallback.lowering.inputs import any_not_finite, is_inexact
-from hostcallback.lowering.silence import Silent, silently
-from hostcallback.tracing import scopes
+from hostcallback.tracing import source_line
 
 FAILED = "failed"
 
@@ -35,7 +43,7 @@ class Tests(Evaluator):
             silent: whether this is a second run, without effects.
         """
         self._chosen: Chosen = lambda equation, place: (
-            not scopes.is_own(str(equation.source_info.name_stack)) and chosen(equation, place)
+            not source_line.is_own(str(equation.source_info.name_stack)) and chosen(equation, place)
         )
         self._every = every
         self._silent = silent
@@ -129,7 +137,7 @@ def marked(mark: str) -> Chosen:
 
     def chosen(equation: Any, place: Place) -> bool:
         stacks = (str(e.source_info.name_stack) for e in (*place.equations, equation))
-        return not mark or any(mark in scopes.marks_in(stack) for stack in stacks)
+        return not mark or any(mark in source_line.marks_in(stack) for stack in stacks)
 
     return chosen
 

@@ -26,8 +26,7 @@ from hostcallback.api.watch.program_tests import (
     zeros,
 )
 from hostcallback.api.watch.values import bad_of, evaluated, first_of, is_plain, numpy_of, operands_at
-from hostcallback.lowering.evaluator import Evaluator, Loop, Place, last_uses, loop_of, structure_of
-from hostcallback.lowering.silence import silently
+from hostcallback.lowering.evaluator import Evaluator, Loop, Place, last_uses, loop_of, silently, structure_of
 
 Sources = frozenset["Origin"]
 """The origins from which a value that is not finite comes; empty for constants, such as a mask of -inf."""
