@@ -15,7 +15,7 @@ import pytest
 from _pytest._code.code import ExceptionChainRepr, ReprEntry, ReprFileLocation, ReprTraceback
 
 from hostcallback.api.barrier import barrier_wait, wait_for_taps
-from hostcallback.receiver import tap_name
+from hostcallback.receiver import tap_arguments
 from hostcallback.receiver.errors import TapFunctionException, TapTimeoutError
 from hostcallback.receiver.failures.call_site import Frame
 from hostcallback.receiver.failures.check_report import CheckError
@@ -90,7 +90,7 @@ class CapturedTaps(Mapping[str, list[Any]]):
             there = [*self._values]
             if name in self._values:
                 return list(self._values[name])
-            near = [known for known in there if tap_name.matches(known, name)]
+            near = [known for known in there if tap_arguments.matches(known, name)]
             if len(near) == 1:
                 return list(self._values[near[0]])
         if near:

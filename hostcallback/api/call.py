@@ -7,7 +7,7 @@ from typing import Any
 
 from hostcallback.api.public import check_keywords, public
 from hostcallback.primitives.call import emit_call
-from hostcallback.receiver.host_function import refuse_async
+from hostcallback.receiver.tap_arguments import refuse_async
 from hostcallback.tracing.source_line import user_source_line
 from hostcallback.tracing.tap_spec import TapOptions, default_name
 

@@ -17,12 +17,12 @@ from hostcallback import _jax_compat as compat
 from hostcallback.api.public import public
 from hostcallback.primitives.call import emit_call
 from hostcallback.primitives.tap import bind_tap, emit_text
-from hostcallback.receiver.host_function import refuse_async
 from hostcallback.receiver.sinks import debugger as stops
 from hostcallback.receiver.sinks.debugger import SupportsReadline, SupportsWriteAndFlush
 from hostcallback.receiver.sinks.factory import Binding
 from hostcallback.receiver.sinks.print import SupportsWrite
 from hostcallback.receiver.sinks.tap import takes_keyword
+from hostcallback.receiver.tap_arguments import refuse_async
 from hostcallback.receiver.wire import tap_descriptor
 from hostcallback.tracing.format_check import named_fields
 from hostcallback.tracing.frames import CapturedFrame, capture_frames

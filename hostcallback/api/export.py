@@ -9,9 +9,9 @@ import jax.export
 
 from hostcallback.api.public import public
 from hostcallback.lowering import embedded
-from hostcallback.receiver.host_function import refuse_async
 from hostcallback.receiver.runtime.runtime import runtime
 from hostcallback.receiver.sinks.factory import Binding
+from hostcallback.receiver.tap_arguments import refuse_async
 
 
 @public

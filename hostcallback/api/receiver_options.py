@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from hostcallback.receiver.failures.deferred_errors import OnError
-from hostcallback.receiver.host_function import refuse_async
 from hostcallback.receiver.messages import Sink
 from hostcallback.receiver.remote.options import Forward
-from hostcallback.receiver.runtime.dispatch.sink_chain import BatchSink
+from hostcallback.receiver.runtime.dispatch.scope import BatchSink
 from hostcallback.receiver.sinks.metric_writers.sink import MetricsSink
+from hostcallback.receiver.tap_arguments import refuse_async
 from hostcallback.receiver.taplog.writing.recorder import Recorder
 from hostcallback.receiver.text import without_password
 

@@ -2,7 +2,8 @@
 
 This is for programs that JAX is about to lower, which nothing differentiates or batches any more: functions with custom
 derivatives are calls, and a checkpoint is one with a barrier. `structure_of` is the one table of JAX's primitives that
-hold programs; whatever else holds programs (custom_root, pallas_call, ...) is one operation. `Silent` evaluates a program that runs a second time.
+hold programs; whatever else holds programs (custom_root, pallas_call, ...) is one operation.
+`Silent` leaves out the effects of a program that runs a second time.
 """
 
 from __future__ import annotations

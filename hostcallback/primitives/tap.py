@@ -31,7 +31,7 @@ from hostcallback.receiver.failures.call_site import note_place
 from hostcallback.receiver.sinks.factory import Binding
 from hostcallback.receiver.sinks.print import Template
 from hostcallback.receiver.wire import tap_descriptor
-from hostcallback.receiver.wire.dtypes import Array
+from hostcallback.receiver.wire.frame_layout import Array
 from hostcallback.tracing import leaves
 from hostcallback.tracing.format_check import check_format, check_kwargs, placeholders
 from hostcallback.tracing.source_line import user_source_line

@@ -14,7 +14,7 @@ import jax
 
 from hostcallback import _jax_compat as compat
 from hostcallback.receiver.sinks.debugger import Frame
-from hostcallback.receiver.wire.dtypes import wire_type_of
+from hostcallback.receiver.wire.frame_layout import wire_type_of
 from hostcallback.tracing.retention import Unavailable, is_safe_to_retain, weak_getter
 from hostcallback.tracing.source_line import is_user_frame
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from hostcallback import _jax_compat as compat
 from hostcallback.receiver.wire import pytree as tree
-from hostcallback.receiver.wire.dtypes import wire_type_of
+from hostcallback.receiver.wire.frame_layout import wire_type_of
 from hostcallback.receiver.wire.truncation import TruncatedArray
 from hostcallback.tracing.retention import describe_structure
 from hostcallback.tracing.tap_spec import Float0Leaves

@@ -15,7 +15,7 @@ from types import CodeType, FrameType
 
 from jax.extend import source_info_util
 
-from hostcallback.receiver import tap_name
+from hostcallback.receiver import tap_arguments
 from hostcallback.receiver.failures.call_site import CallSite, Frame
 
 MAX_FRAMES = 64
@@ -76,7 +76,7 @@ class SourceLine:
 def place_name(what: str) -> str:
     """Returns the name of an unnamed tap on the calling thread's line of user code: `print@train_step:42`."""
     place = user_source_line()
-    return tap_name.place_name(what, place.file, place.line, place.function)
+    return tap_arguments.place_name(what, place.file, place.line, place.function)
 
 
 def is_user_frame(frame: FrameType, *, runs_it: bool = True) -> bool:

@@ -42,7 +42,7 @@ def lint(root: Path) -> subprocess.CompletedProcess[str]:
             "receiver/ imports hostcallback",
         ),
         (
-            "hostcallback/receiver/wire/header.py",
+            "hostcallback/receiver/wire/frame_layout.py",
             "from hostcallback.receivers import x",
             "receiver/ imports hostcallback",
         ),
@@ -76,7 +76,7 @@ def test_a_broken_rule_is_named_with_file_line_and_cure(
         ("hostcallback/receiver/remote/client.py", "import grpc"),
         ("tests/test_x.py", "import grpc, jax, hostcallback"),
         (
-            "hostcallback/receiver/wire/header.py",
+            "hostcallback/receiver/wire/frame_layout.py",
             "import hostcallback.receiver.wire\nfrom hostcallback import receiver",
         ),
         ("tools/bench.py", "import time\ntime.sleep(1)"),

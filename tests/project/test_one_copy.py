@@ -52,7 +52,7 @@ def run(program: str, *arguments: str) -> None:
 BEFORE = {
     "used": "use()",
     "only imported": "import hostcallback",
-    "without JAX": "import hostcallback.receiver.wire.header",
+    "without JAX": "import hostcallback.receiver.wire.frame_layout",
     "with JAX": "import jax, hostcallback",
 }
 

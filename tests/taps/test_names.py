@@ -16,7 +16,7 @@ import pytest
 
 import hostcallback as hcb
 from checkout import ROOT
-from hostcallback.receiver.tap_name import matches, place_name
+from hostcallback.receiver.tap_arguments import matches, place_name
 
 
 def line() -> int:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from hostcallback.api.outputs.own_receiver import OwnReceiver
 from hostcallback.api.public import public
-from hostcallback.receiver import tap_name
+from hostcallback.receiver import tap_arguments
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.messages import Consumer, Message
 from hostcallback.receiver.sinks import plotting
@@ -152,7 +152,7 @@ class LivePlot(OwnReceiver):
         # An exact name comes before a glob.
         if name in self._names:
             return self._names.index(name)
-        return next((n for n, glob in enumerate(self._names) if tap_name.matches(name, glob)), None)
+        return next((n for n, glob in enumerate(self._names) if tap_arguments.matches(name, glob)), None)
 
     def _lines(self, panel: int) -> list[plotting.Line]:
         found = sorted(key for key in self._curves if self._panel_of(key[0]) == panel)

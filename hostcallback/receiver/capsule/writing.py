@@ -139,7 +139,7 @@ def _info(name: str) -> zipfile.ZipInfo:
 
 
 def _nbytes(entry: Input, shards: list[tuple[Shard, Fetch]]) -> int:
-    from hostcallback.receiver.wire.dtypes import BY_NAME
+    from hostcallback.receiver.wire.frame_layout import BY_NAME
 
     return (
         sum(int(np.prod(shard.shape, dtype=np.int64)) for shard, _ in shards) * BY_NAME[entry.dtype].itemsize

@@ -21,7 +21,7 @@ from hostcallback.receiver.sinks.call import ExportedTaps
 from hostcallback.receiver.sinks.factory import Binding, BoundTap
 from hostcallback.receiver.sinks.sharding.multi_process import ShardStream
 from hostcallback.receiver.sources.source import Batch, Frame
-from hostcallback.receiver.tap_name import matches
+from hostcallback.receiver.tap_arguments import matches
 from hostcallback.receiver.taplog.format.block import FrameBlock
 from hostcallback.receiver.taplog.reading.merge import MessageRun
 from hostcallback.receiver.taplog.reading.segment_reader import Writer

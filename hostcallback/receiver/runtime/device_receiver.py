@@ -13,8 +13,7 @@ from hostcallback.receiver.messages import Consumer, Registry
 from hostcallback.receiver.runtime.dispatch.calls import Calls, CallThreads
 from hostcallback.receiver.runtime.dispatch.dispatcher import Dispatcher
 from hostcallback.receiver.runtime.dispatch.gil_share import GilThrottle
-from hostcallback.receiver.runtime.dispatch.scope import Scope, ScopeSinks
-from hostcallback.receiver.runtime.dispatch.sink_chain import TapCounters
+from hostcallback.receiver.runtime.dispatch.scope import Scope, ScopeSinks, TapCounters
 from hostcallback.receiver.sinks.tap import last_element
 from hostcallback.receiver.sources.ring_batch import LostCopiesError
 from hostcallback.receiver.sources.source import Batch, Source

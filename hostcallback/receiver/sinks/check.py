@@ -15,7 +15,7 @@ from hostcallback.receiver.messages import Message
 from hostcallback.receiver.sinks.print import Template, place_text
 from hostcallback.receiver.sinks.tap import Batchings, Unflatten, elements
 from hostcallback.receiver.text import printable
-from hostcallback.receiver.wire.dtypes import Array
+from hostcallback.receiver.wire.frame_layout import Array
 
 VALUE_CHARS = 200
 """Number of characters at which the texts of values are cut, to keep reports readable."""

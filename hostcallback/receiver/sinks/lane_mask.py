@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from hostcallback.receiver.messages import Index, Message, Sink
-from hostcallback.receiver.wire.dtypes import Array
+from hostcallback.receiver.wire.frame_layout import Array
 from hostcallback.receiver.wire.tap_descriptor import MAX_RANK
 from hostcallback.receiver.wire.truncation import is_truncated
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from hostcallback.receiver.errors import HostCallbackError
 from hostcallback.receiver.log import logger
-from hostcallback.receiver.wire.dtypes import Array
+from hostcallback.receiver.wire.frame_layout import Array
 
 
 class Points(NamedTuple):

@@ -23,7 +23,7 @@ from hostcallback.receiver.sinks import described_template
 from hostcallback.receiver.sinks.lane_mask import shown_transforms
 from hostcallback.receiver.sinks.tap import Batchings, Unflatten, for_each_element
 from hostcallback.receiver.text import printable_lines
-from hostcallback.receiver.wire.dtypes import Array
+from hostcallback.receiver.wire.frame_layout import Array
 from hostcallback.receiver.wire.pytree import is_plain
 from hostcallback.receiver.wire.truncation import TruncatedArray
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hostcallback.receiver.native import bindings as native
-from hostcallback.receiver.wire.dtypes import Array
+from hostcallback.receiver.wire.frame_layout import Array
 
 _FIELDS: Sequence[tuple[str, Any]] = (
     ("consumer_ids", np.uint64),

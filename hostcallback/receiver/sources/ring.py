@@ -25,7 +25,7 @@ from hostcallback.receiver.sources.ring_batch import (
 )
 from hostcallback.receiver.sources.source import CopiedBatch, SourceCounters
 from hostcallback.receiver.wire import ArraySpec, Flags, encode_prefix
-from hostcallback.receiver.wire.dtypes import is_subbyte, pack_subbyte, unpack_subbyte
+from hostcallback.receiver.wire.frame_layout import is_subbyte, pack_subbyte, unpack_subbyte
 
 
 def _raw(arrays: Sequence[np.ndarray[Any, Any]]) -> tuple[int, Any, Any]:

@@ -16,7 +16,7 @@ from hostcallback.receiver.taplog.render.json import process_text, short_text
 from hostcallback.receiver.taplog.render.text import message_text
 from hostcallback.receiver.text import printable
 from hostcallback.receiver.ui.index.log_index import LogIndex, Origin
-from hostcallback.receiver.wire.dtypes import Array
+from hostcallback.receiver.wire.frame_layout import Array
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 
 SHOWN = "print", "log", "warning", "error", "progress"

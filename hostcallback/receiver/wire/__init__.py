@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from hostcallback.receiver.wire.decode import Decoded, Decoder, decode_frame
-from hostcallback.receiver.wire.dtypes import pack_subbyte, unpack_subbyte
-from hostcallback.receiver.wire.encode import Plan, encode_frame, encode_prefix, frame_from_prefix
-from hostcallback.receiver.wire.header import (
+from hostcallback.receiver.wire.codec import (
+    Decoded,
+    Decoder,
+    Plan,
+    decode_frame,
+    encode_frame,
+    encode_prefix,
+    frame_from_prefix,
+)
+from hostcallback.receiver.wire.frame_layout import (
     ALIGNMENT,
     HEADER,
     MAGIC,
@@ -20,6 +26,8 @@ from hostcallback.receiver.wire.header import (
     WireError,
     decode_header,
     encode_header,
+    pack_subbyte,
+    unpack_subbyte,
 )
 from hostcallback.receiver.wire.tap_descriptor import (
     MAX_RANK,

@@ -12,8 +12,15 @@ import numpy as np
 
 from hostcallback.receiver import limits
 from hostcallback.receiver.wire import pytree as tree
-from hostcallback.receiver.wire.dtypes import BY_CODE, Dtype, dtype_of, wire_type_of
-from hostcallback.receiver.wire.header import ALIGNMENT, CorruptFrameError, UnsupportedDtypeError
+from hostcallback.receiver.wire.frame_layout import (
+    ALIGNMENT,
+    BY_CODE,
+    CorruptFrameError,
+    Dtype,
+    UnsupportedDtypeError,
+    dtype_of,
+    wire_type_of,
+)
 from hostcallback.receiver.wire.pytree import check_nesting, unpack_plain
 
 MAX_RANK = 64  # numpy's limit
@@ -24,7 +31,7 @@ class ArraySpec:
     """Type and shape of one array in metadata.
 
     Attributes:
-        type_code: see `hostcallback.receiver.wire.dtypes`.
+        type_code: see `hostcallback.receiver.wire.frame_layout`.
         shape: in elements.
     """
 

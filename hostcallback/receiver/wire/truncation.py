@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from hostcallback.receiver.wire import CorruptFrameError
-from hostcallback.receiver.wire.dtypes import Array
+from hostcallback.receiver.wire.frame_layout import Array
 
 Shape = tuple[int, ...]
 

@@ -17,7 +17,7 @@ from hostcallback.receiver.wire import (
     decode_header,
     encode_frame,
 )
-from hostcallback.receiver.wire.dtypes import wire_type_of
+from hostcallback.receiver.wire.frame_layout import wire_type_of
 
 
 def as_external(frame: bytes, arrays: Sequence[Array]) -> tuple[bytes, Array]:

@@ -35,7 +35,7 @@ from hostcallback.receiver.wire import (
     decode_header,
     encode_frame,
 )
-from hostcallback.receiver.wire.dtypes import WIRE_TYPES, wire_type_of
+from hostcallback.receiver.wire.frame_layout import WIRE_TYPES, wire_type_of
 
 
 @given(

@@ -20,7 +20,7 @@ from hostcallback.receiver.wire import (
     encode_metadata,
     payload_layout,
 )
-from hostcallback.receiver.wire.dtypes import WIRE_TYPES
+from hostcallback.receiver.wire.frame_layout import WIRE_TYPES
 
 specs_of_any_kind = st.lists(
     st.builds(

@@ -16,7 +16,7 @@ from hostcallback.receiver.wire import (
     encode_prefix,
     pack_subbyte,
 )
-from hostcallback.receiver.wire.dtypes import wire_type_of
+from hostcallback.receiver.wire.frame_layout import wire_type_of
 
 
 def native_encode(

@@ -18,7 +18,7 @@ from hostcallback.receiver.wire import (
     encode_prefix,
     frame_from_prefix,
 )
-from hostcallback.receiver.wire.dtypes import dtype_of
+from hostcallback.receiver.wire.frame_layout import dtype_of
 
 
 @given(st.lists(arrays_of_any_dtype(), max_size=5), header_fields)

@@ -16,12 +16,12 @@ from wire_frames import GOLDEN, SCALAR, assert_same_array, cold, reference
 from checkout import ROOT
 from hostcallback.receiver.wire import (
     UnsupportedDtypeError,
-    dtypes,
     encode_frame,
+    frame_layout,
     pack_subbyte,
     unpack_subbyte,
 )
-from hostcallback.receiver.wire.dtypes import WIRE_TYPES, WireType, dtype_of, wire_type_of
+from hostcallback.receiver.wire.frame_layout import WIRE_TYPES, WireType, dtype_of, wire_type_of
 
 
 @pytest.mark.parametrize("wire_type", WIRE_TYPES, ids=lambda t: t.name)
@@ -48,7 +48,7 @@ def test_every_dtype_of_jax_has_a_type_code() -> None:
     names = {np.dtype(member).name for member in members if type(member) is type(jnp.float32)}
     assert {"bool", "int4", "bfloat16", "float4_e2m1fn", "float8_e4m3fn", "complex128"} <= names
     # No XLA FFI header has these; JAX 0.12 holds them on a CPU device, but compiles no arithmetic with them.
-    assert names - dtypes.BY_NAME.keys() <= {"float6_e2m3fn", "float6_e3m2fn"}
+    assert names - frame_layout.BY_NAME.keys() <= {"float6_e2m3fn", "float6_e3m2fn"}
 
 
 @pytest.mark.parametrize("dtype", ["O", "U4", "M8[s]", "V3", "f4,i4", "g"])
@@ -73,7 +73,7 @@ def test_subbyte_dtypes_are_packed_lowest_bits_first(wire_type: WireType, data: 
 
 @pytest.mark.parametrize("name", ["int1", "int2", "int4", "uint1", "uint2", "uint4", "float4_e2m1fn"])
 def test_unpacked_values_are_indistinguishable_from_ml_dtypes_own(name: str) -> None:
-    wire_type = dtypes.BY_NAME[name]
+    wire_type = frame_layout.BY_NAME[name]
     dtype = dtype_of(wire_type.code)
     codes = np.arange(1 << wire_type.bits, dtype=np.uint8)
     low = -(1 << (wire_type.bits - 1)) if name.startswith("int") else 0

@@ -20,7 +20,7 @@ from hostcallback.receiver.wire import (
     decode_frame,
     encode_frame,
 )
-from hostcallback.receiver.wire.dtypes import WIRE_TYPES, dtype_of, wire_type_of
+from hostcallback.receiver.wire.frame_layout import WIRE_TYPES, dtype_of, wire_type_of
 
 GOLDEN = ROOT / "tests" / "receiver" / "wire" / "golden"
 

@@ -20,7 +20,7 @@ from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
 from hostcallback.receiver.taplog.reading.selection import Selection
 from hostcallback.receiver.taplog.render.json import plain_value
 from hostcallback.receiver.text import printable
-from hostcallback.receiver.wire.dtypes import Array
+from hostcallback.receiver.wire.frame_layout import Array
 
 SAME, DIFFERENT, FAILED = 0, 1, 2
 """Exit statuses, as those of diff; `hostcallback.receiver.cli.main` returns the last one for errors."""

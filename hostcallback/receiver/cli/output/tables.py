@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, TextIO
 
-from hostcallback.receiver.tap_name import matches
+from hostcallback.receiver.tap_arguments import matches
 from hostcallback.receiver.taplog.reading.reader import LogReader
 from hostcallback.receiver.taplog.reading.selection import Selection
 from hostcallback.receiver.text import printable

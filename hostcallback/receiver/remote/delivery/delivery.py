@@ -28,7 +28,7 @@ from hostcallback.receiver.replayer.run_delivery import RunDelivery
 from hostcallback.receiver.runtime.dispatch.scope import Scope
 from hostcallback.receiver.sinks.progress.bars import bars
 from hostcallback.receiver.sinks.sharding.multi_process import ShardStream
-from hostcallback.receiver.tap_name import matches
+from hostcallback.receiver.tap_arguments import matches
 from hostcallback.receiver.taplog.format.errors import Damage, Lost, TapLogError
 from hostcallback.receiver.taplog.reading.merge import MessageRun
 from hostcallback.receiver.taplog.reading.segment_reader import Writer

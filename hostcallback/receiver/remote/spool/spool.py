@@ -23,7 +23,7 @@ from hostcallback.receiver.taplog.writing.log_writer import LogWriter
 from hostcallback.receiver.taplog.writing.options import LogOptions
 from hostcallback.receiver.taplog.writing.segment_writer import SegmentWriter, WriteBuffer
 from hostcallback.receiver.wire import Flags
-from hostcallback.receiver.wire.dtypes import Array
+from hostcallback.receiver.wire.frame_layout import Array
 
 FLUSH_BYTES = 256 << 10
 FLUSH_SEC = 0.02

@@ -20,7 +20,7 @@ from hostcallback.receiver.sources.queue import QueueSource
 from hostcallback.receiver.sources.ring import RingSource
 from hostcallback.receiver.sources.source import Batch
 from hostcallback.receiver.wire import ALIGNMENT, Flags, decode_header
-from hostcallback.receiver.wire.dtypes import Array
+from hostcallback.receiver.wire.frame_layout import Array
 
 IDLE_SEC = 10.0
 """Seconds without a call after which a thread that runs host functions ends."""

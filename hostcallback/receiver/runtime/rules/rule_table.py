@@ -11,8 +11,13 @@ from typing import Any, Protocol
 
 from hostcallback.receiver.messages import Consumer, Registry
 from hostcallback.receiver.native import bindings as native_library
-from hostcallback.receiver.runtime.rules.admission import EVERY_DEVICE, Admission, interval_ns_of, probe_ns_of
-from hostcallback.receiver.runtime.rules.gate_sink import install_gate
+from hostcallback.receiver.runtime.rules.admission import (
+    EVERY_DEVICE,
+    Admission,
+    install_gate,
+    interval_ns_of,
+    probe_ns_of,
+)
 from hostcallback.receiver.runtime.rules.rules import (
     DEFAULT,
     OFF,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from hostcallback.receiver.messages import Registry
-from hostcallback.receiver.tap_name import matches
+from hostcallback.receiver.tap_arguments import matches
 
 
 def tap_names(registry: Registry, *, checks: bool = True) -> list[str]:

@@ -21,7 +21,7 @@ from hostcallback.receiver.sinks.metric_writers.tap_layout import (
     TapLayout,
 )
 from hostcallback.receiver.sinks.print import device_text
-from hostcallback.receiver.wire.dtypes import Array
+from hostcallback.receiver.wire.frame_layout import Array
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ import numpy as np
 from hostcallback.receiver.messages import NAME as STEP, Message, array_names
 from hostcallback.receiver.sinks.tap import batch_axes, batchings_of
 from hostcallback.receiver.wire import pytree as tree
-from hostcallback.receiver.wire.dtypes import Array
+from hostcallback.receiver.wire.frame_layout import Array
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 
 SCALAR, HISTOGRAM, IMAGE, TEXT = "scalar", "histogram", "image", "text"

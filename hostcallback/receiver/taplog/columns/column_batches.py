@@ -30,8 +30,8 @@ from hostcallback.receiver.taplog.reading.segment_reader import Writer
 from hostcallback.receiver.taplog.reading.selection import Selection
 from hostcallback.receiver.taplog.render.text import leaf_names
 from hostcallback.receiver.wire import Decoder, Flags, WireError
-from hostcallback.receiver.wire.dtypes import Array
-from hostcallback.receiver.wire.encode import Plan
+from hostcallback.receiver.wire.codec import Plan
+from hostcallback.receiver.wire.frame_layout import Array
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 from hostcallback.receiver.wire.truncation import is_truncated
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from hostcallback.receiver import tap_name, text
+from hostcallback.receiver import tap_arguments, text
 from hostcallback.receiver.errors import HostCallbackError
 from hostcallback.receiver.taplog.columns import tables
 from hostcallback.receiver.taplog.columns.column_batches import ColumnBatch, ColumnReader
@@ -20,7 +20,7 @@ from hostcallback.receiver.taplog.reading.chunk_reader import Chunk
 from hostcallback.receiver.taplog.reading.reader import LogReader, Paths
 from hostcallback.receiver.taplog.reading.selection import Selection
 from hostcallback.receiver.text import table
-from hostcallback.receiver.wire.dtypes import Array
+from hostcallback.receiver.wire.frame_layout import Array
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 
 BATCH_BYTES = 4 << 20
@@ -294,7 +294,7 @@ class LogData(Mapping[str, TapData]):
         taps = self._described()
         if name in taps:
             return TapData(self._reader, name, taps[name])
-        near = [known for known in taps if tap_name.matches(known, name)]
+        near = [known for known in taps if tap_arguments.matches(known, name)]
         if len(near) == 1:
             return TapData(self._reader, near[0], taps[near[0]])
         there = ", ".join(map(repr, taps)) or "none"

@@ -12,11 +12,11 @@ import numpy as np
 
 from hostcallback.receiver.errors import HostCallbackError
 from hostcallback.receiver.messages import NAME as STEP
-from hostcallback.receiver.tap_name import base_name
+from hostcallback.receiver.tap_arguments import base_name
 from hostcallback.receiver.taplog.columns.column_batches import Column, ColumnBatch
 from hostcallback.receiver.taplog.convert.output import plain_array
 from hostcallback.receiver.taplog.format.layout import NO_STEP
-from hostcallback.receiver.wire.dtypes import Array
+from hostcallback.receiver.wire.frame_layout import Array
 
 _TAKEN = ("step", "time", "device", "process", "seq", "message")
 """Names of columns that are no leaves. A leaf of such a name, or of a lane's, is called with `_value` after it."""

@@ -19,7 +19,7 @@ from hostcallback.receiver.errors import HostCallbackError
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
 from hostcallback.receiver.taplog.reading.merge import LostRun
 from hostcallback.receiver.taplog.render.json import as_dict
-from hostcallback.receiver.wire.dtypes import Array
+from hostcallback.receiver.wire.frame_layout import Array
 
 
 class ConvertError(HostCallbackError):

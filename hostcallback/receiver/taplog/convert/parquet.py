@@ -12,7 +12,7 @@ from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
 from hostcallback.receiver.taplog.reading.merge import LostRun
 from hostcallback.receiver.taplog.render.json import process_text
 from hostcallback.receiver.taplog.render.text import Leaf, LoggedLeaves
-from hostcallback.receiver.wire.dtypes import Array
+from hostcallback.receiver.wire.frame_layout import Array
 from hostcallback.receiver.wire.truncation import TruncatedArray
 
 ROW_GROUP_BYTES = 32 << 20

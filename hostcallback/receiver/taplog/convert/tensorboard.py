@@ -14,7 +14,7 @@ from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
 from hostcallback.receiver.taplog.reading.merge import LostRun
 from hostcallback.receiver.taplog.render.json import process_text
 from hostcallback.receiver.taplog.render.text import LoggedLeaves, joined, message_text
-from hostcallback.receiver.wire.dtypes import Array
+from hostcallback.receiver.wire.frame_layout import Array
 
 SUFFIX = ".hcb"
 """Suffix of the event files' names."""

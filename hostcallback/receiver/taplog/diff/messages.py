@@ -11,7 +11,7 @@ from hostcallback.receiver.taplog.convert.output import plain_array
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage, LoggedTap
 from hostcallback.receiver.taplog.render.json import type_text
 from hostcallback.receiver.taplog.render.text import Leaf, LoggedLeaves
-from hostcallback.receiver.wire.dtypes import Array
+from hostcallback.receiver.wire.frame_layout import Array
 from hostcallback.receiver.wire.truncation import TruncatedArray
 
 

@@ -12,7 +12,7 @@ from hostcallback.receiver.messages import StepSource, step_place
 from hostcallback.receiver.sinks.call import SHARDS_ID, WHOLE_ID
 from hostcallback.receiver.taplog.format.layout import NO_STEP, align
 from hostcallback.receiver.wire import HEADER, Flags, WireError, decode_metadata, payload_layout
-from hostcallback.receiver.wire.dtypes import Array
+from hostcallback.receiver.wire.frame_layout import Array
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 
 

@@ -15,7 +15,7 @@ from hostcallback.receiver.taplog.format.compression import PAGE_BYTES, decompre
 from hostcallback.receiver.taplog.format.errors import Damage
 from hostcallback.receiver.taplog.format.layout import CHUNK_HEADER_BYTES, ChunkHeader, Codec, Kind
 from hostcallback.receiver.wire import HEADER, MAGIC, VERSION
-from hostcallback.receiver.wire.dtypes import Array
+from hostcallback.receiver.wire.frame_layout import Array
 
 _TAG = int.from_bytes(MAGIC + bytes([VERSION]), "little")
 _LOOK = struct.Struct("<II36xIQQ")

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hostcallback.receiver.tap_name import matches
+from hostcallback.receiver.tap_arguments import matches
 from hostcallback.receiver.taplog.format.errors import NoSuchRunError
 from hostcallback.receiver.taplog.format.layout import ALL_CONSUMERS, NO_STEP
 from hostcallback.receiver.taplog.reading.chunk_reader import Chunk
-from hostcallback.receiver.wire.dtypes import Array
+from hostcallback.receiver.wire.frame_layout import Array
 
 
 @dataclass(frozen=True, slots=True)

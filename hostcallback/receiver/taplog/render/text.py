@@ -7,7 +7,7 @@ from typing import NamedTuple
 from hostcallback.receiver.messages import Message, array_names
 from hostcallback.receiver.sinks.factory import texts_of
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage, LoggedTap
-from hostcallback.receiver.wire.dtypes import Array
+from hostcallback.receiver.wire.frame_layout import Array
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 
 

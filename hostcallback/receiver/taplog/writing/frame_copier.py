@@ -13,7 +13,7 @@ from hostcallback.receiver.sources.source import Batch
 from hostcallback.receiver.taplog.format.block import FrameBlock
 from hostcallback.receiver.taplog.format.layout import align, padding
 from hostcallback.receiver.wire import HEADER, Flags
-from hostcallback.receiver.wire.dtypes import Array
+from hostcallback.receiver.wire.frame_layout import Array
 
 Room = Callable[[int], Array]
 """Returns that many bytes of memory, uint8, aligned to 8."""

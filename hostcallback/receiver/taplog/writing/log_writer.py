@@ -20,7 +20,7 @@ from hostcallback.receiver.taplog.format.errors import Lost, ThinnedTap, segment
 from hostcallback.receiver.taplog.writing.frame_copier import Room
 from hostcallback.receiver.taplog.writing.options import LogCounters, LogOptions
 from hostcallback.receiver.taplog.writing.segment_writer import SegmentWriter, WriteBuffer
-from hostcallback.receiver.wire.dtypes import Array
+from hostcallback.receiver.wire.frame_layout import Array
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 
 RETRY_SEC = 1.0

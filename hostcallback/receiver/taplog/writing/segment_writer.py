@@ -22,7 +22,7 @@ from hostcallback.receiver.taplog.format.block import FrameBlock
 from hostcallback.receiver.taplog.format.compression import Compressor, page_checksums
 from hostcallback.receiver.taplog.format.errors import Lost, ThinnedTap
 from hostcallback.receiver.taplog.format.layout import ALL_CONSUMERS, NO_STEP, ChunkHeader, Codec, Kind
-from hostcallback.receiver.wire.dtypes import Array
+from hostcallback.receiver.wire.frame_layout import Array
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 
 _process = uuid.uuid4().hex[

@@ -18,7 +18,7 @@ from hostcallback.receiver.taplog.render.text import leaf_names
 from hostcallback.receiver.ui.index.log_index import LogIndex, Origin
 from hostcallback.receiver.ui.index.series import DETAIL_CHUNKS
 from hostcallback.receiver.ui.index.taps import Tap
-from hostcallback.receiver.wire.dtypes import Array
+from hostcallback.receiver.wire.frame_layout import Array
 
 BINS = 40
 MAX_VALUES = 4096

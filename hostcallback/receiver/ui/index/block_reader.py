@@ -20,8 +20,8 @@ from hostcallback.receiver.taplog.render.text import leaf_names
 from hostcallback.receiver.ui.index import buckets
 from hostcallback.receiver.ui.index.taps import LANES, Tap, TapTable, kind_of
 from hostcallback.receiver.wire import Decoder, Flags, WireError
-from hostcallback.receiver.wire.dtypes import Array
-from hostcallback.receiver.wire.encode import Plan
+from hostcallback.receiver.wire.codec import Plan
+from hostcallback.receiver.wire.frame_layout import Array
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 
 _TRUNCATED = np.uint64(int(Flags.TRUNCATED))

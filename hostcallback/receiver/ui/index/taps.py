@@ -13,7 +13,7 @@ import numpy as np
 from hostcallback.receiver.taplog.columns.column_batches import Column
 from hostcallback.receiver.text import printable
 from hostcallback.receiver.ui.index.buckets import Buckets
-from hostcallback.receiver.wire.dtypes import Array
+from hostcallback.receiver.wire.frame_layout import Array
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 
 BITS = 1 << 23

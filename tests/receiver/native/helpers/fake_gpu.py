@@ -194,7 +194,7 @@ class Gpu:
 
 def packed(array: np.ndarray[Any, Any]) -> bytes:
     """The bytes of an array as XLA lays them out, with garbage in the last byte's unused bits."""
-    from hostcallback.receiver.wire.dtypes import is_subbyte, pack_subbyte, wire_type_of
+    from hostcallback.receiver.wire.frame_layout import is_subbyte, pack_subbyte, wire_type_of
 
     if not is_subbyte(array.dtype):
         return array.tobytes()

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 from hostcallback.receiver import wire
 from hostcallback.receiver.native import bindings as native
-from hostcallback.receiver.sources.batch_decoder import BatchDecoder, DecodedBatch
+from hostcallback.receiver.sources.ring_batch import BatchDecoder, DecodedBatch
 from hostcallback.receiver.wire import Decoder, Flags, WireError
 
 pytestmark = pytest.mark.native_only

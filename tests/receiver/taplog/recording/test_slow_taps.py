@@ -20,7 +20,7 @@ from jax import lax
 
 import hostcallback as hcb
 from hostcallback.receiver.cli import main
-from hostcallback.receiver.runtime.dispatch.batch_feed import LOOK_SEC
+from hostcallback.receiver.runtime.dispatch.dispatcher import LOOK_SEC
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
 from hostcallback.receiver.taplog.reading.merge import LostRun
 from hostcallback.receiver.taplog.reading.reader import LogReader
