@@ -16,7 +16,7 @@ import jax
 from jax._src import (
     api_util as _api_util,  # fun_sourceinfo
     config as _config,  # config_ext.unset
-    source_info_util as _source_info_util,  # user_context, is_user_filename
+    source_info_util as _source_info_util,  # user_context, is_user_filename, register_exclusion
     traceback_util as _traceback_util,  # register_exclusion, api_boundary
 )
 
@@ -24,6 +24,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 # The frames of this package are hidden from users' tracebacks, as JAX hides its own (0.8 to 0.12).
 _traceback_util.register_exclusion(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+
+def exclude_from_source_lines(folder: str) -> None:
+    """Leaves the files of a folder out where JAX names a line: `jax.extend.source_info_util` has it too."""
+    _source_info_util.register_exclusion(folder)
 
 
 def hide_frames(function: F) -> F:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import typing
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import FrameType
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,8 @@ from jax._src import (
     ad_checkpoint as _ad_checkpoint,  # remat_p
     array as _array,  # ArrayImpl: the type of concrete arrays, checked on the dispatch path
     core as _core,  # trace_ctx, eval_trace, Tracer: not in jax.extend.core
+    custom_derivatives as _custom_derivatives,  # custom_jvp_call_p, custom_vjp_call_p
+    pjit as _pjit,  # jit_p
     sharding_impls as _sharding_impls,  # UnspecifiedValue
     util as _util,  # weakref_cache_key_types
 )
@@ -21,7 +24,10 @@ from jax._src.interpreters import (
     batching as _batching,  # BatchTrace
     partial_eval as _pe,  # DynamicJaxprTrace
 )
-from jax._src.lax.control_flow import loops as _loops  # _scan_known_hoisting
+from jax._src.lax.control_flow import (
+    conditionals as _conditionals,  # cond_p
+    loops as _loops,  # _scan_known_hoisting, scan_p, while_p
+)
 
 from hostcallback._jax_compat import versions
 
@@ -53,14 +59,14 @@ def is_batching() -> bool:
     return trace is not None
 
 
-def trace_of(tracer: Any) -> Literal["this", "outer"] | None:
+def trace_of(tracer: Any) -> typing.Literal["this", "outer"] | None:
     """Where a tracer's trace is, seen from the current one; None if it is over, or inside, or of another kind.
 
     "this" also means transformations (vmap, jvp) around which nothing was traced to a jaxpr since: only tracers of
     those may go into the current jaxpr without it depending on what encloses it, from where JAX's caches of jaxprs
     (of inner jits and loop bodies, 0.8 to 0.12) take it elsewhere.
     """
-    found: Literal["this", "outer"] = "this"
+    found: typing.Literal["this", "outer"] = "this"
     trace: Any = _core.trace_ctx.trace
     while trace is not None and trace is not eval_trace:
         if _are_one(trace, tracer._trace):
@@ -131,8 +137,16 @@ def cache_weakly(key_type: type[Any]) -> None:
 
 
 Var: Any = _core.Var
+# What jax.extend.core has too. To import any of jax.extend takes longer than `import hostcallback`, and from 0.12 on it
+# loads Pallas, whose settings make JAX trace and compile once more all that it has compiled before.
 Primitive: Any = _core.Primitive
-"""For what `import hostcallback` loads: importing jax.extend.core takes longer than all of that."""
+Literal: Any = _core.Literal
+cond_p: Any = _conditionals.cond_p
+custom_jvp_call_p: Any = _custom_derivatives.custom_jvp_call_p
+custom_vjp_call_p: Any = _custom_derivatives.custom_vjp_call_p
+jit_p: Any = _pjit.jit_p
+scan_p: Any = _loops.scan_p
+while_p: Any = _loops.while_p
 INLINE_CALLS = ("core_call", "closed_call", "core_closed_call", "call")
 """Primitives that only call a program."""
 

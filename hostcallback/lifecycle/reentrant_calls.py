@@ -18,9 +18,9 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-from jax.extend.core import Primitive
 
 from hostcallback import _jax_compat as compat
+from hostcallback._jax_compat import Primitive
 from hostcallback.receiver import processes
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.messages import Message, Sink

@@ -20,9 +20,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import Primitive
 
 from hostcallback import _jax_compat as compat
+from hostcallback._jax_compat import Primitive
 from hostcallback.lifecycle import receivers as transport
 from hostcallback.lowering.partition import shard_starts
 from hostcallback.primitives import device_ops

@@ -16,9 +16,9 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-from jax.extend.core import Primitive
 
 from hostcallback import _jax_compat as compat
+from hostcallback._jax_compat import Primitive
 from hostcallback.lifecycle import receivers as transport
 from hostcallback.lowering import partition
 from hostcallback.primitives import late_rules

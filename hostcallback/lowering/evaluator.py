@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import Literal
 from jax.sharding import PartitionSpec
 
 from hostcallback import _jax_compat as compat
+from hostcallback._jax_compat import Literal
 from hostcallback.primitives.call import call_p
 from hostcallback.primitives.tap import tap_p
 from hostcallback.tracing.source_line import first_user_line

@@ -9,10 +9,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import Primitive
 from jax.interpreters import ad, batching
 
 from hostcallback import _jax_compat as compat
+from hostcallback._jax_compat import Primitive
 from hostcallback.primitives.effects import CALL_EFFECT, TAP_EFFECT
 from hostcallback.primitives.tap import bind_spec
 from hostcallback.receiver.errors import CallResultError

@@ -12,11 +12,10 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from jax.extend.core import Primitive
-from jax.extend.core.primitives import scan_p, while_p
 from jax.interpreters import partial_eval
 
 from hostcallback import _jax_compat as compat
+from hostcallback._jax_compat import Primitive, scan_p, while_p
 
 # JAX's tables of rules for partial evaluation, which splits a program into a known part, run now, and an unknown part,
 # run later. The first table is for tracers; the second is for jaxprs, in scans and in code that jax.checkpoint

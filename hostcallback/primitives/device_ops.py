@@ -13,10 +13,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import Primitive
 from jax.interpreters import ad, batching
 
 from hostcallback import _jax_compat as compat
+from hostcallback._jax_compat import Primitive
 
 clock_p = Primitive("host_clock")
 """Takes an integer that changes from reading to reading. Returns a `uint32[2]`: the time in microseconds, which wraps

@@ -15,8 +15,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import Literal, Primitive
-from jax.extend.core.primitives import (
+from jax.interpreters import ad, batching
+from jax.sharding import PartitionSpec
+
+from hostcallback import _jax_compat as compat
+from hostcallback._jax_compat import (
+    Literal,
+    Primitive,
     cond_p,
     custom_jvp_call_p,
     custom_vjp_call_p,
@@ -24,10 +29,6 @@ from jax.extend.core.primitives import (
     scan_p,
     while_p,
 )
-from jax.interpreters import ad, batching
-from jax.sharding import PartitionSpec
-
-from hostcallback import _jax_compat as compat
 from hostcallback.primitives.call import call_p, masked_call_p
 from hostcallback.primitives.effects import CallEffect, TapEffect
 from hostcallback.primitives.tap import bind_where, tap_p

@@ -14,10 +14,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import Primitive
 from jax.interpreters import ad, batching
 
 from hostcallback import _jax_compat as compat
+from hostcallback._jax_compat import Primitive
 from hostcallback.lifecycle import effect_dispatch
 from hostcallback.primitives import control_flow as loops, late_rules
 from hostcallback.primitives.effects import (

@@ -13,8 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from types import CodeType, FrameType
 
-from jax.extend import source_info_util
-
+from hostcallback import _jax_compat as compat
 from hostcallback.receiver import tap_arguments
 from hostcallback.receiver.failures.call_site import CallSite, Frame
 
@@ -49,7 +48,7 @@ _WRAP = {
 
 # With this exclusion, JAX names the user's line for the results of a tap: in errors about escaped tracers, in compiled
 # programs and in profiles.
-source_info_util.register_exclusion(os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep)
+compat.exclude_from_source_lines(os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
+from checkout import ROOT
+
+sys.path.append(str(ROOT))
 pytest.importorskip("optax", reason="needs optax, of the extra `libraries`")
 
 from tools.nothing_changed.cell import PROGRAMS

@@ -9,9 +9,9 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
-from jax.extend.core import Literal
 
 from hostcallback import _jax_compat as compat
+from hostcallback._jax_compat import Literal
 from hostcallback.api.observe.places import match_whole_path, variables
 from hostcallback.api.observe.plan import Found, Plan
 from hostcallback.api.observe.report import can_measure

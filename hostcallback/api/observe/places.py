@@ -12,9 +12,8 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jax.extend.core import Literal
-
 from hostcallback import _jax_compat as compat
+from hostcallback._jax_compat import Literal
 from hostcallback.lowering.evaluator import structure_of
 from hostcallback.lowering.xray import UserError
 from hostcallback.tracing import source_line

@@ -8,9 +8,9 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import Literal
 
 from hostcallback import _jax_compat as compat
+from hostcallback._jax_compat import Literal
 from hostcallback.api.observe.places import (
     Labelled,
     Modules,
