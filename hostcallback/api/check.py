@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ParamSpec, TypeVar
@@ -195,8 +196,10 @@ def checked(step: Callable[P, R]) -> Callable[P, R]:
         if not compat.outside_traces():
             return step(*args, **kwargs)
         wait_for_taps()
-        before = [(scope.deferred, scope.deferred.take_checks()) for scope in runtime.scopes()]
-        try:
+        with contextlib.ExitStack() as leaving:
+            for deferred in [scope.deferred for scope in runtime.scopes()]:
+                leaving.callback(deferred.put_back, deferred.take_checks())
+                leaving.enter_context(deferred.raised_by_caller())
             try:
                 out = step(*args, **kwargs)
                 jax.block_until_ready(out)
@@ -207,9 +210,6 @@ def checked(step: Callable[P, R]) -> Callable[P, R]:
             wait_for_taps()
             _raise_failed_checks(None)
             return out
-        finally:
-            for deferred, checks in before:
-                deferred.put_back(checks)
 
     return call
 

@@ -23,7 +23,6 @@ from hostcallback.receiver.errors import TapFailure
 from hostcallback.receiver.failures.check_report import FailedCheck
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.runtime.runtime import Runtime, runtime
-from hostcallback.receiver.sinks.nonfinite import NonFiniteError
 
 PACKAGES = ("hostcallback", "jax", "jaxlib", "numpy", "ml_dtypes", "flax", "equinox", "optax")
 """Packages whose versions a capsule has."""
@@ -190,8 +189,7 @@ def described(failure: FailedCheck | TapFailure) -> Failure:
 
 def is_nonfinite(failure: FailedCheck | TapFailure) -> bool:
     """Whether an operation had a NaN or an infinite value."""
-    error = failure.explanation.error if isinstance(failure, FailedCheck) else None
-    return error is not None and issubclass(error, NonFiniteError)
+    return isinstance(failure, FailedCheck) and failure.is_nonfinite
 
 
 def report_of(failure: FailedCheck | TapFailure) -> str:

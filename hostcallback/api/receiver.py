@@ -143,8 +143,8 @@ class OutfeedReceiver(ShownAsSummary):
 
     @property
     def failed_checks(self) -> list[FailedCheck]:
-        """The failed checks that have not been raised yet, by line, the first failure first."""
-        return self._scope.deferred.checks()
+        """The failed checks since the receiver was opened, raised or not, by line, the first failure first."""
+        return self._scope.deferred.all_checks()
 
     def summary(self) -> str:
         """Returns the statistics as a text table: messages, bytes, rate, drops, failures and time per device."""

@@ -88,13 +88,15 @@ def test_a_replay_shows_the_bars_again_and_closes_them(
     assert text.endswith("\n")
 
 
-def in_terminal(how: str, *, interrupted_after: bytes | None = None) -> tuple[int, str]:
+def in_terminal(
+    how: str, *, interrupted_after: bytes | None = None, program: Path = PROGRAM
+) -> tuple[int, str]:
     """Runs the program in a terminal, and interrupts it once a text is shown. Returns its status and what it showed."""
     child, terminal = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
     shown = b""
     with subprocess.Popen(
-        [sys.executable, str(PROGRAM), how],
+        [sys.executable, str(program), how],
         stdin=terminal, stdout=terminal, stderr=terminal,
     ) as process:  # fmt: skip
         os.close(terminal)
@@ -127,3 +129,37 @@ def test_the_traceback_comes_after_the_bars_which_stay_where_they_were(how: str)
     assert re.match(r" +\d+%\|[^\n]*\n", after), "the bar of the outer loop stays, closed by a line end"
     assert "it/s]" not in after.partition("\n")[2], "no bar is drawn below it"
     assert ("KeyboardInterrupt" if how == "waits" else "step 8") in last
+
+
+EAGER = """
+import time
+import jax, jax.numpy as jnp, hostcallback as hcb
+
+def wait(c):
+    time.sleep(0.002)
+    return c
+
+def slow(c, x):
+    return jax.pure_callback(wait, c, c) + x, None
+
+hcb.scan(slow, jnp.float32(0), jnp.ones(100), progress="scan")
+hcb.barrier_wait()
+hcb.fori_loop(0, 300, lambda i, x: jnp.cos(x), 1.0, progress="fori")
+hcb.barrier_wait()
+hcb.while_loop(lambda value: value > 1e-6, lambda value: value / 2, 1.0, progress="while")
+hcb.barrier_wait()
+"""
+
+
+@pytest.mark.slow
+def test_loops_outside_of_jit_leave_one_bar_each_with_the_rate_of_the_device(tmp_path: Path) -> None:
+    program = tmp_path / "eager.py"
+    program.write_text(EAGER)
+    status, shown = in_terminal("", program=program)
+    assert status == 0
+    scan, fori, loop = screen(shown)
+    assert scan.startswith("scan: 100%")
+    assert fori.startswith("fori: 100%")
+    assert loop.startswith("while: 20it [00:00, ")
+    (rate,) = re.findall(r"([\d.]+)it/s", scan)
+    assert 50 < float(rate) < 500  # at least 2 ms a step

@@ -130,6 +130,11 @@ class FailedCheck:
     count: int = 0
     by_device: Counter[str] = field(default_factory=BoundedCounter)
 
+    @property
+    def is_nonfinite(self) -> bool:
+        """Whether a watched operation failed: these report with an ArithmeticError, checks with an AssertionError."""
+        return self.explanation.error is not None and issubclass(self.explanation.error, ArithmeticError)
+
     def as_dict(self) -> dict[str, Any]:
         """Converts the report to plain data for tools: texts, numbers, lists and dictionaries."""
         return {
@@ -222,8 +227,22 @@ class FailedChecks:
         """Copies of the groups, in the order of their first failures."""
         return sorted(map(_copy, self._groups.values()), key=lambda group: group.first.time_ns)
 
-    def add(self, consumer: Consumer, failed: CheckFailed, device: str, count: int) -> FailedCheck | None:
+    def add(
+        self,
+        consumer: Consumer,
+        failed: CheckFailed,
+        device: str,
+        count: int,
+        explained: Explanation | None = None,
+    ) -> FailedCheck | None:
         """Counts `count` failures, of which `failed` is the first or the last.
+
+        Args:
+            consumer: of the check.
+            failed: one of the failures.
+            device: where they happened.
+            count: their number.
+            explained: the explanation of `failed` if there is one already.
 
         Returns:
             The group if it is new, otherwise None.
@@ -237,7 +256,7 @@ class FailedChecks:
             if len(self._groups) >= self._max_kept:
                 self._beyond[consumer.source_line] += count
                 return None
-            explained = failed.sink.explain(message)
+            explained = explained or failed.sink.explain(message)
             group = self._groups[key] = FailedCheck(
                 consumer.name, consumer.source_line, consumer.transforms, explained, occurrence, occurrence
             )

@@ -33,7 +33,7 @@ MAX_KEPT = 100
 
 
 class OnError(enum.StrEnum):
-    """Policy for failed checks and exceptions of tap functions. The first exception of each tap is always logged.
+    """Policy for failed checks and exceptions of tap functions. The first of each tap and check is logged at once.
 
     Example:
         with hcb.outfeed_receiver(on_error=hcb.OnError.WARN):
@@ -102,6 +102,8 @@ class DeferredErrors:
         self._incomplete: Counter[str] = Counter()
         self._lost: Counter[str] = Counter()
         self._checks = FailedChecks(max_kept)
+        self._all_checks = FailedChecks(max_kept)
+        self._raised_by_callers = 0
         self._log = FailureLog() if log_failures else None
 
     @property
@@ -114,14 +116,31 @@ class DeferredErrors:
         failure_history.add_check(consumer, failed, device, count)
         with self._lock:
             group = self._checks.add(consumer, failed, device, count)
+            self._all_checks.add(
+                consumer, failed, device, count, None if group is None else group.explanation
+            )
+            is_logged = self._log is not None and not self._raised_by_callers
         if group is not None:
             self._tell(group)
-        if group is None:  # not the first failure of its line: that one was reported
-            return
         if self.on_error is OnError.WARN:
-            _log(group)
-        elif self.on_error is OnError.RAISE_SOON:
+            if group is not None:
+                _log(group)
+        elif is_logged and self._log is not None:
+            self._log.add_check(consumer, device, count, group)
+        # Only the first failure of its line: the others are reported with that one.
+        if group is not None and self.on_error is OnError.RAISE_SOON:
             self._raise_soon()
+
+    @contextlib.contextmanager
+    def raised_by_caller(self) -> Iterator[None]:
+        """Failed checks are not logged in the block: its thread raises them at the end."""
+        with self._lock:
+            self._raised_by_callers += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._raised_by_callers -= 1
 
     def _tell(self, failure: FailedCheck | TapFailure) -> None:
         claims = [notice(failure) for notice in _listeners]
@@ -137,6 +156,11 @@ class DeferredErrors:
         """The failed checks that have not been raised, in the order of their first failures."""
         with self._lock:
             return self._checks.groups()
+
+    def all_checks(self) -> list[FailedCheck]:
+        """The same with those that a thread has raised, or that were logged only."""
+        with self._lock:
+            return self._all_checks.groups()
 
     def take_checks(self) -> FailedChecks:
         """Removes and returns the failed checks."""

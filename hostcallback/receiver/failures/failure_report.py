@@ -37,12 +37,15 @@ MOST_LOGGED_CHARACTERS = 500
 def cause_of(error: BaseException) -> str:
     """The type and the text of an exception, on one line."""
     try:
-        text = " ".join(str(error).split())
+        text = str(error).strip()
     except Exception:  # a user's `__str__`
         text = "(its text could not be made)"
-    if len(text) > MOST_LOGGED_CHARACTERS:
-        text = text[:MOST_LOGGED_CHARACTERS] + "..."
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return f"{type(error).__name__}: {_on_one_line(text)}" if text else type(error).__name__
+
+
+def _on_one_line(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= MOST_LOGGED_CHARACTERS else text[:MOST_LOGGED_CHARACTERS] + "..."
 
 
 _LOGGED = "_hostcallback_logged"
@@ -61,7 +64,7 @@ class _Seen(NamedTuple):
 
 
 class FailureLog:
-    """Logs the failures of one scope. Any thread."""
+    """Logs the failures of one scope: the first of a tap or check at once, then a count a minute. Any thread."""
 
     def __init__(self) -> None:
         """Nothing has failed."""
@@ -72,24 +75,44 @@ class FailureLog:
         """Logs a failure with the tap, its source line and the cause, or counts it for a later line."""
         if hasattr(failure.exception, _LOGGED):
             return
-        key, now = f"{failure.tap} at {failure.source_line}", time.monotonic()
-        with self._lock:
-            if key not in self._seen and len(self._seen) >= MOST_TAPS:
-                key = "a further tap"
-            seen = self._seen.get(key)
-            total = 1 if seen is None else seen.total + 1
-            if seen is not None and now < seen.at + EVERY_SEC:
-                self._seen[key] = seen._replace(total=total)
-                return
-            self._seen[key] = _Seen(total, total, now)
-        cause = cause_of(failure.exception)
-        if seen is None:
-            logger.error("tap %s raised on %s: %s", key, failure.device, cause)
-        else:
+        key, more, total = self._count(f"{failure.tap} at {failure.source_line}", 1)
+        if more == total == 1:
+            logger.error("tap %s raised on %s: %s", key, failure.device, cause_of(failure.exception))
+        elif more:
             logger.error(
                 "tap %s raised %d more times, %d in all, the last on %s: %s",
-                key, total - seen.logged, total, failure.device, cause,
+                key, more, total, failure.device, cause_of(failure.exception),
             )  # fmt: skip
+
+    def add_check(self, consumer: Consumer, device: str, count: int, group: FailedCheck | None) -> None:
+        """Logs `count` failures of a check, or counts them for a later line.
+
+        Args:
+            consumer: of the check.
+            device: where it failed.
+            count: number of failures.
+            group: the check's failures if these are the first that no barrier has raised yet.
+        """
+        key, more, total = self._count(f"{consumer.name} at {consumer.source_line}", count)
+        if more == total and group is not None:
+            what = "watched operation" if group.is_nonfinite else "check"
+            logger.error("%s %s failed on %s: %s", what, key, device, _on_one_line(group.explanation.text))
+        elif more:
+            logger.error("%s failed %d more times, %d in all, the last on %s", key, more, total, device)
+
+    def _count(self, key: str, count: int) -> tuple[str, int, int]:
+        # What it is logged as, how many failures the line is about (0: no line), and how many there are in all.
+        now = time.monotonic()
+        with self._lock:
+            if key not in self._seen and len(self._seen) >= MOST_TAPS:
+                key = "another one"
+            seen = self._seen.get(key) or _Seen(0, 0, -EVERY_SEC)
+            total = seen.total + count
+            if seen.logged and now < seen.at + EVERY_SEC:
+                self._seen[key] = seen._replace(total=total)
+                return key, 0, total
+            self._seen[key] = _Seen(total, total, now)
+            return key, total - seen.logged, total
 
 
 MOST_ALIKE = 5
@@ -304,11 +327,9 @@ def _raised(source_line: str, tap: str, known: _Raised) -> dict[str, Any]:
 
 def _failed(check: FailedCheck) -> dict[str, Any]:
     explained = check.explanation
-    # Watched operations report with an ArithmeticError, checks with an AssertionError.
-    is_nonfinite = explained.error is not None and issubclass(explained.error, ArithmeticError)
     stack = explained.places[0].stack if explained.places else ()
     return {
-        "kind": "nonfinite" if is_nonfinite else "check",
+        "kind": "nonfinite" if check.is_nonfinite else "check",
         "name": check.name[:300],
         "source_line": check.source_line[:1000],
         "title": explained.text[:500],

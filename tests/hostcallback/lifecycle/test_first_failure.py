@@ -7,7 +7,9 @@ import logging
 import os
 import subprocess
 import sys
+import time
 import traceback
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -59,6 +61,76 @@ def test_further_failures_are_counted_in_one_line_per_period(
         "tap loss at a.py:1 raised 60 more times, 61 in all, the last on cpu:0: KeyError: 60",
         "tap loss at a.py:1 raised 60 more times, 121 in all, the last on cpu:0: KeyError: 120",
     ]
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    end = time.monotonic() + 20
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
+@jax.jit
+def checks(x: Any) -> Any:
+    hcb.check(x < 2, "{} is\ntoo large", x, name="small")
+    return hcb.check(x < 4, "larger still", name="medium")
+
+
+def test_the_first_failure_of_each_check_is_one_log_line_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    collected = hcb.error_collector()
+    collected.__enter__()
+    for number in range(6):
+        checks(jnp.int32(number))
+    until(lambda: len(errors(caplog)) == 2)  # without a barrier
+    small, medium = errors(caplog)
+    with pytest.raises(hcb.TapFunctionException):
+        collected.__exit__(None, None, None)
+    assert small.startswith(f"check small at {__file__}:")
+    assert small.endswith(" failed on cpu:0: 2 is too large")
+    assert medium.endswith(" failed on cpu:0: larger still")
+    assert len(errors(caplog)) == 2  # leaving logs nothing more
+    assert [(failed.name, failed.count) for failed in collected.failed_checks] == [
+        ("small", 4),
+        ("medium", 2),
+    ]
+
+
+def test_a_watched_operation_is_logged_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    hcb.watch_nonfinite(jax.jit(jnp.log))(jnp.float32(-1)).block_until_ready()
+    until(lambda: bool(errors(caplog)))
+    assert errors(caplog)[0].startswith("watched operation log at ")
+    with pytest.raises(hcb.TapFunctionException):
+        hcb.barrier_wait()
+
+
+def test_further_failures_of_a_check_are_counted_also_after_barriers(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(failure_report.time, "monotonic", lambda: now[0])
+    with hcb.outfeed_receiver() as receiver:
+        for second in (0, 30, 61):
+            now[0] = float(second)
+            checks(jnp.int32(3))
+            with pytest.raises(hcb.TapFunctionException):
+                hcb.barrier_wait()
+    first, further = errors(caplog)
+    assert first.endswith(" failed on cpu:0: 3 is too large")
+    assert further.startswith("small at ")
+    assert further.endswith(" failed 2 more times, 3 in all, the last on cpu:0")
+    assert [failed.count for failed in receiver.failed_checks] == [3]
+
+
+def test_what_was_only_warned_of_can_be_asked_for_afterwards() -> None:
+    with hcb.error_collector(on_error="warn") as collected:
+        checks(jnp.int32(3))
+    assert [failed.name for failed in collected.failed_checks] == ["small"]
+
+
+def test_a_checked_step_raises_and_logs_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(hcb.TapFunctionException):
+        hcb.checked(checks)(jnp.int32(3))
+    assert errors(caplog) == []
 
 
 def test_an_exception_without_a_text_and_one_that_has_none_to_give(caplog: pytest.LogCaptureFixture) -> None:

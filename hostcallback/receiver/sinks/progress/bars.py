@@ -6,6 +6,7 @@ import contextlib
 import enum
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -18,8 +19,8 @@ from hostcallback.receiver.sinks import print as output
 class Display(Protocol):
     """One bar on the screen. The caller has a lock."""
 
-    def show(self, step: int, total: int | None, postfix: str) -> None:
-        """Moves the bar."""
+    def show(self, step: int, total: int | None, postfix: str, time_ns: int) -> None:
+        """Moves the bar to a step that was done at `time_ns`, Unix time."""
 
     def label(self, desc: str) -> None:
         """Sets the text before the bar."""
@@ -61,14 +62,25 @@ class TqdmDisplay:
         self._bar = tqdm(
             desc=desc or None, unit=unit, leave=True, mininterval=0, miniters=0, dynamic_ncols=True
         )
+        self._times_ns: tuple[int, int] | None = None  # of the first message and of the last one
 
-    def show(self, step: int, total: int | None, postfix: str) -> None:
-        """Moves the bar."""
+    def show(self, step: int, total: int | None, postfix: str, time_ns: int) -> None:
+        """Moves the bar. Its clock stands at the time of the step: messages may be delivered later, many at once."""
         bar = self._bar
+        self._set_clock(time_ns)
         if total != bar.total:
             bar.total = total
         bar.set_postfix_str(postfix, refresh=False)
         bar.update(step - bar.n)  # also by 0, which shows the bar as well
+
+    def _set_clock(self, time_ns: int) -> None:
+        first, last = self._times_ns or (time_ns, time_ns)
+        self._times_ns = first, time_ns
+        now = time.time()
+        self._bar.start_t, self._bar.last_print_t = (
+            now - (time_ns - first) / 1e9,
+            now - (time_ns - last) / 1e9,
+        )
 
     def label(self, desc: str) -> None:
         """Sets the text before the bar."""
@@ -76,6 +88,7 @@ class TqdmDisplay:
 
     def reset(self) -> None:
         """Starts the bar again."""
+        self._times_ns = None
         self._bar.reset()
 
     def clear(self) -> None:
@@ -84,6 +97,8 @@ class TqdmDisplay:
 
     def close(self, *, leave: bool) -> None:
         """Leaves or removes the bar."""
+        if self._times_ns is not None:  # tqdm draws it once more
+            self._set_clock(self._times_ns[1])
         self._bar.leave = leave
         self._bar.close()
 
@@ -102,8 +117,8 @@ class RichDisplay:
         RichDisplay._open += 1
         self._task = RichDisplay._shared.add_task(desc or "progress", total=None, unit=unit, postfix="")
 
-    def show(self, step: int, total: int | None, postfix: str) -> None:
-        """Moves the bar."""
+    def show(self, step: int, total: int | None, postfix: str, time_ns: int) -> None:
+        """Moves the bar. It shows no rate, and its clock is that of the screen."""
         self._shared.update(self._task, completed=step, total=total, postfix=postfix)
 
     def label(self, desc: str) -> None:
@@ -260,7 +275,7 @@ class Bars:
                 bar = self._begin(place, look, run_id)
             if bar is None:
                 return
-            bar.display.show(step.step, step.total, postfix_text(step.postfix))
+            bar.display.show(step.step, step.total, postfix_text(step.postfix), time_ns)
             if step.phase is Phase.END:
                 if len(self._ended) >= MOST_BARS:
                     self._ended.clear()
