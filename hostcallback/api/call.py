@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from hostcallback.api.public import check_keywords, public
+from hostcallback.api.public import check_arguments, public
 from hostcallback.primitives.call import emit_call
 from hostcallback.receiver.tap_arguments import refuse_async
 from hostcallback.tracing.source_line import user_source_line
@@ -91,7 +91,7 @@ def call(
         )
     refuse_async(host_func, "hcb.call", user_source_line())
     _check_arguments(more, result_shape)
-    check_keywords("hcb.call", host_func, kwargs, ["name", "ordered", "result_shape", "vmap_method"])
+    check_arguments("hcb.call", host_func, kwargs, ["name", "ordered", "result_shape", "vmap_method"])
     if vmap_method not in VMAP_METHODS:
         raise ValueError(f"vmap_method={vmap_method!r}, expected one of {', '.join(map(repr, VMAP_METHODS))}")
     options = TapOptions(name or default_name(host_func), ordered, tap_tangents=False)

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from hostcallback.api.public import public
 from hostcallback.api.watch.watch import watch_nonfinite
 from hostcallback.primitives.lane_masks import any_lane
 from hostcallback.primitives.paced_loops import as_one_program, run_while, scan_steps
@@ -205,6 +206,7 @@ def without_gradient(tree: Any) -> Any:
     return jax.tree.map(jax.lax.stop_gradient, tree)
 
 
+@public
 def scan(
     f: Callable[[Any, Any], tuple[Any, Any]],
     init: Any,
@@ -269,6 +271,7 @@ def _length(xs: Any, length: int | None) -> int | None:
     return lengths.pop() if len(lengths) == 1 else None
 
 
+@public
 def fori_loop(
     lower: Any,
     upper: Any,
@@ -342,6 +345,7 @@ def _traced_fori_loop(
     return run_while(lambda carry: carry[0] < upper, step, (lower, init_val), messages)[1]
 
 
+@public
 def while_loop(
     cond_fun: Callable[[Any], Any],
     body_fun: Callable[[Any], Any],
@@ -380,6 +384,7 @@ RATE = 10.0
 """Messages per second."""
 
 
+@public
 def progress(total: Any, *, step: Any, desc: str | None = None, unit: str = "it", **postfix: Any) -> None:
     """Moves a progress bar, from any traced loop.
 

@@ -8,7 +8,7 @@ from typing import Any, ParamSpec, TypeVar, overload
 
 import jax
 
-from hostcallback.api.public import check_keywords, public
+from hostcallback.api.public import check_arguments, public
 from hostcallback.primitives.tap import bind_tap
 from hostcallback.receiver.sinks.factory import Binding
 from hostcallback.receiver.sinks.print import SupportsWrite
@@ -130,9 +130,9 @@ def id_tap(
         references, Python numbers and leaves that are not arrays are the same objects as in `arg`.
 
     Raises:
-        TypeError: `tap_func` is not callable or is async, there are several values, a switch is not a bool, or a leaf
-            of `arg` is an array of another library or of a dtype that JAX cannot put on a device. Other errors have a
-            note with the tap's line.
+        TypeError: `tap_func` is not callable, is async, or does not take one value; there are several values, a switch
+            is not a bool, or a leaf of `arg` is an array of another library or of a dtype that JAX cannot put on a
+            device. Other errors have a note with the tap's line.
         ValueError: `sharding` or `processes` has another value than those above.
 
     Example:
@@ -149,7 +149,7 @@ def id_tap(
             f"{user_source_line()}"
         )
     refuse_async(tap_func, "hcb.tap", user_source_line())
-    check_keywords("hcb.tap", tap_func, kwargs, _OPTIONS)
+    check_arguments("hcb.tap", tap_func, kwargs, _OPTIONS)
     if not isinstance(batched, bool):
         raise TypeError(
             f"batched is {batched!r}, expected True or False: a stack has as many messages as were waiting"

@@ -143,8 +143,8 @@ class _Checker(string.Formatter):
     def _keyword_cure(self, keywords: Sequence[str]) -> str:
         options = _OPTIONS.get(self._what, ("name",))
         for key in keywords:
-            if key in _OF_PYTHONS_PRINT:
-                return f"{self._what} has no {key}=: {_OF_PYTHONS_PRINT[key]}"
+            if key in _ELSEWHERE:
+                return f"{self._what} has no {key}=: {_ELSEWHERE[key]}"
             near = difflib.get_close_matches(key, options, n=1)
             if near:
                 return f"Did you mean {near[0]}=?"
@@ -162,13 +162,16 @@ _OPTIONS = {
     "hcb.check": ("devices", "name"),
 }
 
-_OF_PYTHONS_PRINT = {
+_ELSEWHERE = {
     "end": "each text is a line. Put all values of a line into one text",
     "sep": "write the separator into the format string, as in 'x {}, y {}'",
     "flush": "each text is written at once, by another thread. hcb.barrier_wait() waits for it",
     "file": "output_stream= is an object with write(str), as in output_stream=sys.stderr",
+    "every": "give it a name, and a rule: name='loss', and once hcb.taps['loss'].every(100)",
+    "rate": "give it a name, and a rule: name='loss', and once hcb.taps['loss'].rate(10)",
+    "when": "give it a name, and a rule: name='loss', and once hcb.taps['loss'].when(predicate)",
 }
-"""Options of Python's `print` that these functions do not have, and what to do instead."""
+"""Options of Python's `print`, and those of rules, that these functions do not have, and what to do instead."""
 
 
 def _misfit(value: Any, format_spec: str) -> Exception | None:

@@ -171,7 +171,7 @@ def test_the_switch_builds_a_pure_wheel_without_a_compiler(checkout: Path, tmp_p
 PROGRAM = """
 import sys
 import receiver
-from hostcallback.receiver.wire import header
+from hostcallback.receiver.wire import frame_layout
 assert receiver.MINE and "jax" not in sys.modules
 
 import hostcallback as hcb
@@ -180,7 +180,7 @@ import jax
 def main():
     with hcb.outfeed_receiver():
         jax.jit(lambda x: hcb.print("x is {}", x))(1.0)
-    print(header.__file__)
+    print(frame_layout.__file__)
 
 main()
 """

@@ -18,7 +18,7 @@ from hostcallback.receiver.errors import (
     TapTimeoutError,
 )
 from hostcallback.receiver.log import logger
-from hostcallback.receiver.messages import Registry
+from hostcallback.receiver.messages import Message, Registry
 from hostcallback.receiver.native import bindings as native
 from hostcallback.receiver.runtime.device_receiver import DeviceReceiver, MakeCalls
 from hostcallback.receiver.runtime.device_stats import DeviceStats
@@ -27,6 +27,8 @@ from hostcallback.receiver.runtime.dispatch.scope import Scope, ScopeSinks
 from hostcallback.receiver.runtime.rules.rule_table import RuleNotes, RuleTable, TakesRuleNotes
 from hostcallback.receiver.runtime.totals import Totals
 from hostcallback.receiver.sinks.call import ExportedTaps, exported_tap
+from hostcallback.receiver.sinks.factory import tell_of_metrics
+from hostcallback.receiver.sinks.print import device_text
 from hostcallback.receiver.sinks.sharding.sinks import waiting_threads
 from hostcallback.receiver.sinks.tap import elements_delivered
 from hostcallback.receiver.sources.source import Source
@@ -135,6 +137,16 @@ class Runtime:
 
     def _scope_of(self, name: str) -> Scope:
         return self._claims.get(name, self.default_scope)
+
+    def warn_of_unwritten(self, message: Message) -> bool:
+        """Warns if nothing takes a message of `hcb.metrics`; returns whether it has warned. Receiver threads."""
+        if self.flight is not None or self._scope_of(device_text(message.device)) is not self.default_scope:
+            return False
+        logger.warning(
+            "nothing writes the values of hcb.metrics at %s, because no receiver is open: put the training into "
+            "with hcb.outfeed_receiver(writers=[hcb.csv('metrics.csv')]):", message.consumer.source_line,
+        )  # fmt: skip
+        return True
 
     def remove_files(self) -> None:
         """Removes the ring files, at a normal end of the process."""
@@ -412,6 +424,8 @@ def _do_nothing() -> None:
 
 runtime = Runtime()
 """The receivers of this process."""
+
+tell_of_metrics(runtime.warn_of_unwritten)
 
 processes.in_child(processes.Stage.RUNTIME, runtime.reset)
 

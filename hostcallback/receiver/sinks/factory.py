@@ -223,11 +223,20 @@ def _nonfinite(parts: TapParts, binding: Binding) -> Sink | None:
 
 def _metrics(parts: TapParts, binding: Binding) -> Sink | None:
     # The writers of a receiver take the messages, whatever else does.
-    return _ignore if binding.func is None else _tap(parts, binding)
+    return _unwritten if binding.func is None else _tap(parts, binding)
 
 
-def _ignore(message: Message) -> None:
-    pass
+_told: list[Callable[[Message], bool]] = []
+
+
+def tell_of_metrics(tell: Callable[[Message], bool]) -> None:
+    """Calls `tell` on receiver threads with the messages of metrics until it returns True."""
+    _told.append(tell)
+
+
+def _unwritten(message: Message) -> None:
+    if _told and _told[-1](message):
+        _told.clear()
 
 
 def _progress(parts: TapParts, binding: Binding) -> Sink | None:

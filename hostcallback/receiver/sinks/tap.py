@@ -159,6 +159,10 @@ def for_each_element(
 Unflatten = Callable[[Sequence[Any]], Any]
 
 
+CONTEXT = ("transforms", "device", "index")
+"""What a tap function gets besides the value, if its signature names it without a default."""
+
+
 def accepted_keywords(func: Callable[..., Any], names: Sequence[str]) -> frozenset[str]:
     """Returns the names of parameters without a default that can be passed to `func` by keyword.
 
@@ -215,7 +219,7 @@ def tap_sink(
 
 
 def _tap_sink(func: Callable[..., Any], kwargs: Mapping[str, Any], unflatten: Unflatten) -> Sink:
-    accepted = accepted_keywords(func, ("transforms", "device", "index")) - set(kwargs)
+    accepted = accepted_keywords(func, CONTEXT) - set(kwargs)
     if not kwargs and not accepted:
         return lambda message: func(unflatten(message.arrays))
     if not accepted:
