@@ -41,13 +41,22 @@ def run_keeping_inputs(
         for i, donated in enumerate(program.donated)
         if donated and not jnp.issubdtype(values[first + i].dtype, jax.dtypes.extended)
     ]
+    inner, kept = apart(values), list(values)
     if not numbers:
-        return run(values), list(values)
+        return run(inner), kept
     through, copied = copies([values[i] for i in numbers])
-    inner, kept = list(values), list(values)
     for i, value, copy in zip(numbers, through, copied, strict=True):
         inner[i], kept[i] = value, copy
     return run(inner), kept
+
+
+def apart(values: Sequence[Any]) -> list[Any]:
+    """Returns values that a program and what watches it both read, so that the latter changes no bits.
+
+    XLA counts the readers of a value: of a quotient by a scalar that nothing else reads it makes a product with the
+    reciprocal, with other last bits. Behind a barrier there are no other readers.
+    """
+    return [lax.optimization_barrier(each) if is_inexact(each) else each for each in values]
 
 
 def any_not_finite(values: Sequence[Any], devices: int = 1) -> Any:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -58,6 +60,19 @@ def test_results_and_gradients_are_the_same_to_the_bit(f: Callable[[Any], Any]) 
     gradient = jax.grad(f)(X)
     assert_same(jax.grad(watch(f))(X), gradient, ulps=0)
     assert_same(watch(jax.grad(f))(X), gradient, ulps=0)
+
+
+@pytest.mark.parametrize("features", [hcb.watch_nonfinite, functools.partial(hcb.capsule, nonfinite=True)])
+def test_the_test_of_a_quotient_does_not_change_it(features: Callable[..., Any], tmp_path: Path) -> None:
+    def quotient(x: Any, by: Any) -> Any:
+        return x / by
+
+    x, by = jnp.linspace(-1, 1, 64), jnp.float32(0.7368112)
+    plain = jax.jit(quotient)(x, by)
+    context = features() if features is hcb.watch_nonfinite else features(tmp_path)
+    with context:
+        tested = jax.jit(quotient)(x, by)
+    assert_same(tested, plain, ulps=0)
 
 
 @pytest.mark.users_compilation

@@ -17,7 +17,13 @@ from hostcallback.api.capsule.held_program import HeldProgram
 from hostcallback.api.public import public, refuse_compiled
 from hostcallback.lowering import xray
 from hostcallback.lowering.evaluator import Evaluator, Place, Records, structure_of
-from hostcallback.lowering.inputs import any_not_finite, is_inexact, run_keeping_inputs, send_inputs_if
+from hostcallback.lowering.inputs import (
+    any_not_finite,
+    apart,
+    is_inexact,
+    run_keeping_inputs,
+    send_inputs_if,
+)
 from hostcallback.lowering.xray import Program
 from hostcallback.primitives.call import call_p
 from hostcallback.primitives.tap import tap_p
@@ -148,6 +154,7 @@ class Capsules(xray.Xray):
 
         def evaluate(values: Sequence[Any]) -> Any:
             outs, failed = _OwnTaps(held).evaluate(program.tapped, values, Place())
+            outs = apart(outs) if tests else outs
             return outs, [jnp.any(flag) for flag in failed.values()]
 
         def run(*values: Any) -> list[Any]:

@@ -18,7 +18,13 @@ from hostcallback.api.watch.program_tests import Tests
 from hostcallback.lifecycle import unsettled
 from hostcallback.lowering.device_ops import FINE, FIRST, FURTHER, NOT_COUNTED, forget, verdict
 from hostcallback.lowering.evaluator import Place
-from hostcallback.lowering.inputs import groups_not_finite, is_inexact, run_keeping_inputs, send_inputs_if
+from hostcallback.lowering.inputs import (
+    apart,
+    groups_not_finite,
+    is_inexact,
+    run_keeping_inputs,
+    send_inputs_if,
+)
 from hostcallback.lowering.xray import Context, Program, Xray
 from hostcallback.receiver.failures.deferred_errors import MultipleFailures
 from hostcallback.receiver.messages import Message
@@ -174,6 +180,7 @@ class Watch(Xray):
         outs, kept = run_keeping_inputs(
             program, values, lambda values: compat.eval_jaxpr(program.tapped, *values)
         )
+        outs = apart(outs)
         return outs, groups_not_finite(outs, program.devices), kept
 
 
