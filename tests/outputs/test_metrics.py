@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import json
 import logging
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -40,6 +42,42 @@ def test_each_step_of_a_scan_is_one_record_in_order_on_a_thread_of_the_writer() 
     assert not writer.closed  # it is the user's
     (row,) = rx.writers
     assert (row.written, row.failed, row.dropped, row.partial) == (3_000, 0, 0, 0)
+
+
+UNWRITTEN = """
+import jax, jax.numpy as jnp, hostcallback as hcb
+
+@jax.jit
+def step(i):
+    hcb.metrics({"loss": i * 2.0}, step=i)
+
+def train():
+    for i in range(3):
+        step(jnp.int32(i))
+    hcb.barrier_wait()
+
+with hcb.outfeed_receiver():
+    train()
+print("with a receiver", flush=True)
+train()
+train()
+"""
+
+
+@pytest.mark.slow
+def test_metrics_that_nothing_writes_are_told_of_once() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", UNWRITTEN],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=100,
+    )
+    assert done.stdout.startswith(
+        "with a receiver\nnothing writes the values of hcb.metrics at <string>:6 (step)"
+    )
+    assert done.stdout.count("nothing writes") == 1
+    assert "outfeed_receiver(writers=[hcb.csv('metrics.csv')])" in done.stdout
 
 
 def test_files_hold_every_step(tmp_path: Path) -> None:

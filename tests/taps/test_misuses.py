@@ -57,6 +57,55 @@ def test_a_format_that_does_not_fit_its_value_is_refused_when_traced(
         jax.jit(emit)(value)
 
 
+class Method:
+    def one(self, value: Any) -> None: ...
+
+    def two(self, value: Any, other: Any) -> None: ...
+
+
+def with_context(value: Any, *, transforms: Any, device: Any) -> None: ...
+
+
+def keyword_only(*, value: Any) -> None: ...
+
+
+def other_keyword(value: Any, *, threshold: float) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("function", "text"),
+    [
+        (
+            lambda: None,
+            r"calls <lambda> with one value.*\(too many positional arguments\): give it a parameter",
+        ),
+        (lambda x, y: None, r"\(missing a required argument: 'y'\): .*lambda value: function\(\*value\)"),
+        (Method().two, r"calls two with one value.*taken apart by lambda value: two\(\*value\)"),
+        (keyword_only, "give it a parameter for the value"),
+        (other_keyword, "missing a required argument: 'threshold'.*keyword arguments, or give them defaults"),
+        (functools.partial(lambda a, b, value: None, 1), "missing a required argument: 'value'"),
+        (lambda x, y=2: None, None),
+        (lambda *values: None, None),
+        (Method().one, None),
+        (with_context, None),
+        (functools.partial(lambda a, value: None, 1), None),
+        (int, None),
+        ([].append, None),
+    ],
+)
+def test_a_tap_function_that_does_not_take_one_value_is_refused_when_traced(
+    function: Any, text: str | None
+) -> None:
+    traced = jax.jit(lambda x: hcb.id_tap(function, x))
+    if text is None:
+        traced.lower(jnp.float32(1))
+        return
+    with pytest.raises(TypeError, match=text + ".*test_misuses.py"):
+        traced(jnp.float32(1))
+    with pytest.raises(TypeError, match="hcb.call calls "):
+        hcb.call(function, jnp.float32(1), result_shape=X)
+
+
 def test_a_format_fits_the_elements_of_a_batch(capsys: Any) -> None:
     jax.jit(jax.vmap(lambda x: hcb.print("{:.2f}", x)))(jnp.arange(2.0))
     hcb.barrier_wait()

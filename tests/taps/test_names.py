@@ -127,6 +127,7 @@ def test_callback_takes_a_name_unless_its_function_takes_one() -> None:
         ({"end": ""}, r"hcb.print has no end=: each text is a line.* at .*test_names.py"),
         ({"file": sys.stderr}, r"hcb.print has no file=: output_stream= is an object with write\(str\)"),
         ({"sep": ", "}, r"hcb.print has no sep=: write the separator into the format string"),
+        ({"every": 100}, r"hcb.print has no every=: .* hcb.taps\['loss'\].every\(100\)"),
         ({"flush": True}, r"hcb.print has no flush=: .*barrier_wait"),
         ({"nam": "loss"}, r"Did you mean name=\?"),
         ({"x": 3}, r"f-string.*the options of hcb.print are name, ordered, output_stream"),

@@ -7,6 +7,7 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -67,7 +68,7 @@ def until(is_so: Callable[[], bool]) -> None:
     end = time.monotonic() + 20
     while not is_so():
         assert time.monotonic() < end
-        time.sleep(0.001)
+        threading.Event().wait(0.001)
 
 
 @jax.jit
