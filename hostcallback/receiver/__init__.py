@@ -7,6 +7,7 @@ them. A sink is a function of one `hostcallback.receiver.Message`.
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     from hostcallback.receiver.messages import Message, Sink
     from hostcallback.receiver.remote.otlp.exporter import otlp_exporter
     from hostcallback.receiver.replayer.replay import replay
-    from hostcallback.receiver.sinks.metrics import JsonlWriter, MetricWriter, metrics
     from hostcallback.receiver.taplog.reading.reader import LogReader
     from hostcallback.receiver.taplog.reading.selection import Selection
     from hostcallback.receiver.wire.pytree import Node, Opaque
@@ -23,15 +23,12 @@ if TYPE_CHECKING:
 __all__ = [
     "Capsule",
     "CapsuleError",
-    "JsonlWriter",
     "LogReader",
     "Message",
-    "MetricWriter",
     "Node",
     "Opaque",
     "Selection",
     "Sink",
-    "metrics",
     "otlp_exporter",
     "replay",
 ]
@@ -39,18 +36,21 @@ __all__ = [
 _MODULES = {
     "Capsule": "capsule.reading",
     "CapsuleError": "capsule.file_format",
-    "JsonlWriter": "sinks.metrics",
     "LogReader": "taplog.reading.reader",
     "Message": "messages",
-    "MetricWriter": "sinks.metrics",
     "Node": "wire.pytree",
     "Opaque": "wire.pytree",
     "Selection": "taplog.reading.selection",
     "Sink": "messages",
-    "metrics": "sinks.metrics",
     "otlp_exporter": "remote.otlp.exporter",
     "replay": "replayer.replay",
 }
+
+_REMOVED = dict.fromkeys(
+    ("JsonlWriter", "MetricWriter", "metrics"),
+    "send values with hcb.metrics and write them with writers=[hcb.jsonl(file)] of outfeed_receiver; `hcb replay "
+    "--metrics FILE` writes the scalars of a log",
+)
 
 
 if __name__ == "receiver":
@@ -62,7 +62,11 @@ if not TYPE_CHECKING:  # else a name that does not exist would be one of type An
         # Loaded on first use, because these names import more of the package than most importers of one module need.
         if name in _MODULES:
             return getattr(importlib.import_module(f"hostcallback.receiver.{_MODULES[name]}"), name)
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        instead = _REMOVED.get(name)
+        cure = "" if instead is None else f": it was removed; {instead}"
+        raise AttributeError(
+            f"module {__name__!r} has no attribute {name!r}{cure}", name=name, obj=sys.modules[__name__]
+        )
 
 
 def __dir__() -> list[str]:

@@ -18,6 +18,7 @@ number = int(sys.argv[1])
 jax.distributed.initialize(f"localhost:{sys.argv[2]}", num_processes=2, process_id=number)
 
 import hostcallback as hcb  # noqa: E402, as a program would that initializes first
+from hostcallback.receiver.sinks.scalars import ScalarsSink  # noqa: E402
 
 mesh = Mesh(np.array(jax.devices()).reshape(2, 2), ("i", "j"))
 found: list[Any] = []
@@ -88,17 +89,17 @@ written: list[Any] = []
 
 
 class Writer:
-    def write_scalars(self, step: int, scalars: Any) -> None:
-        written.append([step, scalars])
+    def write(self, record: Any) -> None:
+        written.append([record.step, record.scalars])
 
 
-def metrics(x: Any) -> Any:
+def scalars(x: Any) -> Any:
     hcb.id_tap(lambda x: None, x, name="loss")
     return hcb.id_tap(lambda x: None, x, name="everywhere", processes="all")
 
 
-with hcb.outfeed_receiver(sinks=[hcb.receiver.metrics(Writer())], record=sys.argv[3] + ".taps"):
-    jax.jit(metrics)(loss)
+with hcb.outfeed_receiver(sinks=[ScalarsSink(Writer())], record=sys.argv[3] + ".taps"):
+    jax.jit(scalars)(loss)
 printed = {
     "jax": lines_of(everywhere, jax.debug.print),
     "hcb": lines_of(everywhere, hcb.print),

@@ -102,7 +102,7 @@ def test_a_tap_function_that_does_not_take_one_value_is_refused_when_traced(
         return
     with pytest.raises(TypeError, match=text + ".*test_misuses.py"):
         traced(jnp.float32(1))
-    with pytest.raises(TypeError, match="hcb.call calls "):
+    with pytest.raises(TypeError, match=r"hcb\.call calls "):
         hcb.call(function, jnp.float32(1), result_shape=X)
 
 

@@ -16,8 +16,8 @@ from hostcallback.receiver.log import logger
 from hostcallback.receiver.messages import Consumer, Message
 from hostcallback.receiver.sinks import plotting
 from hostcallback.receiver.sinks.metric_writers.reduction import MetricRecord
-from hostcallback.receiver.sinks.metrics import TapScalars
 from hostcallback.receiver.sinks.plotting import Curve, NotebookDisplay, has_kernel
+from hostcallback.receiver.sinks.scalars import TapScalars
 from hostcallback.receiver.wire import tap_descriptor
 
 MAX_CURVES = 50

@@ -133,7 +133,7 @@ class DeferredErrors:
 
     @contextlib.contextmanager
     def raised_by_caller(self) -> Iterator[None]:
-        """Failed checks are not logged in the block: its thread raises them at the end."""
+        """Failed checks are not logged in the block: its thread raises or reports them afterwards."""
         with self._lock:
             self._raised_by_callers += 1
         try:

@@ -117,13 +117,14 @@ class Replay:
         self.replayed.skipped = delivery.skipped
         parts = None if pace is None else Pace(pace).parts
         # Failures of checks need no order of time: their reports compare the times.
-        for record in self._reader.message_runs(selection, by_time=not self._checks_only, order=self._jobs):
-            if isinstance(record, Damage):
-                self._note_damage(record)
-            elif isinstance(record, MessageRun):
-                delivery.deliver(record, parts)
-            else:
-                self.replayed.lost.append(record.lost)
+        with self.scope.deferred.raised_by_caller():
+            for record in self._reader.message_runs(selection, by_time=not self._checks_only, order=self._jobs):
+                if isinstance(record, Damage):
+                    self._note_damage(record)
+                elif isinstance(record, MessageRun):
+                    delivery.deliver(record, parts)
+                else:
+                    self.replayed.lost.append(record.lost)
         bars.close_all()  # those whose loops did not end
         self._finish(delivery)
         return self.replayed

@@ -140,7 +140,9 @@ class Runtime:
 
     def warn_of_unwritten(self, message: Message) -> bool:
         """Warns if nothing takes a message of `hcb.metrics`; returns whether it has warned. Receiver threads."""
-        if self.flight is not None or self._scope_of(device_text(message.device)) is not self.default_scope:
+        if self.flight is not None or not self.serves(threading.current_thread()):
+            return False  # the flight recorder has it, or a replay or a collector delivers it
+        if self._scope_of(device_text(message.device)) is not self.default_scope:
             return False
         logger.warning(
             "nothing writes the values of hcb.metrics at %s, because no receiver is open: put the training into "

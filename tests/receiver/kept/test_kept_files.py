@@ -6,7 +6,6 @@ later version may add keys to a message's JSON, and change none.
 
 from __future__ import annotations
 
-import io
 import json
 import shutil
 import tarfile
@@ -20,6 +19,7 @@ from hostcallback import receiver
 from hostcallback.receiver.cli import main
 from hostcallback.receiver.errors import TapFunctionException
 from hostcallback.receiver.failures.check_report import CheckError
+from hostcallback.receiver.sinks.scalars import scalars_into
 from hostcallback.receiver.taplog.format.errors import Lost
 from hostcallback.receiver.taplog.reading.merge import LostRun
 
@@ -53,17 +53,19 @@ def test_a_log(kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert [(note.messages, note.reason) for note in lost(kept / "log")] == [(3, "dropped: no room")]
 
 
-def test_a_replay(kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_replay(kept: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     states: list[Any] = []
-    written = io.StringIO()
-    metrics = receiver.metrics(receiver.JsonlWriter(written))
-    with pytest.raises(TapFunctionException) as caught:
+    with pytest.raises(TapFunctionException) as caught, scalars_into(tmp_path / "scalars.jsonl") as scalars:
         receiver.replay(
-            kept / "log", bind={"state": lambda state, run: states.append((state, run))}, sinks=[metrics]
+            kept / "log", bind={"state": lambda state, run: states.append((state, run))}, sinks=[scalars]
         )
     assert any("x is 3" in str(e) for e in caught.value.exceptions if isinstance(e, CheckError))
     assert capsys.readouterr().out == (kept / "replay.txt").read_text()
-    losses = [line["metrics/loss"] for line in messages(written.getvalue()) if "metrics/loss" in line]
+    losses = [
+        line["metrics/loss"]
+        for line in messages((tmp_path / "scalars.jsonl").read_text())
+        if "metrics/loss" in line
+    ]
     assert losses == [1.0, 2.0, 3.0]
     assert [(float(state.loss), run) for state, run in states] == [(1.0, 7), (2.0, 7), (3.0, 7)]
 

@@ -17,7 +17,7 @@ from hostcallback import receiver
 from hostcallback.receiver.errors import LostMessagesError, TapFunctionException
 from hostcallback.receiver.failures.check_report import CheckError
 from hostcallback.receiver.messages import Consumer, Message
-from hostcallback.receiver.sinks.metrics import JsonlWriter, metrics
+from hostcallback.receiver.sinks.scalars import ScalarsSink, scalars_into
 from hostcallback.receiver.taplog.writing.recorder import record
 from hostcallback.receiver.wire.pytree import Node, Opaque
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
@@ -142,6 +142,7 @@ def test_checks_are_gathered_as_by_a_barrier(tmp_path: Path, caplog: pytest.LogC
     assert isinstance(error, CheckError)
     assert str(error).startswith("x is -1.0, at train.py:12 (step)")
     assert error.check.count == 5
+    caplog.clear()
     replayed = receiver.replay(tmp_path, on_error="warn")
     assert [check.count for check in replayed.failed_checks] == [5]
     assert "check failed: x is -1.0" in caplog.records[0].getMessage()
@@ -242,11 +243,11 @@ class Writer:
     def __init__(self) -> None:
         self.written: list[tuple[int, dict[str, float]]] = []
 
-    def write_scalars(self, step: int, scalars: Any) -> None:
-        self.written.append((step, dict(scalars)))
+    def write(self, record: Any) -> None:
+        self.written.append((record.step, record.scalars))
 
 
-def test_scalars_go_to_a_metric_writer_with_their_steps(tmp_path: Path) -> None:
+def test_scalars_of_all_taps_go_to_a_metric_writer_with_their_steps(tmp_path: Path) -> None:
     nested = replace(
         LOSS, name="m", consumer_id=90,
         tree=["dict", [["value", "a"], ["value", "b"], ["value", "step"]],
@@ -261,7 +262,9 @@ def test_scalars_go_to_a_metric_writer_with_their_steps(tmp_path: Path) -> None:
         emit(recorder, PLAIN, 8.0, seq=5, device="cpu:1")
         emit(recorder, PLAIN, np.array(2 + 1j), seq=6)
     writer = Writer()
-    receiver.replay(tmp_path, sinks=[metrics(writer)], on_error="warn")
+    sink = ScalarsSink(writer)  # type: ignore[arg-type]
+    receiver.replay(tmp_path, sinks=[sink], on_error="warn")
+    assert sink.written == {"norm": 3, "m/a/0": 1, "m/b/x": 1, "print/0": 1, "print/y": 1}
     assert str(writer.written) == str([
         (0, {"norm": 0.5}),
         (7, {"m/a/0": 1.5, "m/b/x": 2.0}),
@@ -270,10 +273,10 @@ def test_scalars_go_to_a_metric_writer_with_their_steps(tmp_path: Path) -> None:
         (0, {"norm": 8.0}),
     ])  # fmt: skip
     path = tmp_path / "scalars.jsonl"
-    with JsonlWriter(path) as lines:
-        receiver.replay(sorted(tmp_path.glob("*.hcblog")), sinks=[metrics(lines)], on_error="warn")
+    with scalars_into(path) as lines:
+        receiver.replay(sorted(tmp_path.glob("*.hcblog")), sinks=[lines], on_error="warn")
     assert path.read_text().splitlines()[1:3] == [
-        '{"step": 7, "m/a/0": 1.5, "m/b/x": 2.0}', '{"step": 7, "norm": null}',
+        '{"step": 7, "m/a/0": 1.5, "m/b/x": 2.0}', '{"step": 7, "norm": "NaN"}',
     ]  # fmt: skip
 
 

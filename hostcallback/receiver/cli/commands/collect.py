@@ -21,7 +21,7 @@ from hostcallback.receiver.files import PRIVATE, Permissions
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.messages import Sink
 from hostcallback.receiver.remote.brokers import BROKERS, Broker
-from hostcallback.receiver.sinks.metrics import JsonlWriter, metrics
+from hostcallback.receiver.sinks.scalars import scalars_into
 from hostcallback.receiver.text import printable, printable_report
 
 if TYPE_CHECKING:
@@ -263,10 +263,10 @@ def _own_sinks(
 ) -> list[Sink]:
     found: list[Sink] = []
     if arguments.metrics is not None:
-        # Created here, because JsonlWriter would create it with the default permissions.
+        # Created here, because a writer would create it with the default permissions.
         with contextlib.suppress(FileExistsError):
             os.close(permissions.create(Path(arguments.metrics), os.O_WRONLY))
-        found.append(metrics(stack.enter_context(JsonlWriter(arguments.metrics))))
+        found.append(stack.enter_context(scalars_into(arguments.metrics)))
     if arguments.otlp is not None:
         from hostcallback.receiver.remote.otlp.exporter import otlp_exporter
 

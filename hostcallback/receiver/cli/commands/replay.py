@@ -10,7 +10,7 @@ import math
 import runpy
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from hostcallback.receiver.failures.check_report import CheckError
 from hostcallback.receiver.log import INDENT
 from hostcallback.receiver.messages import Sink
 from hostcallback.receiver.replayer.replay import Replay, Replayed
-from hostcallback.receiver.sinks.metrics import JsonlWriter, metrics
+from hostcallback.receiver.sinks.scalars import scalars_into
 from hostcallback.receiver.text import printable, printable_lines
 
 SPEED = number("a number above 0, such as 1 or 0.5", lambda x: 0 < x < math.inf)
@@ -46,7 +46,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="a function for the messages of taps with this name or pattern; WHERE is a module or a .py file",
     )
     parser.add_argument(
-        "--metrics", metavar="FILE", help="write the scalars of messages to this file, as JSON lines"
+        "--metrics",
+        metavar="FILE",
+        help="write the scalars of messages to this file, as CSV if it ends in .csv, else as JSON lines",
     )
     pace = parser.add_mutually_exclusive_group()
     pace.add_argument(
@@ -72,10 +74,11 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.json:
             stack.enter_context(contextlib.redirect_stdout(sys.stderr))
         sinks: list[Sink] = []
-        written: _Counting | None = None
+        written: Counter[str] | None = None
         if arguments.metrics is not None:
-            written = _Counting(stack.enter_context(JsonlWriter(arguments.metrics)), arguments.metrics)
-            sinks.append(metrics(written))
+            scalars = stack.enter_context(scalars_into(arguments.metrics))
+            written = scalars.written
+            sinks.append(scalars)
         replay = Replay(reader, bind=bind, sinks=sinks, shards=arguments.shards)
         replayed = replay.run(selection(arguments), arguments.speed)
     sys.stdout.flush()
@@ -86,7 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
         if not damaged or not any(text in str(error) for text in damaged):
             print(f"hcb: {printable_lines(_described(error), INDENT)}", file=sys.stderr)
             status = 1
-    _sum_up(replayed, written, as_json=arguments.json)
+    _sum_up(replayed, written, arguments)
     nothing = not replayed.messages and not replayed.skipped
     return status or (report_unmatched(reader, selection(arguments)) if nothing else 0)
 
@@ -98,27 +101,9 @@ def _described(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}" + (f" ({notes})" if notes else "")
 
 
-class _Counting:
-    """Writes metrics, and counts them."""
-
-    def __init__(self, writer: JsonlWriter, file: str) -> None:
-        self._writer = writer
-        self.file = file
-        self.scalars = 0
-        self.names: set[str] = set()
-
-    def write_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
-        self.scalars += len(scalars)
-        self.names.update(scalars)
-        self._writer.write_scalars(step, scalars)
-
-    def took(self, tap: str) -> bool:
-        return any(name == tap or name.startswith(tap + "/") for name in self.names)
-
-
-def _sum_up(replayed: Replayed, written: _Counting | None, *, as_json: bool) -> None:
-    if as_json:
-        scalars = None if written is None else {"file": str(written.file), "scalars": written.scalars}
+def _sum_up(replayed: Replayed, written: Counter[str] | None, arguments: argparse.Namespace) -> None:
+    if arguments.json:
+        scalars = None if written is None else {"file": arguments.metrics, "scalars": written.total()}
         counts = {
             "messages": replayed.messages, "skipped": replayed.skipped, "incomplete": replayed.incomplete,
             "failed_checks": len(replayed.failed_checks), "metrics": scalars,
@@ -128,16 +113,20 @@ def _sum_up(replayed: Replayed, written: _Counting | None, *, as_json: bool) -> 
     text = f"replayed {replayed.messages:,} message(s)"
     skipped = replayed.skipped
     if written is not None:
-        taken = {name: count for name, count in skipped.items() if written.took(name)}
+        taken = {name: count for name, count in skipped.items() if _has_of(written, name)}
         skipped = Counter({name: count for name, count in skipped.items() if name not in taken})
         text = f"replayed {replayed.messages + sum(taken.values()):,} message(s)"
-        text += f", {written.scalars:,} scalar(s) are in {written.file}"
+        text += f", {written.total():,} scalar(s) are in {arguments.metrics}"
     if skipped:
         taps = ", ".join(f"{name} ({count:,})" for name, count in skipped.most_common(8))
         text += f"; no function takes those of {taps}: --bind NAME=WHERE:FUNCTION"
     print(printable(text), file=sys.stderr)
     for reason, count in replayed.incomplete.items():
         print(f"hcb: {count:,} value(s) of {printable(reason)}", file=sys.stderr)
+
+
+def _has_of(written: Counter[str], tap: str) -> bool:
+    return any(name == tap or name.startswith(tap + "/") for name in written)
 
 
 def _bound(text: str) -> tuple[str, Callable[..., Any]]:
