@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from hostcallback import _jax_compat as compat
 from hostcallback.lowering.xray import Program
 from hostcallback.primitives.device_ops import copies, not_finite
 from hostcallback.primitives.tap import bind_tap
@@ -41,7 +43,7 @@ def run_keeping_inputs(
         for i, donated in enumerate(program.donated)
         if donated and not jnp.issubdtype(values[first + i].dtype, jax.dtypes.extended)
     ]
-    inner, kept = apart(values), list(values)
+    inner, kept = _apart(program, values), list(values)
     if not numbers:
         return run(inner), kept
     through, copied = copies([values[i] for i in numbers])
@@ -50,13 +52,17 @@ def run_keeping_inputs(
     return run(inner), kept
 
 
-def apart(values: Sequence[Any]) -> list[Any]:
-    """Returns values that a program and what watches it both read, so that the latter changes no bits.
-
-    XLA counts the readers of a value: of a quotient by a scalar that nothing else reads it makes a product with the
-    reciprocal, with other last bits. Behind a barrier there are no other readers.
-    """
-    return [lax.optimization_barrier(each) if is_inexact(each) else each for each in values]
+def _apart(program: Program, values: Sequence[Any]) -> list[Any]:
+    # XLA counts the readers of a value: of a quotient by a scalar that nothing else reads it makes a product with the
+    # reciprocal, with other last bits. Behind a barrier, what sends the inputs is no other reader. Only there: barriers
+    # change what XLA fuses.
+    jaxpr = compat.open_jaxpr(program.tapped)[0]
+    read = Counter(id(variable) for equation in jaxpr.eqns for variable in equation.invars)
+    once = [not v.aval.shape and is_inexact(v.aval) and read[id(v)] == 1 for v in jaxpr.invars]
+    return [
+        lax.optimization_barrier(value) if is_read_once else value
+        for value, is_read_once in zip(values, once, strict=True)
+    ]
 
 
 def any_not_finite(values: Sequence[Any], devices: int = 1) -> Any:

@@ -19,7 +19,6 @@ from hostcallback.lowering import xray
 from hostcallback.lowering.evaluator import Evaluator, Place, Records, structure_of
 from hostcallback.lowering.inputs import (
     any_not_finite,
-    apart,
     is_inexact,
     run_keeping_inputs,
     send_inputs_if,
@@ -154,7 +153,6 @@ class Capsules(xray.Xray):
 
         def evaluate(values: Sequence[Any]) -> Any:
             outs, failed = _OwnTaps(held).evaluate(program.tapped, values, Place())
-            outs = apart(outs) if tests else outs
             return outs, [jnp.any(flag) for flag in failed.values()]
 
         def run(*values: Any) -> list[Any]:

@@ -19,7 +19,6 @@ from hostcallback.lifecycle import unsettled
 from hostcallback.lowering.device_ops import FINE, FIRST, FURTHER, NOT_COUNTED, forget, verdict
 from hostcallback.lowering.evaluator import Place
 from hostcallback.lowering.inputs import (
-    apart,
     groups_not_finite,
     is_inexact,
     run_keeping_inputs,
@@ -180,7 +179,6 @@ class Watch(Xray):
         outs, kept = run_keeping_inputs(
             program, values, lambda values: compat.eval_jaxpr(program.tapped, *values)
         )
-        outs = apart(outs)
         return outs, groups_not_finite(outs, program.devices), kept
 
 

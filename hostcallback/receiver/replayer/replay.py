@@ -118,7 +118,9 @@ class Replay:
         parts = None if pace is None else Pace(pace).parts
         # Failures of checks need no order of time: their reports compare the times.
         with self.scope.deferred.raised_by_caller():
-            for record in self._reader.message_runs(selection, by_time=not self._checks_only, order=self._jobs):
+            for record in self._reader.message_runs(
+                selection, by_time=not self._checks_only, order=self._jobs
+            ):
                 if isinstance(record, Damage):
                     self._note_damage(record)
                 elif isinstance(record, MessageRun):
