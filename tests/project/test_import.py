@@ -69,6 +69,8 @@ def test_without_jax_only_the_package_itself_is_loaded() -> None:
         "hostcallback",
         "hostcallback._one_copy",
         "hostcallback._with_jax",
+        "hostcallback.receiver",
+        "hostcallback.receiver.public_names",
     }
     assert not modules & {"jax", "jaxlib", "numpy", "grpc", "msgpack", "asyncio", "logging"}
 
@@ -155,29 +157,38 @@ def test_an_exported_program_taps_in_a_process_that_only_imports(tmp_path: Path)
     assert python(path + CALLING) == "3.\n"
 
 
-def names_for_type_checkers(package: ModuleType) -> dict[str, str]:
-    """Names that the package's `if TYPE_CHECKING` imports from its modules: the module of each name, `module:name`."""
-    assert package.__file__ is not None
-    tree = ast.parse(Path(package.__file__).read_text())
-    (block,) = [
-        node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
-    ]
-    return {
-        alias.asname or alias.name: f"{node.module}:{alias.name}"
-        for node in block.body
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("hostcallback.")
-        for alias in node.names
-    }
-
-
 @pytest.mark.parametrize("package", [hostcallback, receiver])
-def test_type_checkers_see_the_loaded_names(package: ModuleType) -> None:
-    typed = names_for_type_checkers(package)
-    public = {*package.__all__, *getattr(package, "_NAMED_AS_BUILTINS", ())}
-    assert sorted(typed) == sorted(public)
-    for name, place in typed.items():
-        module, _, attribute = place.partition(":")
-        assert getattr(package, name) is getattr(importlib.import_module(module), attribute), name
+def test_each_name_is_what_type_checkers_find_in_the_stub(package: ModuleType) -> None:
+    assert package.__file__ is not None
+    stub = ast.parse(Path(package.__file__).with_suffix(".pyi").read_text())
+    imports = [node for node in stub.body if isinstance(node, ast.ImportFrom)]
+    names = {alias.name: node.module or "" for node in imports for alias in node.names}
+    assert all(
+        alias.asname == alias.name for node in imports for alias in node.names
+    )  # else it is not exported
+    assert {*package.__all__} == {*names} - {*getattr(package, "_NAMED_AS_BUILTINS", ()), "receiver"}
+    for name, module in names.items():
+        assert getattr(package, name) is getattr(importlib.import_module(module), name), name
+
+
+@pytest.mark.parametrize(("old", "new"), [("Head", "TruncatedArray"), ("otlp_exporter", "otlp")])
+def test_an_old_name_warns_and_is_the_new_one(old: str, new: str) -> None:
+    with pytest.warns(DeprecationWarning, match=f"hostcallback.{old} is called {new} now") as warned:
+        assert getattr(hostcallback, old) is getattr(hostcallback, new)
+    assert warned[0].filename == __file__
+    assert old not in dir(hostcallback)
+
+
+def test_a_removed_name_says_what_to_do_instead() -> None:
+    with pytest.raises(AttributeError, match=r"'metrics': it was removed; send values with hcb\.metrics"):
+        _ = receiver.metrics  # type: ignore[attr-defined]
+
+
+def test_python_suggests_the_name_that_was_meant() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "import hostcallback as hcb; hcb.prnt"], capture_output=True, text=True
+    )
+    assert done.stderr.endswith("has no attribute 'prnt'. Did you mean: 'print'?\n")
 
 
 def test_every_name_is_listed_and_a_name_that_does_not_exist_is_an_attribute_error() -> None:

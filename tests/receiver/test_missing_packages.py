@@ -23,12 +23,12 @@ from checkout import ROOT
         ),
         (
             "opentelemetry",
-            "from hostcallback.receiver.remote.otlp.exporter import otlp_exporter as use",
+            "from hostcallback.receiver.remote.otlp.exporter import otlp as use",
             "OTLP needs the packages opentelemetry-proto and grpcio: pip install 'hostcallback[otlp]'",
         ),
         (
             "prometheus_client",
-            "from hostcallback.receiver.runtime.metrics import register as use",
+            "from hostcallback.receiver.runtime.metrics import prometheus_collector as use",
             "metrics for Prometheus need the package prometheus-client: pip install 'hostcallback[prometheus]'",
         ),
     ],

@@ -19,7 +19,7 @@ the process logs a warning and opens no socket.
 {table}
 
 hostcallback also reads a few variables of other projects: `OTEL_EXPORTER_OTLP_ENDPOINT` (the default endpoint of
-`otlp_exporter`), `XDG_RUNTIME_DIR` (the folder of the control sockets), `NPROC` (XLA's number of threads) and, when the
+`otlp`), `XDG_RUNTIME_DIR` (the folder of the control sockets), `NPROC` (XLA's number of threads) and, when the
 native library is compiled, `CXX`.
 
 `python tools/documents/environment.py` writes this page from `receiver/environment.py`.

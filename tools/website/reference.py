@@ -22,7 +22,7 @@ SECTIONS = {
         "check", "checked", "enable_checks", "disable_checks", "watch_nonfinite", "observe", "capsule", "breakpoint",
     ],
     "Control": ["taps", "control_file", "accelerate", "jit"],
-    "Many processes and monitoring": ["forward", "otlp", "otlp_exporter", "prometheus_collector"],
+    "Many processes and monitoring": ["forward", "otlp", "prometheus_collector"],
 }  # fmt: skip
 """The names of each page in order. A name that is in none of them is on the last page."""
 
@@ -32,12 +32,10 @@ _EXAMPLE = re.compile(r"^(( *)Examples?:\n)((?:\2 {4}.*\n|\n(?=\2 {4}))+)", re.M
 
 
 def public_names(package: Path) -> list[str]:
-    """Returns the names in `__all__` of a package, and those that `import *` leaves out, without importing it."""
-    names: list[str] = []
-    for node in ast.parse((package / "__init__.py").read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in ("__all__", "_NAMED_AS_BUILTINS"):
-            names += ast.literal_eval(node.value)
-    return names
+    """Returns the names in the stub of a package, without importing it."""
+    stub = ast.parse((package / "__init__.pyi").read_text(encoding="utf-8"))
+    imports = [node for node in stub.body if isinstance(node, ast.ImportFrom) and node.module != package.name]
+    return [alias.name for node in imports for alias in node.names]
 
 
 def with_fenced_examples(source: str) -> str:

@@ -93,7 +93,7 @@ class RuntimeCollector:
             yield family
 
 
-def register(registry: Any = None) -> RuntimeCollector:
+def prometheus_collector(registry: Any = None) -> RuntimeCollector:
     """Adds this process's metrics (docs/metrics.md) to a registry of prometheus_client.
 
     They are read when the registry is scraped, on the thread of the scrape, which waits for no device.

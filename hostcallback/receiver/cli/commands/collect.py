@@ -268,9 +268,9 @@ def _own_sinks(
             os.close(permissions.create(Path(arguments.metrics), os.O_WRONLY))
         found.append(stack.enter_context(scalars_into(arguments.metrics)))
     if arguments.otlp is not None:
-        from hostcallback.receiver.remote.otlp.exporter import otlp_exporter
+        from hostcallback.receiver.remote.otlp.exporter import otlp
 
-        found.append(stack.enter_context(otlp_exporter(arguments.otlp)))
+        found.append(stack.enter_context(otlp(arguments.otlp)))
     return found
 
 

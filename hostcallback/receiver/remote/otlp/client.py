@@ -24,7 +24,7 @@ _HEADER = re.compile(r"[a-z0-9_.-]+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtlpOptions:
-    """The options of `otlp_exporter`, which documents them."""
+    """The options of `otlp`, which documents them."""
 
     endpoint: str = DEFAULT_ENDPOINT
     insecure: bool = False

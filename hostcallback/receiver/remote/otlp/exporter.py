@@ -59,7 +59,7 @@ class OtlpExporter(Closing):
     """
 
     def __init__(self, options: OtlpOptions) -> None:
-        """Called by `otlp_exporter`."""
+        """Called by `otlp`."""
         self._options = options
         self._link = OtlpClient(options)
         self._taps: dict[Consumer, MessageMapper] = {}
@@ -257,7 +257,7 @@ class OtlpExporter(Closing):
             back_off = min(2 * back_off, LAST_BACK_OFF_SEC)
 
 
-def otlp_exporter(endpoint: str | None = None, **options: Any) -> OtlpExporter:
+def otlp(endpoint: str | None = None, **options: Any) -> OtlpExporter:
     """Creates a sink that exports to an OpenTelemetry Collector over gRPC, for receivers and replays.
 
     Failures of checks become log records of severity ERROR with file and line. Printed and logged texts become log

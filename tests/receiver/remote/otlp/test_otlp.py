@@ -52,7 +52,7 @@ def run_train(**options: Any) -> None:
 
 
 def test_scalars_are_points_of_gauges_with_their_step(collector: OtlpCollector) -> None:
-    with hcb.otlp_exporter(collector.address) as otlp:
+    with hcb.otlp(collector.address) as otlp:
         run_train(sinks=[otlp])
     about = {"hostcallback.tap": "train", "hostcallback.leaf": "loss", "hostcallback.device": "cpu:0"}
     found = collector.points("train/loss")
@@ -63,7 +63,7 @@ def test_scalars_are_points_of_gauges_with_their_step(collector: OtlpCollector) 
 
 
 def test_failures_of_checks_are_errors_with_file_and_line(collector: OtlpCollector) -> None:
-    with hcb.otlp_exporter(collector.address) as otlp:
+    with hcb.otlp(collector.address) as otlp:
         run_train(sinks=[otlp])
     errors = [record for record in collector.logs if record.severity_text == "ERROR"]
     assert errors
@@ -86,7 +86,7 @@ def test_failures_of_checks_are_errors_with_file_and_line(collector: OtlpCollect
 def test_prints_and_logs_are_records_of_their_level(
     collector: OtlpCollector, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with hcb.otlp_exporter(collector.address) as otlp:
+    with hcb.otlp(collector.address) as otlp:
         run_train(sinks=[otlp])
     texts = [(r.severity_text, r.body.string_value) for r in collector.logs]
     assert [text for level, text in texts if level == "INFO"] == [f"c is {k}.0" for k in range(STEPS)]
@@ -95,7 +95,7 @@ def test_prints_and_logs_are_records_of_their_level(
 
 
 def test_the_runtimes_metrics_come_along_and_the_resource_names_the_process(collector: OtlpCollector) -> None:
-    with hcb.otlp_exporter(collector.address, service_name="training", resource={"rank": 3}) as otlp:
+    with hcb.otlp(collector.address, service_name="training", resource={"rank": 3}) as otlp:
         run_train(sinks=[otlp])
     points = collector.points("hostcallback.delivered_messages")
     assert any(value >= 3 * STEPS and about == {"device": "cpu:0"} for value, about in points)
@@ -112,14 +112,14 @@ def test_stacks_of_batched_taps_are_a_point_for_each_message(collector: OtlpColl
         hcb.id_tap(nothing, carry, name="stacked", batched=True)
         return carry + 1, None
 
-    with hcb.otlp_exporter(collector.address) as otlp, hcb.outfeed_receiver(sinks=[otlp]):
+    with hcb.otlp(collector.address) as otlp, hcb.outfeed_receiver(sinks=[otlp]):
         hcb.jit(lambda x: lax.scan(body, x, None, length=500)[0])(jnp.int32(0)).block_until_ready()
     assert [value for value, _ in collector.points("stacked")] == list(range(500))
 
 
 def test_a_replay_exports_as_the_run_would(collector: OtlpCollector, tmp_path: Path) -> None:
     run_train(record=tmp_path)
-    with hcb.otlp_exporter(collector.address) as otlp, pytest.raises(hcb.TapFunctionException):
+    with hcb.otlp(collector.address) as otlp, pytest.raises(hcb.TapFunctionException):
         receiver.replay(tmp_path, sinks=[otlp])
     assert [value for value, _ in collector.points("train/loss")] == [float(k) for k in range(STEPS)]
     assert any(record.severity_text == "ERROR" for record in collector.logs)
@@ -150,7 +150,7 @@ def test_a_collector_that_stalls_blocks_no_process_and_messages_without_room_are
     collector: OtlpCollector,
 ) -> None:
     collector.gate.clear()
-    with hcb.otlp_exporter(collector.address, queue_messages=10, batch_messages=5, flush_sec=0.01) as otlp:
+    with hcb.otlp(collector.address, queue_messages=10, batch_messages=5, flush_sec=0.01) as otlp:
         emit(5, otlp)
         collector.wait_for(lambda: collector.asked > 0)
         emit(100, otlp)  # would never end if it waited
@@ -165,7 +165,7 @@ def test_a_collector_that_stalls_blocks_no_process_and_messages_without_room_are
 @pytest.mark.slow
 def test_messages_a_collector_cannot_take_now_are_sent_again(collector: OtlpCollector) -> None:
     collector.status = grpc.StatusCode.UNAVAILABLE
-    with hcb.otlp_exporter(collector.address, drain_sec=60, flush_sec=0.01) as otlp:
+    with hcb.otlp(collector.address, drain_sec=60, flush_sec=0.01) as otlp:
         emit(3, otlp)
         collector.wait_for(lambda: collector.asked > 2)
         assert collector.points("value") == []
@@ -180,7 +180,7 @@ def test_a_collector_that_starts_later_gets_everything() -> None:
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
-    with hcb.otlp_exporter(f"localhost:{port}", drain_sec=60) as otlp:
+    with hcb.otlp(f"localhost:{port}", drain_sec=60) as otlp:
         emit(3, otlp)
         assert not otlp.flush(0.1)
         collector = OtlpCollector(port=port)
@@ -193,7 +193,7 @@ def test_messages_a_collector_refuses_are_counted_and_not_sent_again(
     collector: OtlpCollector, caplog: pytest.LogCaptureFixture
 ) -> None:
     collector.status = grpc.StatusCode.UNAUTHENTICATED
-    with hcb.otlp_exporter(collector.address) as otlp:
+    with hcb.otlp(collector.address) as otlp:
         emit(3, otlp)
         otlp.flush(60)
         assert otlp.counters.lost == {"the collector refused them": 3}
@@ -209,7 +209,7 @@ def test_messages_a_collector_refuses_are_counted_and_not_sent_again(
 def test_closing_without_a_collector_is_quick_and_reports_the_loss(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    with hcb.otlp_exporter("localhost:1", drain_sec=0.2) as otlp:
+    with hcb.otlp("localhost:1", drain_sec=0.2) as otlp:
         emit(3, otlp)
     assert otlp.counters.lost.total() == 3
     assert "3 message(s) to localhost:1 were lost" in caplog.text
@@ -217,7 +217,7 @@ def test_closing_without_a_collector_is_quick_and_reports_the_loss(
 
 
 def test_headers_are_sent(collector: OtlpCollector) -> None:
-    with hcb.otlp_exporter(collector.address, headers={"authorization": "Bearer abc"}) as otlp:
+    with hcb.otlp(collector.address, headers={"authorization": "Bearer abc"}) as otlp:
         emit(1, otlp)
     assert collector.headers["authorization"] == "Bearer abc"
 
@@ -230,10 +230,10 @@ def test_tls_is_spoken_and_the_certificate_is_checked(tmp_path: Path) -> None:
     subprocess.run([*command.split(), *options], check=True, capture_output=True, timeout=60)
     credentials = grpc.ssl_server_credentials([(key.read_bytes(), certificate.read_bytes())])
     collector = OtlpCollector(credentials)
-    with hcb.otlp_exporter(collector.address, tls_ca=certificate) as otlp:
+    with hcb.otlp(collector.address, tls_ca=certificate) as otlp:
         emit(1, otlp)
     assert len(collector.points("value")) == 1
-    with hcb.otlp_exporter(
+    with hcb.otlp(
         f"https://{collector.address}", drain_sec=0.5
     ) as otlp:  # this server trusts none of these certificates
         emit(1, otlp)
@@ -267,4 +267,4 @@ def test_only_this_machine_is_spoken_to_without_tls_unless_wanted() -> None:
 )
 def test_options_out_of_range_are_refused(options: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=text):
-        hcb.otlp_exporter(**options)
+        hcb.otlp(**options)

@@ -35,7 +35,7 @@ def test_heads_are_recorded_and_read_as_heads(tmp_path: Path) -> None:
         logged = message.value["x"]
         assert str(logged) == str(value["x"])
     assert found[-1].value["x"].whole_shape == (4, 5)
-    assert not isinstance(found[0].value["x"], hcb.Head)
+    assert not isinstance(found[0].value["x"], hcb.TruncatedArray)
 
 
 def test_a_recorder_as_a_sink_keeps_heads(tmp_path: Path) -> None:

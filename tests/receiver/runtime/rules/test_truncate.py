@@ -33,7 +33,7 @@ def test_heads_are_the_first_elements_in_row_major_order(dtype: str) -> None:
     hcb.taps["heads"].truncate(9)
     deliver(program, x)
     (value,) = rec.values
-    assert isinstance(value["large"], hcb.Head)
+    assert isinstance(value["large"], hcb.TruncatedArray)
     assert value["large"].whole_shape == (5, 3, 7)
     np.testing.assert_array_equal(np.asarray(value["large"]), np.asarray(x).reshape(-1)[:9])
     assert value["large"].dtype == x.dtype
@@ -129,7 +129,7 @@ def test_a_head_is_an_array_like_any_other() -> None:
     deliver(hcb.jit(lambda x: hcb.id_tap(rec, x, name="like any")), jnp.arange(10.0))
     (head,) = rec.values
     assert type(head * 2) is np.ndarray
-    assert type(head.sum()) is not hcb.Head
+    assert type(head.sum()) is not hcb.TruncatedArray
     assert str(head[1:]) == "[1. 2.]"
     assert jnp.asarray(head).tolist() == [0, 1, 2]
     head[0] = 7

@@ -67,7 +67,7 @@ def exporting_otlp(rounds: int) -> list[Row]:
     consumer = Consumer(TAP.consumer_id, TAP.name, TAP.source_line, print, (), {}, describe=lambda: TAP)
     scalar = np.float32(1)
     with bare_server() as address:
-        with hcb.otlp_exporter(address, queue_messages=2 * EXPORTED, queue_bytes=1 << 30) as exporter:
+        with hcb.otlp(address, queue_messages=2 * EXPORTED, queue_bytes=1 << 30) as exporter:
 
             def export() -> float:
                 start = perf_counter()

@@ -1,0 +1,88 @@
+"""The public names of a package, which its `__init__.pyi` lists for type checkers too; each is loaded when used."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+
+class PublicNames:
+    """The names of one package: what its `__getattr__` and `__dir__` call. Any thread."""
+
+    def __init__(
+        self,
+        package: str,
+        *,
+        unstarred: Sequence[str] = (),
+        before: Callable[[str], object] = lambda module: None,
+        renamed: Mapping[str, str] = {},
+        removed: Mapping[str, str] = {},
+    ) -> None:
+        """Reads nothing yet.
+
+        Args:
+            package: its name.
+            unstarred: names that `import *` leaves out.
+            before: called with the module of a name before that is imported.
+            renamed: old names, which warn, and what they are called now.
+            removed: names of earlier versions, and what to do instead.
+        """
+        self._package = package
+        self._unstarred = unstarred
+        self._before = before
+        self._renamed = renamed
+        self._removed = removed
+
+    @functools.cached_property
+    def modules(self) -> dict[str, str]:
+        """The module of each name."""
+        import ast  # like the file, only for the first name
+        import pkgutil
+
+        stub = pkgutil.get_data(self._package, "__init__.pyi")
+        assert stub is not None, "the package's data was installed without __init__.pyi"
+        return {
+            alias.name: node.module or ""
+            for node in ast.parse(stub).body
+            if isinstance(node, ast.ImportFrom)
+            for alias in node.names
+        }
+
+    @property
+    def starred(self) -> list[str]:
+        """What `import *` imports, as `__all__`."""
+        packages = {name for name, module in self.modules.items() if module == self._package}
+        return sorted(self.modules.keys() - packages - set(self._unstarred))
+
+    def load(self, name: str) -> Any:
+        """The object of a name, for `__getattr__`.
+
+        Raises:
+            AttributeError: it is no public name.
+        """
+        if name == "__all__":
+            return self.starred
+        new = self._renamed.get(name)
+        if new is not None:
+            warnings.warn(f"{self._package}.{name} is called {new} now", DeprecationWarning, stacklevel=2)
+            return self.load(new)
+        module = "" if name.startswith("__") else self.modules.get(name, "")
+        if not module:
+            cure = f": it was removed; {self._removed[name]}" if name in self._removed else ""
+            text = f"module {self._package!r} has no attribute {name!r}{cure}"
+            raise AttributeError(text, name=name, obj=sys.modules[self._package])
+        if module == self._package:
+            return importlib.import_module(f"{module}.{name}")
+        self._before(module)
+        value = getattr(importlib.import_module(module), name)
+        setattr(sys.modules[self._package], name, value)
+        return value
+
+    def listed(self) -> list[str]:
+        """What `dir` lists: without the packages that were imported meanwhile, which are internal."""
+        special = [name for name in vars(sys.modules[self._package]) if name.startswith("__")]
+        return sorted({*special, *self.modules, "__all__"})
