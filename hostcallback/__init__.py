@@ -22,15 +22,19 @@ _NAMED_AS_BUILTINS = ("breakpoint", "csv", "print")
 """Public names that `from hostcallback import *` leaves out: Python and its library have them too."""
 
 
-def _load_api(module: str) -> None:
+def _load_api() -> None:
+    importlib.import_module("hostcallback.api")  # the rules of all primitives, the exit handler
+
+
+def _before(module: str) -> None:
     if not module.startswith("hostcallback.receiver."):
-        importlib.import_module("hostcallback.api")  # the rules of all primitives, the exit handler
+        _load_api()
 
 
 _names = PublicNames(
     __name__,
     unstarred=_NAMED_AS_BUILTINS,
-    before=_load_api,
+    before=_before,
     renamed={"Head": "TruncatedArray", "otlp_exporter": "otlp"},
 )
 
@@ -45,7 +49,10 @@ def __dir__() -> list[str]:
 def _change_jax() -> None:
     # Taps are dispatched fast under every jit, and programs with taps that were exported can be read.
     importlib.import_module("hostcallback.lowering.discharge")
+    from hostcallback.primitives import effects
     from hostcallback.receiver import environment
+
+    effects.load_api = _load_api
 
     if environment.ACCELERATE.text():
         importlib.import_module("hostcallback.api.accelerate")

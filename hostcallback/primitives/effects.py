@@ -6,11 +6,14 @@ the effects use are imported when JAX first hashes an effect.
 
 from __future__ import annotations
 
-import importlib
+from collections.abc import Callable
 
 import jax
 
 from hostcallback import _jax_compat as compat
+
+load_api: Callable[[], object] | None = None
+"""Loads what taps of this process load: the rules of all primitives, the exit handler. `hostcallback` sets it."""
 
 
 class TapEffect(compat.Effect):  # type: ignore[misc]
@@ -50,7 +53,8 @@ class ThreadedTapEffect(TapEffect):
     def __hash__(self) -> int:
         """Returns the base class's value, after starting the receivers of exported taps."""
         if not self._traced_here:
-            importlib.import_module("hostcallback.api")  # as for taps of this process: the exit handler
+            if load_api is not None:
+                load_api()
             from hostcallback.lifecycle import receivers
             from hostcallback.sync import inflight
 
