@@ -78,7 +78,7 @@ type: $(INSTALLED) ## mypy, strict on the package
 check: lint type test ## everything a change must pass
 
 fuzz: $(INSTALLED) ## mutate logs and descriptions for minutes (HOSTILE_EXAMPLES sets how often)
-	HOSTILE_EXAMPLES=$(or $(HOSTILE_EXAMPLES),100000) $(PYTEST) --timeout 3600 tests/hostile
+	HOSTILE_KIB=1024 HOSTILE_EXAMPLES=$(or $(HOSTILE_EXAMPLES),100000) $(PYTEST) --timeout 3600 tests/hostile
 
 soak: $(INSTALLED) ## kill processes for an hour (make soak SOAK="--minutes 10"), and write docs/reliability.md
 	$(BIN)/python tools/soak.py $(SOAK)

@@ -19,6 +19,7 @@ from hostcallback.receiver import tap_arguments
 from hostcallback.receiver.errors import TapFunctionException, TapTimeoutError
 from hostcallback.receiver.failures.call_site import Frame
 from hostcallback.receiver.failures.check_report import CheckError
+from hostcallback.receiver.failures.failure_report import cause_of
 from hostcallback.receiver.messages import Message
 from hostcallback.receiver.runtime.dispatch.scope import ScopeSinks
 from hostcallback.receiver.runtime.runtime import runtime
@@ -223,7 +224,8 @@ def shown(item: pytest.Item, excinfo: pytest.ExceptionInfo[BaseException]) -> Ex
 
 def _flat(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
     for error in group.exceptions:
-        if isinstance(error, BaseExceptionGroup):
+        # A group whose members were only constructed says itself where it was raised.
+        if isinstance(error, BaseExceptionGroup) and any(member.__traceback__ for member in error.exceptions):
             yield from _flat(error)
         else:
             yield error
@@ -232,12 +234,25 @@ def _flat(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
 def _part(item: pytest.Item, error: BaseException) -> Shown:
     if isinstance(error, CheckError):
         return _check(item, error)
+    if error.__traceback__ is None:
+        cause = error.__cause__
+        if cause is None or cause.__traceback__ is None:
+            return _untraced(error)
+        error = cause  # what ends a process, in the exception that a barrier raises for it
     info = pytest.ExceptionInfo.from_exception(error)
     kept = info.traceback.filter(lambda entry: not str(entry.path).startswith(INTERNAL))
     info.traceback = kept or info.traceback
     found = info.getrepr(style="long", tbfilter=False, chain=False)
     assert isinstance(found, ExceptionChainRepr)
     return found.chain[0]
+
+
+def _untraced(error: BaseException) -> Shown:
+    # One that was constructed only, such as a member of a group.
+    texts = [cause_of(error), *map(str, getattr(error, "__notes__", ()))]
+    told = [f"E       {line}" for text in texts for line in printable_lines(text).split("\n")]
+    crash = ReprFileLocation("", 0, texts[0])
+    return ReprTraceback([ReprEntry(told, None, None, None, "long")], None, "long"), crash, None
 
 
 def _check(item: pytest.Item, error: CheckError) -> Shown:

@@ -143,7 +143,13 @@ COMPRESSED_WINDOW_BYTES: Final = _limit(
 CHUNK_BYTES: Final = _limit(
     "CHUNK_BYTES", 1 << 32, "bytes of one chunk of a stream; a chunk holds at least one whole message"
 )
-FILE_BYTES: Final = _limit("FILE_BYTES", 1 << 20, "bytes of a small file: rules, a process's description")
+FILE_BYTES: Final = _limit("FILE_BYTES", 1 << 20, "bytes of a small file: a process's description")
+RULE_FILE_BYTES: Final = _limit("RULE_FILE_BYTES", 1 << 17, "bytes of a file with rules of taps")
+RULE_FILE_DOTS: Final = _limit(
+    "RULE_FILE_DOTS",
+    4,
+    "dots outside of quotes in a line of such a file: TOML's reader takes quadratic memory for keys",
+)
 SOURCE_BYTES: Final = _limit(
     "SOURCE_BYTES", 1 << 22, "bytes of a Python file of which a described check shows a line"
 )

@@ -165,3 +165,58 @@ def test_with_xdist_and_the_document(tmp_path: Path) -> None:
     assert "FAILED test_page" not in output
     assert re.search(r"5 failed, 5 passed, 1 xfailed, 1 error", output), output
     assert re.search(r'^>       hcb.check\(x > 0, "x is \{\}", x\)', output, re.M)
+
+
+ODD = """
+import sys
+import jax
+import jax.numpy as jnp
+import pytest
+import hostcallback as hcb
+
+
+def several(value):
+    raise ExceptionGroup("several", [ValueError("one"), TypeError("two")])
+
+
+def members(value):
+    raise BaseExceptionGroup("all", [KeyboardInterrupt("one"), SystemExit(2)])
+
+
+TAPS = [lambda value: pytest.fail("failed"), lambda value: pytest.skip("skipped"), lambda value: sys.exit(3),
+        lambda value: pytest.exit("out"), lambda value: pytest.xfail("expected"), several, members]
+
+
+@pytest.mark.parametrize("tap", TAPS)
+def test_of_a_tap(tap):
+    jax.jit(lambda x: hcb.id_tap(tap, x))(jnp.float32(1))
+
+
+def test_after_them():
+    pass
+
+
+def test_lost():
+    from hostcallback.receiver.runtime.runtime import runtime
+    runtime.default_scope.deferred.add_unknown(5)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [[], ["-n", "1"]], ids=["alone", "xdist"])
+def test_taps_that_end_or_skip_tests_and_groups_fail_their_test_only(
+    tmp_path: Path, options: list[str]
+) -> None:
+    (tmp_path / "test_odd.py").write_text(ODD)
+    output = run_pytest(tmp_path, *options, "test_odd.py")
+    assert "INTERNALERROR" not in output
+    assert re.search(r"8 failed, 1 passed", output), output
+    for line in (
+        "Failed: failed",
+        "Skipped: skipped",
+        "SystemExit: 3",
+        "ValueError: one",
+        "KeyboardInterrupt: one",
+    ):
+        assert line in output
+    assert "UnknownConsumerError: 1 message(s) for consumer ids" in output

@@ -23,7 +23,7 @@ POLL_SEC = 1.0
 SETTLE_SEC = 0.1
 """Seconds for which a file must not change before it is read: its writer may not have finished."""
 
-MAX_BYTES = limits.FILE_BYTES
+MAX_BYTES = limits.RULE_FILE_BYTES
 
 EXAMPLE = '["layer*/grad"] and below it every = 100'
 
@@ -45,32 +45,49 @@ def read_rules(path: Path) -> Table:
         raise RuleFileError(f"{path} is longer than {MAX_BYTES} bytes, expected rules of taps: {EXAMPLE}")
     try:
         text = data.decode()
+        _refuse_long_keys(text)
         table = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         problem = f"it is nested too deep ({error})" if isinstance(error, RecursionError) else str(error)
         raise RuleFileError(f"{path} is not TOML: {problem}; expected, for example, {EXAMPLE}") from error
     for pattern, settings in table.items():
-        line = _line_of(text, pattern)
         if not isinstance(settings, dict):
             raise RuleFileError(
-                f"{path}, line {line}: {pattern} = {reprlib.repr(settings)} belongs to no glob; expected, for example, "
-                f"{EXAMPLE}"
+                f"{path}, line {_line_of(text, pattern)}: {pattern} = {reprlib.repr(settings)} belongs to no glob; "
+                f"expected, for example, {EXAMPLE}"
             )
         for field, value in settings.items():
-            where = f"{path}, line {_line_of(text, field, after=line)}: [{pattern!r}]"
-            if isinstance(value, dict):
-                raise RuleFileError(
-                    f'{where} contains a table {field!r}: quote names that have dots in them, ["{pattern}.{field}"]'
-                )
-            if field == "when":
-                raise RuleFileError(
-                    f"{where}: only Python can set a predicate: hcb.taps[glob].when(function)"
-                )
-            try:
-                Rules().with_setting(pattern, {field: value})
-            except (ValueError, TypeError, OverflowError, RecursionError) as error:
-                raise RuleFileError(f"{where}: {error}") from error
+            problem = _problem_of(pattern, field, value)
+            if problem:
+                line = _line_of(text, field, after=_line_of(text, pattern))
+                raise RuleFileError(f"{path}, line {line}: [{pattern!r}]{problem}")
     return table
+
+
+def _problem_of(pattern: str, field: str, value: Any) -> str:
+    if isinstance(value, dict):
+        return f' contains a table {field!r}: quote names that have dots in them, ["{pattern}.{field}"]'
+    if field == "when":
+        return ": only Python can set a predicate: hcb.taps[glob].when(function)"
+    try:
+        Rules().with_setting(pattern, {field: value})
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
+        return f": {error}"
+    return ""
+
+
+_QUOTED = re.compile(r"\"[^\"\n]*\"|'[^'\n]*'")
+
+
+def _refuse_long_keys(text: str) -> None:
+    for number, line in enumerate(text.split("\n"), 1):
+        if (
+            line.count(".") > limits.RULE_FILE_DOTS
+            and _QUOTED.sub("", line).count(".") > limits.RULE_FILE_DOTS
+        ):
+            raise ValueError(
+                f"line {number} has more than {limits.RULE_FILE_DOTS} dots outside of quotes: quote names of taps"
+            )
 
 
 def _line_of(text: str, key: str, after: int = 0) -> int:
