@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -81,10 +82,13 @@ class SegmentReader:
         """
         self.path = Path(path)
         self._unpack = unpack
-        self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        # Opening a pipe would wait for its writer.
+        self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         self.close = weakref.finalize(self, os.close, self._fd)
         try:
             name = str(self.path)
+            if not stat.S_ISREG(os.fstat(self._fd).st_mode):
+                raise NotATapLogError(f"{name} is no regular file, expected a segment of a tap log")
             info_bytes, crc = layout.decode_file_header(self.read_at(0, HEADER_BYTES), name)
             info = self.read_at(HEADER_BYTES, info_bytes)
             self.info = layout.decode_info(info, info_bytes, crc, name)
@@ -239,7 +243,7 @@ class SegmentReader:
 
     def _resynchronize(self, offset: int, nbytes: int) -> Damage:
         # Chunks start at multiples of 64, and their headers contain their own offsets.
-        at = offset + 64
+        at = self._data_from(offset + 64)
         while at < nbytes:
             data = self.read_at(at, SCAN_BYTES + CHUNK_HEADER_BYTES)
             if len(data) < CHUNK_HEADER_BYTES:
@@ -252,10 +256,17 @@ class SegmentReader:
                 if layout.decode_chunk_header(piece, at + start) is not None:
                     found = at + start
                     return Damage(self.path, offset, found - offset, -1, "damaged: no chunk starts here")
-            at += SCAN_BYTES
+            at = self._data_from(at + SCAN_BYTES)
         torn = nbytes - offset < CHUNK_HEADER_BYTES
         reason = "ends in a chunk's header" if torn else "damaged: no chunk starts here, or after it"
         return Damage(self.path, offset, nbytes - offset, 0 if torn else -1, reason, torn)
+
+    def _data_from(self, offset: int) -> int:
+        # Holes of a sparse file, which may be of any length, are left out.
+        try:
+            return max(offset, os.lseek(self._fd, offset, os.SEEK_DATA) // 64 * 64)
+        except OSError:  # no data follow
+            return self.nbytes
 
     def _take_descriptions(self, chunk: Chunk) -> Damage | None:
         self._described_bytes[chunk.offset] = chunk.raw_bytes
