@@ -148,6 +148,7 @@ def test_in_traced_code_it_is_refused() -> None:
     assert not is_taken_over()
 
 
+@pytest.mark.slow
 def test_an_endless_callback_is_named_and_blocks_nothing() -> None:
     entered, leave = threading.Event(), threading.Event()
 

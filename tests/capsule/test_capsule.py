@@ -280,6 +280,7 @@ def test_a_program_that_cannot_be_exported_leaves_its_inputs(tmp_path: Path) -> 
     assert "jax.export refuses it" in why
 
 
+@pytest.mark.slow
 @native
 def test_packages_that_are_not_installed_and_writers_that_fail(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

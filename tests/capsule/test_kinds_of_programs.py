@@ -337,6 +337,7 @@ assert all(entry.left_out or np.isfinite(capsule.array(entry)).all() for entry i
 
 
 @native
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ring", "budget", "arrives"), [("1048576", "65536", True), ("16384", "1048576", False)]
 )

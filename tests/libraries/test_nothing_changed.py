@@ -148,7 +148,7 @@ def test_with_its_step_wrapped_the_training_is_the_bare_one(
 
 
 @pytest.mark.native_only
-@pytest.mark.slow_variants
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "program", [p for p in PROGRAMS if p is not ode], ids=lambda program: program.__name__
 )

@@ -112,6 +112,7 @@ def test_a_program_that_is_compiled_already_is_not_watched() -> None:
     assert primitives(lambda: compiled(-ONES)) == ["log"]
 
 
+@pytest.mark.slow
 def test_inputs_larger_than_the_queue() -> None:
     step = hcb.watch_nonfinite(jax.jit(lambda x: jnp.log(x).sum()))
     big = jnp.ones(24 << 20).at[12345].set(-1)  # 96 MiB

@@ -65,6 +65,7 @@ def test_it_is_a_sink_and_a_writer_of_another_receiver() -> None:
     assert any("sinks=[hcb.live_plot(...)]" in note for note in caught.value.__notes__)
 
 
+@pytest.mark.slow
 def test_a_plot_that_is_kept_keeps_no_tap_functions() -> None:
     class Tap:
         def __call__(self, value: object) -> None:

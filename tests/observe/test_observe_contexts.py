@@ -221,6 +221,7 @@ def test_blocks_that_nest_do_not_see_the_taps_of_each_other() -> None:
     assert [list(message) for message in (*outer, *inner)] == [["scale"], ["scale"]]
 
 
+@pytest.mark.slow
 def test_a_tap_function_is_let_go_with_the_programs() -> None:
     class Model:
         pass

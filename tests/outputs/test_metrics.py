@@ -347,6 +347,7 @@ class SlowWriter(CollectingWriter):
         super().write_scalars(step, scalars)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", ["a barrier", "the end"])
 def test_a_slow_writer_that_goes_on_loses_nothing(at: str, caplog: pytest.LogCaptureFixture) -> None:
     writer = SlowWriter()

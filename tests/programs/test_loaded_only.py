@@ -127,6 +127,7 @@ def test_a_function_in_place_of_one_of_jaxs_has_all_that_it_has() -> None:
     assert not [line for line in replaced if len(line) > 1]
 
 
+@pytest.mark.slow
 def test_counting_lowerings_counts() -> None:
     program = """if True:
         import jax, hostcallback as hcb

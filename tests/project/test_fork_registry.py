@@ -42,6 +42,7 @@ def test_no_other_module_registers_with_the_interpreter() -> None:
     assert found == ["processes.py"]
 
 
+@pytest.mark.slow
 def test_every_stage_of_a_program_has_a_function() -> None:
     code = "import hostcallback.api; from hostcallback.receiver import processes; "
     code += "print(*(s.name for s in processes.Stage if processes._functions[s]))"

@@ -206,6 +206,7 @@ def test_import_star_leaves_builtins_alone_and_brings_the_rest() -> None:
     assert there["outfeed_receiver"] is hcb.outfeed_receiver
 
 
+@pytest.mark.slow
 def test_attributes_are_public_names_and_no_internal_modules_hide_them() -> None:
     program = """
 import importlib, pkgutil, types, jax

@@ -142,6 +142,7 @@ jax.jit(lambda x: lax.scan(body, x, None, length=150)[0])(0)
 }
 
 
+@pytest.mark.slow_variants
 @pytest.mark.parametrize("program", SLOW_PROGRAMS)
 def test_the_exit_waits_as_long_as_anything_is_delivered(program: str) -> None:
     result = run(SLOW.format(tell_sec=60) + SLOW_PROGRAMS[program])

@@ -67,6 +67,7 @@ def _behind_a_nan_check(inner: Any) -> Any:
     return call
 
 
+@pytest.mark.slow_variants
 @pytest.mark.parametrize(
     "way",
     [lambda inner: inner, _fresh_jit, _ahead_of_time, _under_a_nan_check, _behind_a_nan_check],

@@ -47,6 +47,7 @@ assert not {"jax", "jaxlib"} & {name.partition(".")[0] for name in sys.modules}
 """
 
 
+@pytest.mark.slow
 def test_a_recorded_program_is_replayed_without_jax(tmp_path: Path) -> None:
     log = tmp_path / "log"
     recorded = subprocess.run(

@@ -60,6 +60,7 @@ def arrived(gpu: Gpu) -> list[int]:
     return [int(message[-1][0][0]) for message in messages]
 
 
+@pytest.mark.slow
 def test_every_nth_from_the_first_on(driver: Driver) -> None:
     tap = Tap(Gpu(driver))
     tap.rule(every=4)
