@@ -283,6 +283,18 @@ def test_xarray_has_the_step_as_dimension() -> None:
     assert taps["state"].to_xarray()["state"].shape == (10, 2, 3)
 
 
+def test_messages_of_a_repeated_step_are_the_dimension_of_xarray() -> None:
+    pytest.importorskip("xarray")
+    step = jax.jit(lambda i, x: hcb.id_tap(nothing, {"x": x, "step": i}, name="again"))
+    with hcb.capture() as taps:
+        for i, x in ((0, 1.0), (1, 2.0), (1, 3.0)):
+            step(jnp.int32(i), jnp.float32(x))
+    data = taps["again"].to_xarray()
+    assert data["x"].dims == ("message",)
+    assert data["x"].values.tolist() == [1.0, 2.0, 3.0]
+    assert data["step"].values.tolist() == [0, 1, 1]
+
+
 def on_devices() -> hcb.TapData:
     """Captures a tap in shard_map: device d sends x = d + 10 i at each of 5 steps i."""
     mesh = Mesh(np.array(jax.devices()), ("d",))

@@ -16,6 +16,7 @@ import pytest
 from checkout import ROOT
 from collecting import CollectorProcess
 from hostcallback.receiver.errors import HostCallbackError
+from hostcallback.receiver.ui.live.source import DEVICE_NUMBERS, TAP_NUMBERS, is_process
 
 httpx = pytest.importorskip("httpx", reason="these tests need httpx")
 pytest.importorskip("starlette", reason="the page needs hostcallback[ui]")
@@ -202,3 +203,30 @@ def test_the_processes_of_a_collector_are_shown_and_controlled(sockets: Path, tm
         assert any((tap["name"], tap["kind"]) == ("loss", "scalar") for tap in own["taps"])
     finally:
         assert collector.stop() == 0
+
+
+ANSWER: dict[str, Any] = {
+    "time": 1.5,
+    "taps": [{"name": "loss", "source_line": "a.py:1", "rules": "", **dict.fromkeys(TAP_NUMBERS, 1)}],
+    "devices": [{"device": "cpu:0", **dict.fromkeys(DEVICE_NUMBERS, 0)}],
+}
+
+
+def test_an_answer_with_all_that_the_page_shows_is_taken() -> None:
+    assert is_process(ANSWER)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        None, "text", [], {}, {**ANSWER, "time": "now"}, {**ANSWER, "time": True}, {**ANSWER, "taps": 3},
+        {**ANSWER, "taps": [{**ANSWER["taps"][0], "messages": "1"}]}, {**ANSWER, "taps": [[]]},
+        {**ANSWER, "taps": [{**ANSWER["taps"][0], "tap_sec": True}]}, {**ANSWER, "taps": [{"name": "loss"}]},
+        {**ANSWER, "taps": [{**ANSWER["taps"][0], "name": 5}]},
+        {**ANSWER, "taps": [{**ANSWER["taps"][0], "rules": None}]},
+        {**ANSWER, "devices": [{**ANSWER["devices"][0], "device": 0}]}, {**ANSWER, "devices": [{"device": "cpu:0"}]},
+        {**ANSWER, "devices": [{**ANSWER["devices"][0], "queued": None}]}, {**ANSWER, "devices": None},
+    ],
+)  # fmt: skip
+def test_a_malformed_answer_is_refused(answer: Any) -> None:
+    assert not is_process(answer)

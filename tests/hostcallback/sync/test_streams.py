@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import ctypes
 import queue
 import signal
 import subprocess
@@ -371,3 +372,40 @@ def test_threads_are_distinguished() -> None:
     unseen.join()
     assert waited() is None
     assert here in (waited() or ())
+
+
+def test_no_more_than_the_given_number_of_thread_states_is_written() -> None:
+    guard = 0xDEADBEEF
+    ids, made = (ctypes.c_uint64 * 3)(guard, guard, guard), ctypes.c_uint64()
+    ends = threading.Event()
+    waiting = [threading.Thread(target=ends.wait) for _ in range(4)]
+    for thread in waiting:
+        thread.start()
+    count = native_library.load_holding_lock().hcb_thread_states(ids, 2, made)
+    ends.set()
+    for thread in waiting:
+        thread.join()
+    assert count >= 5
+    assert guard not in ids[:2]
+    assert ids[2] == guard
+
+
+class _Unfinished:
+    def is_ready(self) -> bool:
+        return False
+
+
+def test_sentinels_take_a_part_of_a_devices_places_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    # XLA runs 32 programs of a device at a time: with all of them taken, tap functions could dispatch nothing.
+    asked: list[Any] = []
+
+    def program(devices: Any) -> tuple[Callable[[Any], Any], Any]:
+        return (lambda _: asked.append(devices) or _Unfinished()), None
+
+    monkeypatch.setattr(inflight, "sentinel_program", program)
+    monkeypatch.setattr(inflight, "_pending", {})
+    sentinels = inflight.Sentinels([], [], several=False)
+    started = [sentinels._dispatch((None, (device,))) for device in [*jax.devices(), *range(2)]]  # type: ignore[arg-type]
+    assert len(jax.devices()) == 4
+    assert started == [True] * 4 + [False] * 2
+    assert len(asked) == 4
