@@ -104,6 +104,11 @@ class Message(NamedTuple):
     elements: tuple[np.ndarray[Any, Any], ...] | None = None
 
 
+def launch_name(run_id: int) -> str:
+    """The short name of a launch of a program, which all its devices share: its last six hexadecimal digits."""
+    return f"{run_id & 0xFFFFFF:06x}"
+
+
 NAME = "step"
 
 

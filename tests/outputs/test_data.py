@@ -283,6 +283,18 @@ def test_xarray_has_the_step_as_dimension() -> None:
     assert taps["state"].to_xarray()["state"].shape == (10, 2, 3)
 
 
+def test_missing_steps_are_masked_in_numpy() -> None:
+    with hcb.capture() as taps:
+        jax.jit(lambda x: hcb.id_tap(nothing, x, name="first"))(jnp.float32(1))
+        jax.jit(lambda x: hcb.id_tap(nothing, {"x": x, "step": 3}, name="second"))(jnp.float32(1))
+        jax.jit(lambda x: hcb.id_tap(nothing, x, name="first"))(jnp.float32(2))
+    steps = taps["first"].to_numpy()["step"]
+    assert isinstance(steps, np.ma.MaskedArray)
+    assert steps.tolist()[0] is None
+    assert -(2**63) not in steps.filled().tolist()
+    assert type(taps["second"].to_numpy()["step"]) is np.ndarray
+
+
 def test_messages_of_a_repeated_step_are_the_dimension_of_xarray() -> None:
     pytest.importorskip("xarray")
     step = jax.jit(lambda i, x: hcb.id_tap(nothing, {"x": x, "step": i}, name="again"))

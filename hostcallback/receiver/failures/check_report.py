@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 from hostcallback.receiver import limits
 from hostcallback.receiver.errors import HostCallbackError
 from hostcallback.receiver.failures.call_site import CallSite
-from hostcallback.receiver.messages import Consumer, Message
+from hostcallback.receiver.messages import Consumer, Message, launch_name
 from hostcallback.receiver.text import preformatted
 
 OTHERS = "others"
@@ -171,8 +171,8 @@ class FailedCheck:
             lines.append(f"  {explained.where}")
         if explained.values:
             lines.append("  with " + ", ".join(f"{_called(k)} = {v}" for k, v in explained.values.items()))
-        run = f", run {self.first.run_id}" if self.first.run_id else ""
-        lines.append(f"  first at {self.first}{run}")
+        launch = f", launch {launch_name(self.first.run_id)}" if self.first.run_id else ""
+        lines.append(f"  first at {self.first}{launch}")
         if self.count > 1:
             devices = ", ".join(f"{count:,} on {device}" for device, count in sorted(self.by_device.items()))
             lines.append(f"  {self.count:,} failures ({devices}), the last at {self.last}")

@@ -149,7 +149,7 @@ hcb.barrier_wait()
     assert "BreakpointQuit" not in done.stderr.replace("JaxRuntimeError", "")
 
 
-def test_a_run_has_one_number_in_reports_and_messages(tmp_path: Path) -> None:
+def test_a_launch_has_one_name_in_reports_and_messages(tmp_path: Path) -> None:
     found: list[int] = []
     f = jax.jit(lambda x: (hcb.check(x > 0, "x is {}", x), x)[1])
     with pytest.raises(hcb.TapFunctionException) as caught:
@@ -158,4 +158,4 @@ def test_a_run_has_one_number_in_reports_and_messages(tmp_path: Path) -> None:
     (error,) = caught.value.exceptions
     assert isinstance(error, hcb.CheckError)
     assert error.check.first.run_id == found[0]
-    assert not found[0] or f", run {found[0]}\n" in str(error)
+    assert not found[0] or f", launch {found[0] & 0xFFFFFF:06x}\n" in str(error)

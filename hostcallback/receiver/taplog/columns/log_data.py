@@ -177,6 +177,8 @@ class TapData:
         """Reads all messages, as an array per column: `step`, `time`, and one per leaf, of shape (messages, *lanes,
         *shape).
 
+        If messages have no step, the steps are a `numpy.ma.MaskedArray`, in which theirs are masked.
+
         Raises:
             ValueError: messages have different layouts.
         """

@@ -122,8 +122,10 @@ def column_names(tap: str, columns: Sequence[Column]) -> list[str]:
 
 
 def to_numpy(table: Table) -> dict[str, Array]:
-    """Returns the columns of a table."""
-    return {"step": table.steps, "time": table.times, **dict(zip(table.names, table.values, strict=True))}
+    """Returns the columns of a table; the steps as a masked array if messages have none."""
+    missing = table.steps == NO_STEP
+    steps = np.ma.masked_array(table.steps, missing, fill_value=-1) if missing.any() else table.steps
+    return {"step": steps, "time": table.times, **dict(zip(table.names, table.values, strict=True))}
 
 
 def to_pandas(tables: Sequence[Table], tap: str) -> Any:
