@@ -82,7 +82,10 @@ def other_keyword(value: Any, *, threshold: float) -> None: ...
         (lambda x, y: None, r"\(missing a required argument: 'y'\): .*lambda value: function\(\*value\)"),
         (Method().two, r"calls two with one value.*taken apart by lambda value: two\(\*value\)"),
         (keyword_only, "give it a parameter for the value"),
-        (other_keyword, "missing a required argument: 'threshold'.*keyword arguments, or give them defaults"),
+        (
+            other_keyword,
+            r"required (keyword-only )?argument: 'threshold'.*keyword arguments, or give them defaults",
+        ),
         (functools.partial(lambda a, b, value: None, 1), "missing a required argument: 'value'"),
         (lambda x, y=2: None, None),
         (lambda *values: None, None),

@@ -31,6 +31,7 @@ from hostcallback.receiver.sinks.factory import tell_of_metrics
 from hostcallback.receiver.sinks.print import device_text
 from hostcallback.receiver.sinks.sharding.sinks import waiting_threads
 from hostcallback.receiver.sinks.tap import elements_delivered
+from hostcallback.receiver.sources.back_pressure import BackPressure, Policy
 from hostcallback.receiver.sources.source import Source
 from hostcallback.receiver.taplog.flight.recorder import FlightRecorder
 from hostcallback.receiver.taplog.writing.recorder import Recorder
@@ -333,6 +334,12 @@ class Runtime:
         """Begins or ends to leave out messages of all devices of this process. See `Dispatcher.skips`."""
         for receiver in self.receivers():
             receiver.skip(on)
+
+    def let_go(self, on: bool) -> None:
+        """Begins or ends to overwrite the oldest messages of full queues, so that no program waits for room."""
+        for receiver in self.receivers():
+            policy = BackPressure(policy=Policy.OVERWRITE_OLDEST) if on else receiver.scope.back_pressure
+            receiver.source.configure(policy)
 
     def skipped(self) -> int:
         """Returns the number of messages that were left out so far."""

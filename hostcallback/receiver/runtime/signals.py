@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import os
 import select
 import signal
@@ -20,6 +21,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
+from time import monotonic
 from typing import Any, Protocol
 
 from hostcallback.receiver import processes
@@ -35,6 +37,9 @@ BACK_SEC = 0.3
 
 POLL_SEC = 0.05
 """Seconds between checks while it does not."""
+
+LET_GO_SEC = 0.4
+"""Seconds of leaving out messages after which programs that still wait, behind a stuck tap, are let go."""
 
 ANNOUNCED = (
     "hostcallback: interrupted while the program waits for its taps: {} left out from here on, until the program ends; "
@@ -54,6 +59,9 @@ class Interrupted(Protocol):
 
     def skip_taps(self, on: bool) -> None:
         """Begins or ends to leave out messages."""
+
+    def let_go(self, on: bool) -> None:
+        """Begins or ends to overwrite messages that no thread takes, so that no program waits for room."""
 
     def describe_backlog(self) -> str:
         """Says how many messages wait, and for which function."""
@@ -116,11 +124,14 @@ class InterruptWatch:
         pending = _PENDING(note)
         if ctypes.pythonapi.Py_AddPendingCall(pending, None):
             return
-        seconds, skips = BACK_SEC, False
+        seconds, skips, let_go_at = BACK_SEC, False, math.inf
         while not back.wait(seconds):
             seconds = POLL_SEC
+            if monotonic() > let_go_at and receivers.holds_programs():
+                let_go_at = math.inf
+                receivers.let_go(True)
             if not skips and receivers.holds_programs():
-                skips = True
+                skips, let_go_at = True, monotonic() + LET_GO_SEC
                 text = AT_PROMPT if is_interactive() else ANNOUNCED
                 print(
                     text.format(f"{receivers.describe_backlog()} and those behind are"),
@@ -136,6 +147,7 @@ class InterruptWatch:
                     os.kill(os.getpid(), signal.SIGINT)
         if skips and not self.exits:
             receivers.skip_taps(False)
+            receivers.let_go(False)
 
 
 _PENDING = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)

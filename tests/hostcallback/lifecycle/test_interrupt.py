@@ -185,6 +185,14 @@ def test_a_program_that_waits_for_its_taps_is_interrupted(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.native_only  # on the callback transport a Python callback takes the interrupt
+def test_a_program_behind_a_tap_that_never_returns_is_let_go(tmp_path: Path) -> None:
+    outcome = interrupted(tmp_path, "scan", "stuck")
+    assert "hostcallback: interrupted while the program waits for its taps" in outcome.text
+    check(outcome, within_sec=4.0)
+
+
+@pytest.mark.slow
 def test_prints_into_a_closed_pipe_end_with_one_line() -> None:
     program = """
 import jax, hostcallback as hcb
