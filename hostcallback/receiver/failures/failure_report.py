@@ -96,7 +96,8 @@ class FailureLog:
         key, more, total = self._count(f"{consumer.name} at {consumer.source_line}", count)
         if more == total and group is not None:
             what = "watched operation" if group.is_nonfinite else "check"
-            logger.error("%s %s failed on %s: %s", what, key, device, _on_one_line(group.explanation.text))
+            named = key if key.startswith(f"{what} at ") else f"{what} {key}"
+            logger.error("%s failed on %s: %s", named, device, _on_one_line(group.explanation.text))
         elif more:
             logger.error("%s failed %d more times, %d in all, the last on %s", key, more, total, device)
 
