@@ -108,5 +108,5 @@ release: $(INSTALLED) ## make release VERSION=1.2.3: set the version, cut the ch
 
 clean: ## remove what the other targets made
 	rm -rf $(VENV) .matrix .upstream build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis loss.png
-	rm -f hostcallback/receiver/native/*.so receiver/native/*.dylib receiver/native/*.o
+	rm -f hostcallback/receiver/native/*.so hostcallback/receiver/native/*.dylib hostcallback/receiver/native/*.o
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
