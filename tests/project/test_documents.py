@@ -162,3 +162,11 @@ def test_no_more_files_run_for_a_message_than_the_document_says() -> None:
     for what, count in ast.literal_eval(done.stdout.splitlines()[-1]).items():
         (stated,) = re.findall(rf"^\| {re.escape(what)} \| (\d+) \|$", text, re.MULTILINE)
         assert count <= int(stated) + 2, f"{what}: run python tools/documents/files_run.py"
+
+
+def test_every_thread_is_in_the_table_of_threads() -> None:
+    sources = "".join(path.read_text() for path in (ROOT / "hostcallback").rglob("*.py"))
+    names = set(re.findall(r'\bname=f?"(hostcallback-[a-z-]*)', sources))
+    table = (ROOT / "docs" / "design" / "threads.md").read_text()
+    assert len(names) > 15
+    assert {name for name in names if f"`{name}" not in table} == set()
