@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from checkout import ROOT
+from hostcallback.receiver.cli.parser import COMMANDS
 from tools.documents import rooms
 
 DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -170,3 +171,8 @@ def test_every_thread_is_in_the_table_of_threads() -> None:
     table = (ROOT / "docs" / "design" / "threads.md").read_text()
     assert len(names) > 15
     assert {name for name in names if f"`{name}" not in table} == set()
+
+
+def test_every_command_is_in_the_table_of_commands() -> None:
+    table = (ROOT / "docs" / "command-line.md").read_text().partition("## ")[0]
+    assert {name for name in COMMANDS if f"`{name}`" not in table} == set()
