@@ -17,7 +17,7 @@ import hostcallback as hcb
 from tools.bench.row import Row, measure
 from tools.bench.timing import Counter
 
-WIDTH, BATCH, STEPS, TAPS = 384, 128, 100, 10
+WIDTH, BATCH, STEPS, TAPS = 448, 128, 100, 10
 
 
 def training_loop(rounds: int) -> Row:
