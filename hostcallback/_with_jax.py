@@ -11,7 +11,7 @@ from typing import Any
 
 
 def once_jax_is_imported(function: Callable[[], object], needs: str) -> None:
-    """Calls `function` now if JAX is imported, else at the end of its import, which then raises its exceptions.
+    """Calls `function` now if JAX is imported, else when its import ends, which then raises the exceptions.
 
     `needs` is a module that imports JAX and that `function` needs. If JAX is imported by that module, `function` is
     called at the end of that module's import, because the module is incomplete before.

@@ -1,4 +1,4 @@
-"""For tests of programs with taps: what the pytest plugin `hostcallback_pytest` loads when a test has used a tap."""
+"""Support for tests of programs with taps; the pytest plugin `hostcallback_pytest` loads it when a test uses a tap."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ Shown = tuple[ReprTraceback, ReprFileLocation | None, str | None]
 
 
 def shown(item: pytest.Item, excinfo: pytest.ExceptionInfo[BaseException]) -> ExceptionChainRepr | None:
-    """Returns the report of a failure of checks and taps; None for one that pytest shows well itself."""
+    """Returns the report of failed checks and taps; None for an exception that pytest shows well itself."""
     group, style = excinfo.value, item.config.getoption("tbstyle", "auto")
     if not isinstance(group, TapFunctionException) or style == "native":
         return None

@@ -181,7 +181,7 @@ def call_when_run(primitive: Any, function: Callable[[], None]) -> None:
 
 
 def dispatch_synchronously(context: LoweringContext) -> None:
-    """Has the calling thread run the program on CPU, and wait for its end, where its arguments are there.
+    """Makes the calling thread run CPU programs itself, and wait for their end, once their arguments are ready.
 
     XLA does so for programs with host callbacks, "to avoid deadlocks with reentrant callbacks" (0.8 to 0.12): a thread
     then has one of the 32 programs that a device has in flight at most. Without it, threads fill all places with
@@ -207,7 +207,7 @@ _CALLBACKS: dict[str, tuple[Any, str, frozenset[str], frozenset[str]]] = {
 
 
 def callback_primitive(name: str) -> Any:
-    """The primitive in which every call of that public function ends, wherever a library got the function from.
+    """The primitive that every call of that public function binds, however a library imported the function.
 
     Raises:
         LookupError: this JAX has none of that name.
@@ -237,13 +237,13 @@ def replace_bind(primitive: Any, bind: Callable[..., Any]) -> None:
 
 
 def restore_bind(primitive: Any, bind: Callable[..., Any]) -> None:
-    """Undoes `replace_bind`, unless other code has replaced it since: that one calls ours, which hands on."""
+    """Undoes `replace_bind`. If other code has replaced `bind` since, ours stays below it and passes calls on."""
     if vars(primitive).get("bind") is bind:
         del primitive.bind
 
 
 def own_bind(primitive: Any) -> Callable[..., Any]:
-    """What `primitive.bind` is now."""
+    """The current `primitive.bind`."""
     bind: Callable[..., Any] = primitive.bind
     return bind
 

@@ -50,13 +50,13 @@ def call_after_each_jit(function: Callable[[Any], None]) -> Callable[[], None]:
 
 
 def is_hooked(undo: Callable[[], None]) -> bool:
-    """Whether the hook that `undo` undoes is there: setting a NaN check replaces it."""
+    """Whether the hook that `undo` removes is still installed: switching on JAX's NaN check replaces it."""
     hook: Any = _api._post_hook_state.get_global()
     return getattr(hook, "undo", None) is undo
 
 
 def let_threads_have_the_hook() -> None:
-    """Keeps JAX from hiding the hook of `call_after_each_jit` from threads; and from this one, if it has done so.
+    """Makes the hook of `call_after_each_jit` visible to all threads, this one included: JAX may hide it.
 
     JAX sets a thread's own hook to None whenever a NaN check may have ended there, and each evaluation of a jaxpr may
     end one (0.8 to 0.12). Without this, the hook is not called on that thread from then on.
@@ -209,7 +209,7 @@ def _donated(args: Sequence[Any], count: int) -> Sequence[bool]:
 
 
 def in_place_of(replaced: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Makes of a function a stand-in for one of JAX's: it has all that the other has, such as its cache's methods.
+    """Returns `function` with the attributes of the JAX function that it replaces, such as `cache_clear`.
 
     Functions with JAX's caches are C++ objects (0.8 to 0.12), whose methods `functools.wraps` leaves out. Without them,
     `jax._src.interpreters.pxla._cached_lowering_to_hlo.cache_info()`, with which JAX and its users count lowerings,
@@ -242,7 +242,7 @@ def _devices(args: Sequence[Any]) -> int:
 
 
 def as_one_equation(closed: Any, inner: Any, primitive: Any, effects: set[Any]) -> Any:
-    """A program that is one equation of `primitive`, with these effects, in place of the program `closed`.
+    """Wraps the program `closed` into one equation of `primitive` that has these effects.
 
     Args:
         closed: the program, whose inputs and results it keeps.
@@ -321,7 +321,7 @@ def tokens_are_set(ctx: Any) -> bool:
 
 
 def pass_tokens(ctx: Any) -> None:
-    """Hands an equation's tokens on as they are."""
+    """Passes an equation's tokens through unchanged."""
     ctx.set_tokens_out(ctx.tokens_in)
 
 

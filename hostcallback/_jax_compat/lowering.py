@@ -117,7 +117,7 @@ class LoweringContext:
         return bool(self.raw.module_context.lowering_parameters.for_export)
 
     def constant(self, value: np.ndarray[Any, Any]) -> Any:
-        """An array that the program brings along."""
+        """Embeds an array in the program as a constant."""
         return _mlir.ir_constant(value)
 
     @property
@@ -127,7 +127,7 @@ class LoweringContext:
 
     @property
     def partially_manual(self) -> bool:
-        """Whether some axes of the mesh are still partitioned by the compiler."""
+        """Whether the compiler still partitions some axes of the mesh, inside shard_map."""
         return self.manual and self.axis_context.manual_axes != frozenset(self.axis_context.mesh.axis_names)
 
     @property
@@ -277,7 +277,7 @@ class LoweringContext:
         return f"xla_ffi_python_{device}_callback", len(module.host_callbacks) - 1
 
     def widen(self, operands: Sequence[Any], avals: Sequence[Any]) -> list[Any]:
-        """Operands whose elements are whole bytes, as `widened` says."""
+        """Converts operands to the dtypes that `widened` returns."""
         # JAX 0.8.0 hands packed elements of less than a byte to Python as they lie: without this, values are wrong.
         return [_widen(operand, aval) for operand, aval in zip(operands, avals, strict=True)]
 

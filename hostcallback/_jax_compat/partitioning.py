@@ -51,7 +51,7 @@ def mark_side_effect(results: Sequence[Any]) -> None:
 
 
 def keeping_alive_in(ctx: Any, kept: list[Any]) -> Any:
-    """The lowering context, with `kept` in the place of what JAX keeps alive as long as the program."""
+    """Returns the lowering context with the list `kept` in place of JAX's own list of objects to keep alive."""
     return ctx.replace(module_context=ctx.module_context.replace(keepalives=kept))
 
 
@@ -112,7 +112,7 @@ def varying_axes(avals: Iterable[Any]) -> frozenset[Any]:
 
 
 def vary_over(axes: frozenset[Any], value: Any) -> Any:
-    """The value as one that varies over those axes as well: the two results of a branch, say, must agree in that."""
+    """Marks a value as varying over those axes: the two results of a branch, for example, must agree in this."""
     missing = tuple(sorted(axes - varying_axes([jax.typeof(value)]), key=str))
     if not missing:
         return value
@@ -141,7 +141,7 @@ REPLICATED: Any = _xla_client.HloSharding.replicate()
 
 
 def sharding_without(sharding: Any, rank: int, axes: Sequence[int]) -> Any:
-    """The sharding of an array of that rank that leaves some of its axes whole, and the others as they are."""
+    """The sharding of an array of that rank in which some axes are not divided; the other axes stay as they are."""
     if not axes or not sharding.is_tiled():
         return sharding
     sizes = sharding.tile_assignment_dimensions()
@@ -171,7 +171,7 @@ def sharding_without(sharding: Any, rank: int, axes: Sequence[int]) -> Any:
 
 
 def one_row_each(devices: int) -> Any:
-    """The sharding of a matrix of which each device of a program has the row of its number."""
+    """The sharding of a matrix whose row `i` lies on the program's device `i`."""
     return _xla_client.HloSharding.iota_tile((devices, 1))
 
 

@@ -27,7 +27,7 @@ _traceback_util.register_exclusion(os.path.dirname(os.path.dirname(os.path.abspa
 
 
 def exclude_from_source_lines(folder: str) -> None:
-    """Leaves the files of a folder out where JAX names a line: `jax.extend.source_info_util` has it too."""
+    """Excludes the files of a folder where JAX looks for the user's line, as `jax.extend.source_info_util` does."""
     _source_info_util.register_exclusion(folder)
 
 
@@ -93,7 +93,7 @@ def equation_context(equation: Any) -> Iterator[None]:
 
 
 def no_equation_context() -> Any:
-    """Undoes `equation_context` while other code of the user's is traced, whose equations have their own lines."""
+    """Suspends `equation_context` while other user code is traced: its equations have their own source lines."""
     return _source_info_util.user_context(None, name_stack=_source_info_util.new_name_stack())
 
 
@@ -129,7 +129,7 @@ def equation_origin(equation: Any) -> tuple[Any, ...]:
 
 
 def evaluated_frames() -> Iterator[tuple[str, int, str]]:
-    """As `equation_frames`, of the equation that the calling thread evaluates; none where it calls a user's function.
+    """As `equation_frames`, for the equation that the calling thread evaluates; empty while it calls a user's function.
 
     `eval_jaxpr` and JAX's rules put the equation's traceback where new equations get theirs from (0.8 to 0.12).
     """
@@ -145,7 +145,7 @@ def set_user_context(context: Any, value: Any) -> None:
 
 
 def user_context_setters(context: Any) -> tuple[Callable[[Any], None], Callable[[], None]]:
-    """What sets the value of a `jax.make_user_context` for the calling thread, and what unsets it (0.8 to 0.12)."""
+    """Returns the functions that set and unset a `jax.make_user_context` for the calling thread (0.8 to 0.12)."""
     set_local = context._obj.set_local
     return set_local, functools.partial(set_local, _config.config_ext.unset)
 

@@ -37,7 +37,7 @@ def extend_effects_barrier(function: Callable[[], None]) -> None:
 
 
 def extend_waits(function: Callable[[], None], unless: Callable[[], Any]) -> Callable[[], None]:
-    """Has everything in Python that waits for results call `function` when they are ready, unless `unless()` holds.
+    """Makes every wait for results in Python call `function` once the results are ready, unless `unless()` is true.
 
     `jax.block_until_ready` takes several arrays to `xla_client.batched_block_until_ready`, and one to its method.
     Numbers, texts, `numpy` by `__array__` and `jax.device_get` take the value from `ArrayImpl._value`, other libraries

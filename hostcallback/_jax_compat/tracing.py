@@ -60,7 +60,7 @@ def is_batching() -> bool:
 
 
 def trace_of(tracer: Any) -> typing.Literal["this", "outer"] | None:
-    """Where a tracer's trace is, seen from the current one; None if it is over, or inside, or of another kind.
+    """Where a tracer's trace is, relative to the current one; None if it has ended, is inner, or of another kind.
 
     "this" also means transformations (vmap, jvp) around which nothing was traced to a jaxpr since: only tracers of
     those may go into the current jaxpr without it depending on what encloses it, from where JAX's caches of jaxprs
@@ -78,7 +78,7 @@ def trace_of(tracer: Any) -> typing.Literal["this", "outer"] | None:
 
 
 def escaped_tracer_error(value: Any) -> Exception | None:
-    """JAX's error for a tracer whose trace is over; None for every other value.
+    """JAX's error for a tracer whose trace has ended; None for every other value.
 
     JAX (0.8 to 0.12) takes most such tracers for constants of the current trace, and raises only when the program
     runs, far from the line that used them. A tracer is alive if its trace is current or encloses the current one; if a
@@ -108,7 +108,7 @@ def is_frame_of_jit(frame: FrameType) -> bool:
 
 
 def tracing_for(frame: FrameType | None) -> str | None:
-    """For which code with a special lowering a frame's thread is tracing; None for ordinary programs.
+    """The kind of specially lowered code that a frame's thread is tracing; None for ordinary programs.
 
     Such code is a Pallas kernel, the body of a custom partitioning, or a function by which a lowering rule is written
     (`mlir.lower_fun`). The effects of its equations get into no program's list of effects. JAX sets no mark while it

@@ -81,7 +81,7 @@ class Acceleration:
         return list(self._callbacks)
 
     def undo(self) -> None:
-        """Leaves the callbacks of later traces to JAX, or to an `accelerate` that is still active.
+        """Restores JAX's own callbacks for later traces, unless another `accelerate` is still active.
 
         Programs that were traced before do not change, and their messages still arrive.
 

@@ -35,7 +35,7 @@ LAST_MESSAGES = 1000
 
 
 def about_this_process() -> dict[str, Any]:
-    """Plain data for the manifest of a capsule."""
+    """Describes this process for the manifest of a capsule."""
     devices = jax.devices()
     return {
         "created_ns": time.time_ns(),
@@ -145,7 +145,7 @@ class FailureCapsules:
 
 
 def add_report(writer: CapsuleWriter, failure: FailedCheck | TapFailure, more: str = "") -> None:
-    """Adds the report of a failure, and what `more` says, and the last messages, or why there are none.
+    """Adds the failure's report, the entries of `more`, and the last messages or the reason why there are none.
 
     Raises:
         OSError: they cannot be written.
@@ -193,7 +193,7 @@ def is_nonfinite(failure: FailedCheck | TapFailure) -> bool:
 
 
 def report_of(failure: FailedCheck | TapFailure) -> str:
-    """The report, as the program's user gets it."""
+    """The report as the user sees it."""
     if isinstance(failure, FailedCheck):
         return failure.report()
     return f"{described(failure).text}\n  raised by {failure.describe()}"

@@ -172,7 +172,7 @@ class BarMessages:
 
 
 def message(phase: Phase, step: Any, total: Any, postfix: Mapping[str, Any]) -> Any:
-    """Returns what the tap of a message sends; see `receiver.sinks.progress.message.Step`."""
+    """Returns the value that the tap of a message sends; see `receiver.sinks.progress.bars.Step`."""
     return np.int32(phase), _count(step), _count(total), dict(postfix)
 
 

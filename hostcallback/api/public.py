@@ -22,7 +22,7 @@ _UNEXPECTED = re.compile(r"got an unexpected keyword argument '(\w+)'")
 
 
 def public(function: F) -> F:
-    """Returns the function with the same signature; see above."""
+    """Returns the function with hidden frames and checked arguments; the signature stays."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -57,7 +57,7 @@ def suggestion(name: str, options: list[str]) -> str:
 
 
 def refuse_compiled(what: str, function: Any) -> None:
-    """Checks that programs of a function can get taps.
+    """Raises TypeError for a compiled function: its program cannot get taps any more.
 
     Raises:
         TypeError: it was compiled ahead of time.

@@ -138,7 +138,7 @@ class OutfeedReceiver(ShownAsSummary):
 
     @property
     def writers(self) -> list[WriterStats]:
-        """What became of the records of metrics, per writer of `writers=`, while the receiver is open and after."""
+        """Counts of written and lost metric records, per writer of `writers=`, while the receiver is open and after."""
         return [] if self._metrics is None else self._metrics.stats
 
     @property

@@ -95,7 +95,7 @@ TELL_SEC = 3.0
 
 
 class ExitWait:
-    """Looks on while a process waits for its taps at its end. One thread.
+    """Watches the progress while a process waits for its taps at exit. One thread.
 
     Attributes:
         idle_sec: seconds without a delivery after which the wait ends.
@@ -109,7 +109,7 @@ class ExitWait:
         self._told = False
 
     def look(self) -> None:
-        """Goes on while anything is delivered on any device. Prints one line after `TELL_SEC`.
+        """Waits as long as any device makes progress. Prints one line after `TELL_SEC`.
 
         Raises:
             TapTimeoutError: nothing was delivered for `idle_sec`.
@@ -136,7 +136,7 @@ def describe_backlog() -> str:
 
 
 def flush_writers(look: Callable[[], None]) -> None:
-    """Has the metric writers of open receivers write what they have, and logs what those that are blocked lose.
+    """Flushes the metric writers of open receivers, and logs what blocked writers lose.
 
     Args:
         look: called repeatedly while waiting; may raise to stop the wait.

@@ -1,4 +1,4 @@
-"""Lets host functions use JAX while any number of programs wait for them.
+"""Lets host functions call JAX, however many programs wait for host functions at that time.
 
 XLA:CPU has one pool of threads for asynchronous programs, as large as the number of cores or devices, and accepts 32
 programs at a time per device. A program holds a thread and a place until it ends, also while it waits for an FFI

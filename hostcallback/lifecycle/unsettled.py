@@ -1,4 +1,4 @@
-"""Steps that a barrier asks to report: before it waits for messages, and once they are delivered."""
+"""Callbacks of a barrier: some run before it waits for messages, others once the messages are delivered."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def add_after_delivery(settle: Settle) -> None:
 
 
 def settle_all(deadline: float | None) -> None:
-    """Calls what `add` added since the last time, with the `perf_counter()` value at which to give up.
+    """Calls the callbacks that `add` registered since the last time, with the `perf_counter()` deadline.
 
     Raises:
         TapTimeoutError: the deadline passed. What was not settled is called again the next time.

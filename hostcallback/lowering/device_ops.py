@@ -1,4 +1,4 @@
-"""Lowers what reads arrays where they are (tests, statistics, copies), the clock, and the verdict about a call.
+"""Lowers operations that read arrays in place (tests, statistics, copies), the clock, and the verdict about a call.
 
 On CPUs a native handler keeps what it takes, in programs of one device. Elsewhere each failed call counts as the first.
 
@@ -215,7 +215,7 @@ _seen_lock = threading.Lock()
 
 
 def verdict(failed: Any, program: str) -> Any:
-    """Judges a call of a program, in the trace of a whole program.
+    """Counts a call, and says whether it failed and whether it is the first of a series. In a whole program's trace.
 
     Args:
         failed: bool [n], the tests of the call.
@@ -234,7 +234,7 @@ def verdict(failed: Any, program: str) -> Any:
 
 
 def forget() -> None:
-    """Makes the next call of each program in which a test fails the first of a row. Any thread."""
+    """Makes the next failing call of each program count as the first of a series. Any thread."""
     if transport.use_native("cpu"):
         native_library.load().hcb_verdict_forget()
 

@@ -172,7 +172,7 @@ class _Emission(NamedTuple):
         return [np.dtype(aval.dtype) for aval in self.avals]
 
     def partitioned_call(self, target: str, operands: Sequence[Any], **config: Any) -> Any:
-        """Emits a call that the compiler partitions: each device sends its shard."""
+        """Emits a custom call that the compiler partitions, so that each device sends its shard."""
         context = self.context
         text = partition.call_config(
             target, context.device_count, context.partly_manual_mesh, whole_axes=self.whole_axes,

@@ -94,7 +94,7 @@ class Loop(NamedTuple):
 
 
 def loop_of(equation: Any, operands: Sequence[Any]) -> Loop:
-    """Takes a scan or a while loop with these operands apart."""
+    """Splits a scan or while loop with these operands into its parts."""
     params = equation.params
     if equation.primitive.name == "scan":
         consts, init, xs = compat.scan_groups(params, operands)
@@ -106,7 +106,7 @@ def loop_of(equation: Any, operands: Sequence[Any]) -> Loop:
 
 @dataclass(frozen=True)
 class Place:
-    """The place of a program among the equations that hold it.
+    """The position of a program: the equations around it, outermost first.
 
     Attributes:
         equations: the equations around it, outermost first.
@@ -118,7 +118,7 @@ class Place:
     iterations: tuple[Any, ...] = ()
 
     def inside(self, equation: Any, *iterations: Any) -> Place:
-        """The place of a program that the equation holds."""
+        """Returns the position of a program inside an equation of this program."""
         return Place((*self.equations, equation), (*self.iterations, *iterations))
 
 
@@ -161,7 +161,7 @@ class Evaluator:
         return compat.eval_jaxpr(jaxpr, *values)[0]
 
     def of_iteration(self, records: Records) -> Records:
-        """Takes what one iteration of a `while_loop` measured; returns the bool scalars that hold if any one does."""
+        """Returns the records of one `while_loop` iteration that are combined by `or` over all: bool scalars."""
         return {}
 
     def evaluate(self, jaxpr: Any, values: Sequence[Any], place: Place) -> tuple[list[Any], Records]:
@@ -205,7 +205,7 @@ class Evaluator:
 
 
 def last_uses(jaxpr: Any) -> Mapping[int, list[Any]]:
-    """By the number of an equation, the variables that nothing reads after it: what need not be kept any longer."""
+    """Returns, by equation number, the variables whose last use is that equation."""
     last: dict[Any, int] = {}
     for number, equation in enumerate(jaxpr.eqns):
         last.update({atom: number for atom in equation.invars if not isinstance(atom, Literal)})
@@ -363,7 +363,7 @@ def _while(self: Evaluator, equation: Any, values: Sequence[Any], place: Place) 
 
 
 def where_it_goes_on(predicate: Any, new: Sequence[Any], old: Sequence[Any]) -> list[Any]:
-    """The carry after an iteration of a while loop: a loop that vmap has batched has a predicate for each element."""
+    """Selects the carry after an iteration of a while loop: after vmap the predicate has one value per element."""
     if not predicate.ndim:
         return list(new)
     chosen = [jnp.expand_dims(predicate, tuple(range(predicate.ndim, after.ndim))) for after in new]

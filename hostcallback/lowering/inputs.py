@@ -76,7 +76,7 @@ def any_not_finite(values: Sequence[Any], devices: int = 1) -> Any:
 
 
 def groups_not_finite(values: Sequence[Any], devices: int = 1) -> Any:
-    """The same for each group of arrays of one type: bool [group]."""
+    """As `any_not_finite`, per group of arrays with one type: bool [groups]."""
     inexact = [value for value in values if is_inexact(value)]
     if devices > 1:
         # The compiler would divide the arrays of a group alike, and with them results that are whole without the test.

@@ -201,7 +201,7 @@ shards."""
 def process_shares(
     starts: Sequence[Sequence[Sequence[int]]], groups: Sequence[int], processes: Sequence[int]
 ) -> list[ProcessShare]:
-    """Returns per partition what its process has of the partition's value.
+    """Returns, per partition, the share of the value that the partition's process holds.
 
     Args:
         starts: per array and partition, the start of the shard.

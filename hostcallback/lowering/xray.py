@@ -45,7 +45,7 @@ class _Key(NamedTuple):
 
 
 def _key() -> _Key:
-    """Makes the key when the first block opens: from then on JAX traces each program from before it once more."""
+    """Creates the key when the first block opens. Programs that were traced before are traced once more after that."""
     with _key_lock:
         return _only_key()
 
@@ -175,7 +175,7 @@ class Context:
             self.xray.left(self, None)
 
     def close(self) -> None:
-        """Leaves the block, without what is due at its end.
+        """Leaves the block without running its end (`Xray.left`).
 
         Raises:
             RuntimeError: it is not open, or another thread has opened it.
@@ -202,7 +202,7 @@ class Context:
         del opened[place]
 
     def wrap(self, function: Callable[P, R]) -> Callable[P, R]:
-        """Returns `function`, which is called in the context."""
+        """Returns a function that calls `function` in the context."""
         name = str(getattr(function, "__name__", "the function"))
         mark = source_line.mark(next(_numbers))
 
@@ -273,7 +273,7 @@ def _note_mark(mark: str, context: Context) -> None:
 
 @contextlib.contextmanager
 def closed() -> Iterator[None]:
-    """No context is open for the calling thread: for programs of our own."""
+    """Hides all open contexts from the calling thread, while it traces programs of our own."""
     contexts, _here.contexts = _here.contexts, []
     try:
         # Without a key there is nothing to close, and it is not made for that.

@@ -199,7 +199,7 @@ def statistics(value: Any) -> dict[str, Any]:
 
 
 def share_statistics(value: Any, devices: int) -> Any:
-    """Measures an array that the compiler divides among devices where it lies: no device asks another.
+    """Measures an array that the compiler divides among devices; each device measures its shard, without communication.
 
     Returns:
         float32 [devices, 8], for `merged_statistics`: of each device's share of the array the seven statistics and the

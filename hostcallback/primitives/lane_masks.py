@@ -35,7 +35,7 @@ from hostcallback.primitives.tap import bind_where, tap_p
 
 
 class Where(NamedTuple):
-    """For which elements the taps and calls of a program happen.
+    """The elements of a vmap for which the taps and calls of a program run.
 
     Attributes:
         mask: a boolean scalar, traced.
@@ -48,7 +48,7 @@ class Where(NamedTuple):
 
 
 def evaluate_where(where: Where, jaxpr: Any, values: Sequence[Any]) -> list[Any]:
-    """Evaluates a jaxpr, closed or without constants, whose taps and calls happen where the mask holds.
+    """Evaluates a jaxpr whose taps and calls run only for elements where the mask is true.
 
     Raises:
         NotImplementedError: a tap or a call is in an equation that holds a program and has no rule here.

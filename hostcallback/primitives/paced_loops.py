@@ -1,4 +1,4 @@
-"""Loops that call for a message about every tenth of a second, at no cost for the steps between.
+"""Loops that emit a message about every 0.1 s, at no cost for the steps between.
 
 A loop is two: an inner one runs steps until a number that the outer one chose, without any question. The outer one
 then reads a clock, emits a message if it is time, and chooses how many steps will take about a millisecond. A scan
@@ -217,7 +217,7 @@ class _Blocks:
         messages: Messages,
         options: dict[str, Any],
     ) -> _Blocks | None:
-        """Returns the loops; None for a scan that only JAX's own can be, or that it refuses."""
+        """Returns the loops; None for a scan that must stay JAX's own, or that JAX refuses."""
         if not length:
             return None
         x = jax.tree.map(lambda leaf: leaf[0], xs)

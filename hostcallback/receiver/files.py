@@ -15,7 +15,7 @@ _OTHERS = 0o066
 
 @dataclass(frozen=True, slots=True)
 class Permissions:
-    """Who may read and write what is created. What exists already keeps its permissions.
+    """Permissions of newly created files and folders. Existing ones keep theirs.
 
     Attributes:
         mode: of files. Folders have it with the right to enter for everyone who may read.

@@ -285,7 +285,7 @@ class Registry:
             return list(self._consumers.values())
 
     def retired(self) -> list[tuple[int, float]]:
-        """Consumers whose programs are gone, with the time of that: a barrier may forget them when it has finished."""
+        """Consumers whose programs were freed, with the time: a barrier may forget them when it has finished."""
         with self._lock:
             self._settle()
             return list(self._retired)

@@ -83,6 +83,6 @@ class PublicNames:
         return value
 
     def listed(self) -> list[str]:
-        """What `dir` lists: without the packages that were imported meanwhile, which are internal."""
+        """The names that `dir` lists; submodules that happen to be imported are internal and left out."""
         special = [name for name in vars(sys.modules[self._package]) if name.startswith("__")]
         return sorted({*special, *self.modules, "__all__"})

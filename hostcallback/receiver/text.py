@@ -35,7 +35,7 @@ def printable_lines(text: str, indent: str = "") -> str:
 
 
 def printable_report(text: str) -> str:
-    """Returns a report, whose lines but the first begin with two spaces: lines that do not were smuggled into it."""
+    """Returns a report with all lines but the first indented, so that none can pose as another line of output."""
     first, *others = printable_lines(text).split("\n")
     return "\n".join(
         [first, *(line if line.startswith("  ") or not line else f"    {line}" for line in others)]
@@ -76,7 +76,7 @@ def is_credential(header: str) -> bool:
 
 
 def is_printable(secret: object) -> bool:
-    """Whether a secret can be sent in a header. Libraries repeat one that cannot in the text of their error."""
+    """Whether a secret can be sent in a header. If not, libraries would repeat it in the text of their error."""
     return isinstance(secret, str) and secret.isascii() and secret.isprintable()
 
 

@@ -1,4 +1,4 @@
-"""Threads that dispatch programs: that of the barriers, those of users, and what programs wait for without a thread.
+"""Threads that dispatch programs: the barriers' own, the users' (census), and programs that can be held back.
 
 If a device has no place for one more program, a dispatch blocks, and neither Ctrl-C nor a time limit can end it. So
 barriers dispatch on a thread of this module, and no thread of the user blocks there.

@@ -1,4 +1,4 @@
-"""Splits a tapped pytree into the leaves for the device and those that stay on the host."""
+"""Splits a tapped pytree into leaves for the device and leaves that stay on the host."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which of a user's objects a program may keep alive; weak references to the others; what identifies them."""
+"""Decides which of a user's objects a program may keep alive; weak references and fingerprints of the others."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ def _span(code: CodeType, offset: int) -> tuple[int, int, int, int] | None:
 
 @functools.lru_cache(maxsize=4096)
 def called_name(code: CodeType, offset: int) -> tuple[str, ...]:
-    """Returns the name of what an instruction calls, by its source: `("linear",)` for `self.linear(x)`.
+    """Returns the name that an instruction calls, from its source: `("linear",)` for `self.linear(x)`.
 
     An index is one more part: `self.layers[0](x)`. What `jax.vmap` and the like call is their first argument.
 
@@ -204,7 +204,7 @@ def marks_in(stack: str) -> Sequence[str]:
 
 
 def is_own(stack: str) -> bool:
-    """Whether X-ray has added the equation with that name stack."""
+    """Whether the equation with that name stack was added by X-ray."""
     return OWN in stack
 
 

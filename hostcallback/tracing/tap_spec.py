@@ -226,7 +226,7 @@ class TapSpec:
         return self
 
     def of(self, origin: Any, number: int) -> TapSpec:
-        """Returns the same tap of one program, whose messages have a consumer of their own.
+        """Returns the tap for one program only, so that its messages have a consumer of their own.
 
         Args:
             origin: what belongs to the program; see `Consumer`.

@@ -62,7 +62,7 @@ def capsule(
     max_capsules: int = 3,
     all_threads: bool = False,
 ) -> Any:
-    """Has calls of jitted functions that fail leave a file with which the failure can be seen again.
+    """Writes a file that reproduces the failure for each call of a jitted function that fails.
 
     `with hcb.capsule(folder): ...` holds for every jitted function that is called in the block;
     `hcb.capsule(step, folder)` returns `step`, called in such a block. A call fails if a check in it fails
@@ -136,7 +136,7 @@ class Capsules(xray.Xray):
     """The names of the jitted functions whose programs were lowered."""
 
     def rewrite(self, program: Program, context: xray.Context) -> Any:
-        """Returns the program with its inputs sent at the end of a call that fails, and its taps told apart."""
+        """Returns the program extended so that a failing call sends its inputs. Its taps get separate consumers."""
         if compat.is_eager(program.closed) or _is_held(program.tapped, self):
             return None
         context.notes["programs"] = True
@@ -167,7 +167,7 @@ class Capsules(xray.Xray):
         return program.run(run)
 
     def left(self, context: xray.Context, function: str | None) -> None:
-        """Says once if no function of the user's was jitted."""
+        """Warns once if no jitted function was called in the block."""
         # A block that is entered again lowers nothing.
         known = context.notes.get("programs") or (function is None and self.seen)
         if not known and not context.notes.setdefault("told", False):

@@ -1,4 +1,4 @@
-"""Programs whose failing calls leave capsules: inputs and reports of failures meet here, on receiver threads."""
+"""Programs whose failing calls become capsules: joins a call's inputs with its failure report, on receiver threads."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class HeldProgram:
         self._specs: dict[int, tuple[TapSpec, TapSpec]] = {}
 
     def own(self, spec: TapSpec) -> TapSpec:
-        """The tap whose messages are known to be of this program."""
+        """Returns a copy of the tap for this program, so that its messages are known to come from it."""
         return self._specs.setdefault(id(spec), (spec, spec.of(self, self._number)))[1]
 
     @contextlib.contextmanager
@@ -173,7 +173,7 @@ def _nbytes(array: Any) -> int:
 
 
 def reporter(program: Program, name: str) -> Callable[[Message, Sequence[Any] | None], None]:
-    """Returns what reports a call whose results are not finite: by the diagnosis of its inputs, if it has them.
+    """Returns the function that reports a call with non-finite results; it diagnoses the inputs if they were sent.
 
     Args:
         program: the program.

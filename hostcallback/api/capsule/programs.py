@@ -81,12 +81,12 @@ def _is_key(aval: Any) -> bool:
 
 
 def data_of(value: Any) -> Any:
-    """An array; of typed keys their data."""
+    """Returns the array, or the key data if it holds typed keys."""
     return jax.random.key_data(value) if _is_key(jax.typeof(value)) else value
 
 
 def struct_of(aval: Any, *, wide: bool = False) -> Any:
-    """The shape and dtype of an array; of typed keys those of their data; with `wide` in 64 bits."""
+    """The shape and dtype of an array (of the key data for typed keys); with `wide` in 64 bits."""
     if _is_key(aval):
         return jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(aval.shape, aval.dtype))
     return jax.ShapeDtypeStruct(aval.shape, promoted_dtype(aval.dtype) if wide else aval.dtype)
@@ -204,7 +204,7 @@ class _Bound:
 
 
 def promoted_dtype(dtype: Any) -> Any:
-    """The dtype of 64 bits (128 if complex) for a dtype of floating-point or complex numbers; others as they are."""
+    """Returns float64 or complex128 for floating-point and complex dtypes; other dtypes are returned unchanged."""
     if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
         return dtype
     if jnp.issubdtype(dtype, jnp.complexfloating):

@@ -58,7 +58,7 @@ class Reproduction:
 
 
 def reproduce(capsule: Capsule, bindings: Mapping[str, Callable[..., Any]] | None = None) -> Reproduction:
-    """Runs the program of a capsule. Prints, logs and checks in it do what they do.
+    """Runs the program of a capsule. Its prints, logs and checks work as in the original run.
 
     Args:
         capsule: the capsule.

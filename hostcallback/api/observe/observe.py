@@ -191,7 +191,7 @@ class Observe(Xray):
         return program.run(run)
 
     def left(self, context: Context, function: str | None) -> None:
-        """Says what matched nothing in any program; see `Xray`."""
+        """Raises ValueError for selections that matched nothing; warns if no program was compiled. See `Xray`."""
         with _notes_lock:
             missed = dict(self.notes["missed"])
         if missed:
@@ -206,7 +206,7 @@ class Observe(Xray):
 
     @property
     def notes(self) -> dict[str, Any]:
-        """What its programs have: kept as long as the caches of jits keep those."""
+        """Notes about each program, kept as long as the jit caches keep the program."""
         empty = {"hits": set(), "missed": {}, "names": {}, "not entered": [], "programs": 0}
         notes: dict[str, Any] = self.__dict__.setdefault("_notes", empty)
         return notes

@@ -1,4 +1,4 @@
-"""Finds the parameters of a program by their paths, their gradients, and what an optimizer makes of them."""
+"""Finds the parameters of a program by path, their gradients, and their updated values."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ class _Flow:
 
 
 def _one_of(values: Sequence[_Value], origins: frozenset[Any], keeps: bool) -> _Value:
-    """What one of several programs returns; `keeps` says whether it has the elements of what it is given."""
+    """Describes the result of one of several programs; `keeps`: whether it has the elements of the input."""
     return _Value(
         _sum_with("select_n", [_Value(), *values]),
         values[0].views if keeps and len(values) == 1 else frozenset(),
@@ -199,7 +199,7 @@ def _sum_with(primitive: str, operands: Sequence[_Value]) -> Mapping[int, int]:
 
 
 def _gradients(jaxpr: Any, flow: _Flow, wanted: Container[int]) -> dict[int, _Gradient]:
-    """By the number of an input, the value that is its gradient; for those of `wanted` that have one.
+    """Returns the gradient of each input in `wanted` that has one, by the input's number.
 
     A gradient leaves the backward pass, and has the origin of an operation that uses its parameter. Where several are
     alike, as in a loop of Python, the backward pass has the reverse order of the operations.
@@ -219,7 +219,7 @@ def _gradients(jaxpr: Any, flow: _Flow, wanted: Container[int]) -> dict[int, _Gr
 
 
 def _updates(program: Program, paths: Sequence[Sequence[str]], results: Sequence[_Value]) -> dict[int, int]:
-    """By the number of an input, that of the result which is this parameter after the step.
+    """Returns, by the number of an input, the number of the result that holds this parameter after the step.
 
     A sum of the parameter and something else. Of several, the one whose path has most in common with the parameter's,
     then one that depends on a backward pass, then the one with the fewest summands.

@@ -89,7 +89,7 @@ def _function_of(equation: Any) -> str:
 
 
 def variables(atoms: Iterable[Any], among: Container[Any] | None = None) -> list[Any]:
-    """The variables among operands or results of equations; with `among`, those that are in it."""
+    """The variables (not literals) among operands or results; with `among`, only those in it."""
     found = [atom for atom in atoms if not isinstance(atom, Literal)]
     return found if among is None else [variable for variable in found if variable in among]
 
@@ -132,7 +132,7 @@ class Selection:
 
     @property
     def is_region(self) -> bool:
-        """Whether equations of one label are one place, of which what leaves it is tapped."""
+        """Whether all equations with one label form one place, whose outputs are tapped."""
         return self.kind in ("scope", "module", "function", "file", "call")
 
     def _own(self, site: Site) -> str:
@@ -165,7 +165,7 @@ def _named(site: Site) -> Iterable[tuple[str, int, str]]:
 
 
 def match_path(pattern: str, path: Sequence[str]) -> str | None:
-    """The shortest beginning of a path whose end matches a glob by parts (`encoder/*/attention`); None if none does."""
+    """The shortest prefix of a path whose last parts match a glob (`encoder/*/attention`); None if there is none."""
     wanted = pattern.strip("/").split("/")
     path = [part for name in path for part in name.split("/")]  # haiku has `mlp/~/linear_0` as one name
     for end in range(1, len(path) + 1):
@@ -233,7 +233,7 @@ def _read(item: Any) -> list[Selection]:
 
 
 def nearest(text: str, names: Iterable[str], count: int = 8) -> list[str]:
-    """The names that are most like a text, and after them others, in order."""
+    """The names sorted by similarity to a text; names that are not similar come last."""
     known = list(dict.fromkeys(names))
     near = difflib.get_close_matches(text, known, n=count, cutoff=0.3)
     return [*near, *(name for name in known if name not in near)][:count]

@@ -89,7 +89,7 @@ class Found:
     not_entered: list[Site] = field(default_factory=list)
 
     def new_label(self, label: str) -> str:
-        """Adds a label; if it is taken, with a number behind it."""
+        """Adds a label, with a number appended if it is taken."""
         unique, number = label, 1
         while unique in self.labels:
             number += 1
@@ -98,7 +98,7 @@ class Found:
         return unique
 
     def note(self, site: Site) -> None:
-        """Remembers what an equation could be selected by."""
+        """Records the scopes, lines and primitives by which an equation could be selected."""
         for kind, path in (("scope", site.scope), ("call", site.calls)):
             paths = ("/".join(path[:end]) for end in range(1, len(path) + 1))
             self.names.setdefault(kind, {}).update(dict.fromkeys(paths))
@@ -111,7 +111,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Around:
-    """What is known about a program from the one that holds it.
+    """What an inner program inherits from the program that contains it.
 
     Attributes:
         site: the equation that holds it.
@@ -135,7 +135,7 @@ class Around:
         needed: Sequence[bool],
         cotangents: Sequence[bool],
     ) -> Around:
-        """What is known about a program that an equation holds."""
+        """Returns the `Around` of a program inside an equation."""
         return Around(
             one.site, self.marks_of(one.equation), self.modules.inside(jaxpr, operands), needed, cotangents
         )
@@ -161,7 +161,7 @@ class Planner:
         self._origins: Origins = {}
 
     def prepare(self, jaxpr: Any, around: Around) -> None:
-        """Notes which operations are parts of modules; before `plan`, because a backward pass is told by them."""
+        """Notes which operations belong to modules. Called before `plan`, which finds the backward pass by them."""
         if self._selection.kind != "module":
             return
         jaxpr, _ = compat.open_jaxpr(jaxpr)
@@ -292,7 +292,7 @@ def _uses(jaxpr: Any, equations: Sequence[Labelled], needed: Sequence[bool], liv
 
 
 def _live(jaxpr: Any, equations: Sequence[Labelled], needed: Sequence[bool]) -> set[Any]:
-    """The values that the program's results depend on, other than through a backward pass."""
+    """The values that the program's results depend on, leaving out dependencies through a backward pass."""
     live = set(variables(atom for atom, is_needed in zip(jaxpr.outvars, needed, strict=True) if is_needed))
     _add_sources(live, equations)
     made = {v: one for one in equations if not one.site.backward for v in one.equation.outvars}
@@ -349,7 +349,7 @@ def _cotangents(equations: Sequence[Labelled], jaxpr: Any, around: Around) -> se
 
 
 def _with_between(equations: list[Labelled], backward: bool) -> list[Labelled]:
-    """Adds to each region the equations between its own: those that depend on one and that another depends on."""
+    """Adds to each region the equations that lie between two of that region in the data flow."""
     result = list(equations)
     for label in dict.fromkeys(one.label for one in equations if one.label is not None):
         after = _spread(equations, label, backward, forward=True)

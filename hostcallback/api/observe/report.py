@@ -1,4 +1,4 @@
-"""Statistics of a value, reduced on its device; the message that has those of one run, and the table of it."""
+"""Statistics of a value, reduced on its device; the message with all statistics of one run, and its table."""
 
 from __future__ import annotations
 

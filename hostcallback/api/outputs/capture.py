@@ -73,7 +73,7 @@ class Capture(OwnReceiver, Mapping[str, TapData]):
         return self.data()._repr_html_()
 
     def record_batch(self, device: str, batch: Batch, find: Find, **numbers: Any) -> None:
-        """Takes a batch; see `BatchSink`."""
+        """Records a batch; see `BatchSink`."""
         self._recorder.record_batch(device, batch, find, **numbers)
 
     def lose(self, device: str, count: int, reason: str) -> None:

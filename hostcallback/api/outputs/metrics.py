@@ -73,7 +73,7 @@ def histogram(values: Any, *, bins: int = BINS) -> MetricForm:
 
 @public
 def image(pixels: Any) -> MetricForm:
-    """Returns an image for `metrics`. Of several vmap lanes, steps or devices the last one's is kept.
+    """Marks a value as an image for `metrics`. Of several vmap lanes, steps or devices only the last image is kept.
 
     Args:
         pixels: shape (height, width) or (height, width, channels), with 1, 3 or 4 channels. Integers are from 0 to
@@ -98,7 +98,7 @@ def image(pixels: Any) -> MetricForm:
 
 @public
 def text(fmt: str, *args: Any) -> MetricForm:
-    """Returns a text for `metrics`. Of several vmap lanes, steps or devices the last one's is kept.
+    """Makes a text for `metrics`. Of several vmap lanes, steps or devices only the last text is kept.
 
     Args:
         fmt: a text, or a format string as of `hcb.print`.

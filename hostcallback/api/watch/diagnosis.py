@@ -171,7 +171,7 @@ _AGAIN = "the same program on the same inputs, run again operation by operation,
 
 @dataclass(frozen=True)
 class WatchedProgram:
-    """A program and what of it is watched.
+    """A program and the equations of it that are watched.
 
     Attributes:
         closed: the program, a closed jaxpr without constants.
@@ -219,7 +219,7 @@ Unsound = tuple[tuple[int, ...], str, bytes]
 
 
 class Diagnosis(NamedTuple):
-    """What is known of a failed call.
+    """The result of the diagnosis of a failed call.
 
     Attributes:
         found: what to report, in program order.
@@ -237,7 +237,7 @@ def diagnose(
     call: int | None,
     known: Container[Unsound] = (),
 ) -> Diagnosis:
-    """Says where the values of a failed call ceased to be finite. A receiver thread; compiles and runs programs.
+    """Finds where the values of a failed call ceased to be finite. On a receiver thread; compiles and runs programs.
 
     Args:
         watched: the program.
@@ -312,7 +312,7 @@ def _diagnose(
 def _walked(
     watched: WatchedProgram, values: Sequence[Any], progress: Callable[[], None], *, compiles: bool
 ) -> tuple[Walk, list[Value], set[Origin]]:
-    """Walks the program; returns also the origins that are meant."""
+    """Walks the program; also returns the origins that are selected."""
     tests = Tests(watched.chosen, every=watched.every, silent=True)
     flags = tests.failed if watched.every or watched.mark else only_results
     walk = Walk(flags, watched.chosen if watched.mark else None, compiles=compiles, progress=progress)

@@ -149,7 +149,7 @@ Flags = Callable[[Any, Sequence[Any], Place], tuple[list[Any], Any]]
 
 
 def only_results(jaxpr: Any, values: Sequence[Any], place: Place) -> tuple[list[Any], Any]:
-    """The `Flags` that test nothing but what an iteration hands on, which every search does."""
+    """The `Flags` that test only the carry of each iteration, which every search does."""
     return Silent().evaluate(jaxpr, values, place)[0], jnp.zeros((), bool)
 
 

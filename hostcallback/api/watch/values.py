@@ -18,7 +18,7 @@ from scipy import special  # type: ignore[import-untyped]
 
 
 def numpy_of(value: Any) -> np.ndarray[Any, Any]:
-    """A value as NumPy array; keys and references, which are none, as an empty one."""
+    """Returns a value as a NumPy array; keys and references become an empty array."""
     return np.asarray(value) if is_plain(value) else np.zeros((), np.int32)
 
 
@@ -29,7 +29,7 @@ def is_plain(value: Any) -> bool:
 
 
 def bad_of(value: Any) -> Any:
-    """Which elements of a value are not finite; None if all are."""
+    """A mask of the elements that are not finite; None if all are finite."""
     if not is_plain(value):
         return None
     array = np.asarray(value)

@@ -59,7 +59,7 @@ class Origin:
 
 @dataclass(frozen=True)
 class _Around:
-    """Where the walk is: the equations and iterations around, and the sizes of the axes of a shard_map."""
+    """The position of the walk: the enclosing equations and iterations, and a shard_map's axis sizes."""
 
     place: Place = field(default_factory=Place)
     iteration: tuple[int, ...] = ()
@@ -88,12 +88,12 @@ class Value:
 
 
 def sources_of(values: Sequence[Value]) -> Sources:
-    """The origins from which anything in the values comes that is not finite."""
+    """The origins of all non-finite values among `values`."""
     return frozenset().union(*(value.sources or () for value in values))
 
 
 class Walk:
-    """One walk. The thread that makes it.
+    """One walk through a program. Used on one thread.
 
     Attributes:
         origins: what it has found, in program order, also what does not reach a result.
@@ -310,7 +310,7 @@ Joined = Callable[[Sequence[Any]], list[Any]]
 
 
 def per_device(equation: Any, operands: Sequence[Any]) -> tuple[Any, list[Any], Joined]:
-    """Takes a shard_map apart.
+    """Splits a shard_map into the programs of its devices.
 
     Args:
         equation: the shard_map.

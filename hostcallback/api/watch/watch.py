@@ -183,7 +183,7 @@ class Watch(Xray):
 
 
 def diagnoser(program: Program, name: str) -> Callable[[Message, Sequence[Any]], None]:
-    """Returns what reports a call of a program whose results are not finite, for others who have its inputs.
+    """Returns the function that reports a call with non-finite results, for callers that have the inputs.
 
     Args:
         program: the program.
@@ -207,7 +207,7 @@ def diagnoser(program: Program, name: str) -> Callable[[Message, Sequence[Any]],
 
 
 class _PassedOn:
-    """What is not finite and reported since the last barrier: the results of programs. Any thread."""
+    """The non-finite results of programs that were reported since the last barrier. Any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

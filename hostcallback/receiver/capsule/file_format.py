@@ -1,4 +1,4 @@
-"""What a capsule's file has: a zip archive of uncompressed members, checked before any is read, with a manifest."""
+"""The format of a capsule's file: a manifest and uncompressed members in a zip archive, checked before any is read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes a capsule: whole or not at all, also if the process dies meanwhile."""
+"""Writes a capsule atomically: the file appears complete or not at all, even if the process dies."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class CapsuleWriter:
         self._zip.writestr(_info(name), data)
 
     def add_inputs(self, inputs: Iterable[tuple[Input, list[tuple[Shard, Fetch]]]]) -> None:
-        """Adds the inputs, whose shards are fetched one by one. Those that say why they are left out are not fetched.
+        """Adds the inputs; their shards are fetched one by one. Inputs with a reason to be left out are not fetched.
 
         Raises:
             OSError: they cannot be written.

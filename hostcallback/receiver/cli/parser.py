@@ -59,7 +59,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:
-    """Returns the sentence that names what a word may have meant; empty if no known word is near."""
+    """Returns a sentence with the known words that resemble a mistyped one; empty if there are none."""
     near = difflib.get_close_matches(word, list(known), n=1)
     return f". Did you mean {near[0]}?" if near else ""
 

@@ -192,7 +192,7 @@ def _report(told: Sequence[ProcessAnswer], seconds: float) -> int:
 
 
 def mixed(texts: Iterable[str]) -> str:
-    """Joins equal texts, with counts if they differ: `every=10`, or `every=10 (3), - (1)`."""
+    """Joins the texts of several processes: `every=10` if all are equal, else with counts: `every=10 (3), - (1)`."""
     counted = Counter(texts)
     if len(counted) == 1:
         return next(iter(counted))

@@ -71,7 +71,7 @@ def rules(runtime: Runtime, arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def ruled(runtime: Runtime, pattern: str, settings: Mapping[str, Any]) -> list[str]:
-    """Names of the taps to which `settings` of a glob apply.
+    """Names of the taps that the `settings` of a glob apply to.
 
     Raises:
         NoSuchTapError: no tap matches.
@@ -133,7 +133,7 @@ class _Accounted:
 
 
 def figures(runtime: Runtime) -> dict[str, Any]:
-    """Metrics of all devices and taps now. Those of taps count from the first request of a connected client."""
+    """Current metrics of all devices and taps. Taps are counted from the first request of a connected client."""
     taps: dict[tuple[str, str], dict[str, Any]] = {}
     for consumers in _taps(runtime):
         known = _tap(runtime, consumers)

@@ -100,7 +100,7 @@ class ControlEndpoints:
             self._started = False
 
     def after_fork_in_child(self) -> None:
-        """Drops the parent's endpoints: a forked child has no threads, and must not answer in place of its parent.
+        """Drops the parent's endpoints in a forked child: it has no threads and must not answer for its parent.
 
         The child's own receivers call `start`, which opens the child's endpoints.
         """

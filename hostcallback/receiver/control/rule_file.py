@@ -154,7 +154,7 @@ class RuleFile:
         return True
 
     def look(self) -> None:
-        """Applies the file if it changed since the last look. An error of the file is logged once."""
+        """Applies the file if it has changed since the last call. An error in the file is logged once."""
         try:
             state = _state_of(self.path)
             if state is not None and state != self._state:

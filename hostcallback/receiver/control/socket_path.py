@@ -116,7 +116,7 @@ def _trusted() -> set[int]:
 
 
 def peer_of(connection: socket.socket) -> Peer | None:
-    """The process at the other end; None where the system does not tell (then the folder's permissions decide)."""
+    """The process at the other end; None on systems that do not tell (the folder's permissions decide there)."""
     if hasattr(socket, "SO_PEERCRED"):
         found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         pid, uid, _ = struct.unpack("3i", found)

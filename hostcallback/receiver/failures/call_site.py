@@ -44,12 +44,12 @@ class Frame(NamedTuple):
 
 
 class DescribedFrame(Frame):
-    """A frame of which another process told: its file is read only if it is a Python file of usual size."""
+    """A frame that another process described: its file is read only if it is a Python file of usual size."""
 
     __slots__ = ()
 
     def source_text(self, line: int) -> str:
-        """As that of `Frame`. Devices, pipes and files that are no Python source are not opened."""
+        """As `Frame.source_text`. Devices, pipes and files that are not Python source are not opened."""
         if not self.file.endswith(".py"):
             return ""
         try:
@@ -102,7 +102,7 @@ class CallSite:
 
 
 def location_of(source_line: str) -> Frame:
-    """The frame that a text such as `train.py:12 (step)` names; one without file and line if it names none."""
+    """Parses a text such as `train.py:12 (step)`; returns a frame without file and line for other texts."""
     file, _, rest = source_line.rpartition(":")
     line, _, function = rest.partition(" ")
     if not file or not line.isdecimal():
@@ -133,7 +133,7 @@ def described_place(stack: object, span: object) -> CallSite:
 
 
 def note_place(places: list[CallSite], place: CallSite) -> None:
-    """Adds a call site to the few that are kept for one line, unless it is among them."""
+    """Adds a call site to those kept for one line (only a few), unless it is there already."""
     if place not in places and len(places) < MAX_PLACES:
         places.append(place)
 

@@ -33,7 +33,7 @@ MAX_KEPT = 100
 
 
 class OnError(enum.StrEnum):
-    """Policy for failed checks and exceptions of tap functions. The first of each tap and check is logged at once.
+    """What happens after a failed check or an exception of a tap function. The first of each is always logged at once.
 
     Example:
         with hcb.outfeed_receiver(on_error=hcb.OnError.WARN):
@@ -51,7 +51,7 @@ class OnError(enum.StrEnum):
 
 
 class MultipleFailures(BaseExceptionGroup[BaseException]):
-    """Raised by a sink that makes several calls for one message if some of them failed: each failure is counted."""
+    """Raised by a sink that makes several calls per message, if some of them failed. Each failure is counted."""
 
 
 class DelegatedFailure(BaseException):
@@ -133,7 +133,7 @@ class DeferredErrors:
 
     @contextlib.contextmanager
     def raised_by_caller(self) -> Iterator[None]:
-        """Failed checks are not logged in the block: its thread raises or reports them afterwards."""
+        """Within the block, failed checks are not logged: the thread of the block raises or reports them afterwards."""
         with self._lock:
             self._raised_by_callers += 1
         try:
@@ -158,7 +158,7 @@ class DeferredErrors:
             return self._checks.groups()
 
     def all_checks(self) -> list[FailedCheck]:
-        """The same with those that a thread has raised, or that were logged only."""
+        """All failed checks, including those that were raised or only logged."""
         with self._lock:
             return self._all_checks.groups()
 

@@ -1,4 +1,4 @@
-"""What is told of failures: in the log as they happen, in the exception that reports them, and in their history."""
+"""Reports of failures: log lines as they happen, the exception at a barrier, and their history."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _LOGGED = "_hostcallback_logged"
 
 
 def note_logged(error: BaseException) -> None:
-    """Has `FailureLog` leave the exception out, because its sink has logged it."""
+    """Makes `FailureLog` skip an exception that its sink has logged already."""
     with contextlib.suppress(AttributeError):  # of a class with slots: it is logged twice
         setattr(error, _LOGGED, True)
 

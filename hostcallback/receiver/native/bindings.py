@@ -268,7 +268,7 @@ _FUNCTIONS = {
 
 
 def path() -> Path:
-    """Where the package build puts the library."""
+    """Path at which the package's build puts the library."""
     return DIRECTORY / ("libhostcallback.dylib" if sys.platform == "darwin" else "libhostcallback.so")
 
 

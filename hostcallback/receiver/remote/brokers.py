@@ -1,4 +1,4 @@
-"""The ways from processes to collectors, by the scheme of an address: directly, or through a broker.
+"""How messages get from processes to collectors, by the address's scheme: directly or through a broker.
 
 A broker is a folder next to this module and one entry in `BROKERS`, which names its functions. They are imported when
 an address with the broker's scheme is first used, and so are the packages that they need. docs/contributing.md shows
@@ -15,7 +15,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Broker:
-    """One way from processes to collectors. The last three name functions, `module:function`.
+    """One kind of connection from processes to collectors. The last three fields name functions, `module:function`.
 
     Attributes:
         name: of its options of `hcb collect`: `--NAME URL`, `--NAME-run RUN`, `--NAME-ca FILE`.

@@ -31,7 +31,7 @@ _at_start: list[Callable[[], None]] = []
 
 
 def at_start(function: Callable[[], None]) -> None:
-    """Has each receiver thread that starts from now on call `function` before it delivers anything."""
+    """Makes each receiver thread that starts later call `function` before it delivers anything."""
     _at_start.append(function)
 
 
@@ -99,7 +99,7 @@ class DeviceReceiver:
 
     @property
     def thread(self) -> threading.Thread:
-        """The receiver thread."""
+        """The daemon thread that delivers the messages of this device."""
         return self._thread
 
     def switch(self, scope: Scope) -> None:
@@ -137,7 +137,7 @@ class DeviceReceiver:
         self._dispatcher.observe(observers)
 
     def skip(self, on: bool) -> None:
-        """Begins or ends to leave messages out. They count as dropped, and batch sinks still get them."""
+        """Starts or stops skipping messages. Skipped ones count as dropped; batch sinks still get them."""
         self._dispatcher.skips = on
 
     @property
@@ -163,7 +163,7 @@ class DeviceReceiver:
         return max(self._dispatcher.current_since, last_element(self._thread.ident))
 
     def note_progress(self) -> None:
-        """Starts the time of the running sink again: it works, and is not stalled. Any thread."""
+        """Restarts the timer of the running sink: it makes progress and is not stalled. Any thread."""
         self._dispatcher.current_since = perf_counter()
 
     def queued(self) -> int:

@@ -74,7 +74,7 @@ class ShownAsSummary:
     """Shows an object by its summary: as text, and in notebooks as HTML."""
 
     def summary(self) -> str:
-        """The text."""
+        """Returns the statistics as a text table."""
         raise NotImplementedError
 
     def __repr__(self) -> str:

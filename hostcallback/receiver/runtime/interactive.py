@@ -15,7 +15,7 @@ HEADLINE = "hostcallback: tap functions raised. barrier_wait() raises this repor
 
 
 class _Prompt(str):
-    """A prompt of Python that shows new failures before it is printed."""
+    """A Python prompt (`sys.ps1`) that prints new failures before it is shown."""
 
     __slots__ = ()
 
@@ -27,7 +27,7 @@ class _Prompt(str):
 
 
 class _Shown:
-    """What was shown, and where more is going to be shown."""
+    """The failures shown so far, and the places that will show more."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()  # protects everything below

@@ -104,7 +104,7 @@ class Runtime:
             return receiver
 
     def note_log(self, directory: str | os.PathLike[str]) -> None:
-        """Remembers the folder of a tap log that this process records, for those who look at it from outside."""
+        """Remembers the folder of a tap log that this process records; the control socket tells it to clients."""
         path = os.path.abspath(directory)
         self.logs = [*[known for known in self.logs if known != path], path][-MAX_LOGS:]
 
@@ -167,7 +167,7 @@ class Runtime:
                     receiver.count_taps(after)
 
     def observe(self, observer: ScopeSinks, on: bool) -> None:
-        """Begins or ends to deliver all messages of this process to `observer` too, whichever scope has them.
+        """Starts or stops delivering all messages of this process to `observer` as well, in every scope.
 
         Wait for earlier messages first.
         """
@@ -331,12 +331,12 @@ class Runtime:
         )
 
     def skip_taps(self, on: bool) -> None:
-        """Begins or ends to leave out messages of all devices of this process. See `Dispatcher.skips`."""
+        """Starts or stops skipping the messages of all devices of this process. See `Dispatcher.skips`."""
         for receiver in self.receivers():
             receiver.skip(on)
 
     def let_go(self, on: bool) -> None:
-        """Begins or ends to overwrite the oldest messages of full queues, so that no program waits for room."""
+        """Starts or stops overwriting the oldest messages of full queues, so that no program waits for room."""
         for receiver in self.receivers():
             policy = BackPressure(policy=Policy.OVERWRITE_OLDEST) if on else receiver.scope.back_pressure
             receiver.source.configure(policy)

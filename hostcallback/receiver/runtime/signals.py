@@ -52,16 +52,16 @@ AT_PROMPT = (
 
 
 class Interrupted(Protocol):
-    """The receivers, as this module sees them. `Runtime` has these."""
+    """Protocol of the receivers in this module; `Runtime` implements it."""
 
     def holds_programs(self) -> bool:
         """Whether a program waits for room in a queue or for a host function."""
 
     def skip_taps(self, on: bool) -> None:
-        """Begins or ends to leave out messages."""
+        """Starts or stops skipping messages."""
 
     def let_go(self, on: bool) -> None:
-        """Begins or ends to overwrite messages that no thread takes, so that no program waits for room."""
+        """Starts or stops overwriting messages that no thread takes, so that no program waits for room."""
 
     def describe_backlog(self) -> str:
         """Says how many messages wait, and for which function."""

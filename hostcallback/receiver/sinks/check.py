@@ -59,7 +59,7 @@ class CheckSink:
         return [f"{explained.text} ({explained.where})" if explained.where else explained.text]
 
     def explain(self, message: Message) -> Explanation:
-        """Returns the text with the values of the first failed element. Does not raise: it has any problem's text."""
+        """Returns the text with the values of the first failed element. Never raises: the text has any problem."""
         try:
             return self._explain(message)
         except Exception as error:

@@ -1,4 +1,4 @@
-"""Fills the templates of taps that another process described. Such a template is not trusted.
+"""Fills the format templates of taps that another process described. They are not trusted.
 
 `str.format` would follow any attribute from a value to the interpreter's modules, and would make a text of any width.
 Here a field names an argument of the tap by position or keyword. After the name it may only select an item of a

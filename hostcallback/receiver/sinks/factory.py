@@ -52,7 +52,7 @@ from hostcallback.receiver.wire.tap_descriptor import TapDescriptor, TapKind
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """The parts of a tap that no descriptor can hold: a function, or objects for the sink of its kind.
+    """The parts of a tap that a descriptor cannot hold: a function, or objects for its sink.
 
     Attributes:
         func: called in place of the tap's function, with the same arguments; None for the sink of the kind.
@@ -113,7 +113,7 @@ class TapParts:
 
     @property
     def most_elements(self) -> int | None:
-        """How many elements a batch may have; None for any number."""
+        """Maximum number of elements of a batch; None for no limit."""
         return limits.BATCH_ELEMENTS if self.is_foreign else None
 
 

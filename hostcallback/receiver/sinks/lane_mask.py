@@ -1,4 +1,4 @@
-"""Taps in a branch or loop that vmap runs for all elements: leaves the elements out of a message that take no part.
+"""Taps in a batched branch or loop: removes the elements of a message that do not take part.
 
 Such a message has one array more than the tap has leaves, the mask: bool, true for the elements that take part. The
 tap's transforms have an entry for it, the last one: `("mask", {"batch_dims": levels})`, with a level for each vmap,
@@ -53,12 +53,12 @@ class LaneMask:
 
     @property
     def merged(self) -> Sequence[int]:
-        """The vmaps that become one with a vmap further out."""
+        """The vmaps that are merged with an outer vmap."""
         return self._masked[:-1]
 
     @property
     def place(self) -> int:
-        """Which of the consumer's vmaps is the one over the elements that take part, the innermost is 0."""
+        """The number of the vmap over the elements that take part; the innermost vmap is 0."""
         return self._masked[-1] - len(self._masked) + 1
 
     @property
@@ -69,7 +69,7 @@ class LaneMask:
         return _axes_of(self.levels, which, rank)
 
     def batch_dims(self, which: int) -> list[int | None]:
-        """The axes of one array of a message, by vmap, once only the elements that take part are left."""
+        """The batch axis of one array for each vmap, after the elements that do not take part were removed."""
         masked, axes = self._masked, dict(self._axes(which))
         own = [axes[level] for level in masked if level in axes]
         if len(masked) > 1:
@@ -101,7 +101,7 @@ class LaneMask:
         return None if elements is not None and not len(elements[0]) else taken
 
     def part(self, message: Message) -> Message:
-        """As `apply`; a message of which no element takes part comes back with arrays of no elements."""
+        """As `apply`, but a message without participating elements is returned with empty arrays."""
         arrays = message.arrays
         if message.elements is not None or len(arrays) != len(self.levels[0]):
             return message
@@ -176,7 +176,7 @@ class LaneMask:
         return restore
 
     def before(self, sink: Sink) -> Sink:
-        """Returns the sink with a look at the mask before it."""
+        """Returns a sink that applies the mask before `sink`."""
         return _MaskedSink(sink, self)
 
 

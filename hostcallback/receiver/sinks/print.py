@@ -42,10 +42,10 @@ class SupportsWrite(Protocol):
 
 
 class EscapedOutput:
-    """The standard output as it is then, for text from outside this process."""
+    """The current `sys.stdout`, for text from outside this process."""
 
     def write(self, text: str, /) -> None:
-        """Writes the text without what a terminal would obey."""
+        """Writes the text with control characters escaped."""
         sys.stdout.write(printable_lines(text))
 
 
@@ -269,7 +269,7 @@ class Template:
 
     @property
     def most_elements(self) -> int | None:
-        """Largest number of elements of a batch; None for any number."""
+        """Maximum number of elements of a batch; None for no limit."""
         return limits.BATCH_ELEMENTS if self.is_foreign else None
 
     @contextlib.contextmanager

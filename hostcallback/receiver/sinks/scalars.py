@@ -47,7 +47,7 @@ class TapScalars:
         return int(array) if not array.ndim and array.dtype.kind in "iu" else None
 
     def scalars(self, message: Message, *, means: bool = False) -> dict[str, float]:
-        """The numbers of a message by name. With `means`, arrays are there too, as the means of their elements."""
+        """The scalars of a message by name. With `means`, arrays are included, as the mean of their elements."""
         if not self._kind.has_metrics:
             return {}
         value = by_name(self._kind, self._unflatten(message.arrays))

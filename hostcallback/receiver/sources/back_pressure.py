@@ -32,7 +32,7 @@ class Policy(enum.StrEnum):
 
 
 class Step(enum.IntFlag):
-    """A step that comes before the wait for room. The numbers are those of `hcb_admission_step` in native code."""
+    """A step before the wait for room. The numbers are those of `hcb_admission_step` in native code."""
 
     SAMPLE_BEYOND_HALF = 1
     """In a queue that is more than half full, all but every `sample_every`-th emission are dropped."""
@@ -77,7 +77,7 @@ class Admission(NamedTuple):
 
 
 class BoundedQueue(Protocol):
-    """A queue to which `admit` applies a policy. It is locked meanwhile, but for the wait."""
+    """A queue to which `admit` applies a policy. The caller holds its lock, except during the wait."""
 
     @property
     def next_seq(self) -> int:

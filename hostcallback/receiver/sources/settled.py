@@ -1,4 +1,4 @@
-"""Whether anything was emitted since the host last found that all was delivered. For threads that look often.
+"""Tells cheaply whether anything was emitted since everything was last found delivered. For threads that poll.
 
 Rings count emissions in the native library; queues note theirs here. A look takes 0.2 us.
 """

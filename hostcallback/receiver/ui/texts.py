@@ -27,7 +27,7 @@ FAILURES = "check", "nonfinite"
 
 
 class TextFilter(NamedTuple):
-    """What a line has to be like. Empty and None allow everything.
+    """Conditions on lines of text. Empty and None allow everything.
 
     Attributes:
         search: text that a line or its tap's name contains, in any case.
@@ -99,7 +99,7 @@ def _has_place(line: str, wanted: str) -> bool:
 
 
 def level_of(described: TapDescriptor) -> str:
-    """What a tap's lines are: "print", "progress", "check", "nonfinite", or a log level such as "warning"."""
+    """The level of a tap's lines: "print", "progress", "check", "nonfinite", or a log level such as "warning"."""
     if described.tap_kind.is_check:
         return "nonfinite" if described.kind == "nonfinite" else "check"
     if described.kind == "progress":

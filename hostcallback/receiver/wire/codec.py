@@ -49,7 +49,7 @@ _Entry = tuple[tuple[int, ...], Dtype, int, ArraySpec | None]
 
 
 class Plan(NamedTuple):
-    """Everything about decoding a frame that follows from its metadata.
+    """All that decoding a frame needs to know from its metadata.
 
     Attributes:
         meta_bytes: exact length of the metadata.

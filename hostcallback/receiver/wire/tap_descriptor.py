@@ -1,4 +1,4 @@
-"""What describes a tap to who has not traced it: the types and shapes of its arrays, its kind, and its descriptor."""
+"""Descriptions of taps for processes that have not traced them: array types and shapes, kind, and descriptor."""
 
 from __future__ import annotations
 
@@ -259,7 +259,7 @@ class TapDescriptor:
 
     @property
     def tap_kind(self) -> TapKind:
-        """What the tap is for, and what that implies."""
+        """The tap's kind, with its properties."""
         return TapKind.named(self.kind)
 
     @property

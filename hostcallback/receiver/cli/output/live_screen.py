@@ -86,7 +86,7 @@ def show(
 
 
 def between(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
-    """The metrics of an interval: the current values, with rates since `before`."""
+    """Returns the current metrics with rates since `before`."""
     seconds = max(now["time"] - before["time"], 1e-9)
     earlier_taps = {(tap["name"], tap["source_line"]): tap for tap in before["taps"]}
     earlier_devices = {device["device"]: device for device in before["devices"]}

@@ -1,4 +1,4 @@
-"""Shows messages of a log as text or JSON, and a progress bar to who waits for them on a terminal."""
+"""Shows messages of a log as text or JSON, and the progress of reading on a terminal."""
 
 from __future__ import annotations
 
@@ -109,14 +109,14 @@ def time_text(time_ns: int) -> str:
 
 
 def lost_text(lost: Lost) -> str:
-    """A note of lost messages as one phrase; a note about none is its reason alone."""
+    """Describes a note of lost messages in one phrase; if its count is 0, only the reason."""
     if not lost.messages:
         return printable(lost.reason)
     return f"{lost.messages:,} message(s) lost: {printable(lost.reason)}"
 
 
 def make_safe() -> None:
-    """Lets the standard output accept any text, regardless of its encoding."""
+    """Makes the standard output escape characters that its encoding does not have."""
     reconfigure = getattr(sys.stdout, "reconfigure", None)
     if reconfigure is not None:
         reconfigure(errors="backslashreplace")

@@ -99,7 +99,7 @@ def report_unmatched(reader: LogReader, wanted: Selection) -> int:
 
 
 def report_unmatched_names(wanted: Selection, taps: Collection[str], devices: Collection[str]) -> int:
-    """As `report_unmatched`, for what is called as these taps and devices."""
+    """As `report_unmatched`, given the names of the log's taps and devices."""
     status = _report("tap", wanted.names, sorted(taps))
     return _report("device", wanted.devices, sorted(devices)) or status
 

@@ -187,7 +187,7 @@ class SlotLimiter:
 
 
 class HelloLimiter:
-    """Limits the calls that have not said which stream they send. Runs in the collector's event loop."""
+    """Limits the calls that have not yet named the stream they send. Runs in the collector's event loop."""
 
     def __init__(self, limits: Limits) -> None:
         """No call waits; `limits` has the number and the time."""

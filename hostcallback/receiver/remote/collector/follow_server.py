@@ -17,7 +17,7 @@ MAX_OLD = 64
 
 
 class GrowthWatcher:
-    """Announces how far streams are stored to the clients that follow them. Runs in the collector's event loop.
+    """Tells following clients how far streams are stored. Runs in the collector's event loop.
 
     Attributes:
         stored: end of the stored bytes, by stream.

@@ -1,4 +1,4 @@
-"""The ways by which streams come into a collector, run until the process is told to end."""
+"""The services that bring streams into a collector; they run until the process is told to end."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class CollectingService(Protocol):
         """
 
     def end(self) -> None:
-        """Has `serve` return soon, with everything acknowledged that is stored. Any thread."""
+        """Makes `serve` return soon; everything stored is acknowledged first. Any thread."""
 
 
 def make_service(

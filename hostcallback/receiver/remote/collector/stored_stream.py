@@ -16,7 +16,7 @@ from hostcallback.receiver.remote.streams import START, StreamKey, StreamOffset
 
 
 class Known(NamedTuple):
-    """What is known of a stream that was closed.
+    """The state of a closed stream, for opening it again.
 
     Attributes:
         stored: end of the stored bytes.

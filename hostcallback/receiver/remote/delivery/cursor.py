@@ -117,7 +117,7 @@ class Cursor:
             self._is_saved = False
 
     def pass_over(self, key: StreamKey, position: StreamOffset) -> None:
-        """Notes that nothing of a stream before `position` will be delivered any more."""
+        """Skips everything of a stream before `position`: it will not be delivered."""
         self._waiting.pop(key, None)
         self._is_saved = False
         if position > self.position(key):
@@ -230,7 +230,7 @@ WAIT_SEC = 120.0
 
 
 class Findings(enum.Enum):
-    """What became of the process.
+    """The result of a trial read in a child process.
 
     Attributes:
         HARMLESS: it has read and shown the chunk.

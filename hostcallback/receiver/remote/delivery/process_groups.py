@@ -230,7 +230,7 @@ class DeliveredStream:
                     return
 
     def everything(self, stored: StreamOffset) -> Iterator[Record]:
-        """Yields all new records up to `stored`, and what must be read again of a chunk that was delivered in part."""
+        """Yields all new records up to `stored`, then what must be read again of a chunk that was delivered in part."""
         for record in itertools.chain(
             self._read(stored, math.inf, lambda: False), self._read_again_of_done()
         ):

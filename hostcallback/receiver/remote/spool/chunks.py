@@ -1,4 +1,4 @@
-"""Slices of a spool: who has them, how they are read from its files, and when they are sent."""
+"""Slices of a spool: their sources, reading them from files, and when they are sent."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class FlushPolicy:
         self._is_idle = True
 
     def hurry(self) -> None:
-        """Has all data written so far sent without waiting."""
+        """Sends all data written so far without waiting for more."""
         self._hurries = True
 
     def wrote(self, nbytes: int) -> bool:

@@ -161,7 +161,7 @@ class StoredRuns:
                 return
 
     def read_again_of_done(self) -> Iterator[Record]:
-        """Yields those of the first `done` messages after `position` that must be read again, all of one chunk.
+        """Yields those of the first `done` messages after `position` that must be read again; all are in one chunk.
 
         To be called when everything before `position` has been read. `position` and `done` do not change.
         """
@@ -181,7 +181,7 @@ class StoredRuns:
                 return
 
     def skip(self, stored: StreamOffset) -> None:
-        """Goes on after the chunk that is being read; after its segment if no chunk can be read there."""
+        """Continues after the current chunk, or after its segment if no chunk can be read there."""
         self.rest()
         self.done = 0
         if self._chunk_end > self.position:

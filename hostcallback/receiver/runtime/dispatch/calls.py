@@ -32,7 +32,7 @@ _INTERRUPTED = "hostcallback: a call was interrupted (KeyboardInterrupt) before 
 
 
 class Call(NamedTuple):
-    """A message for whose reply a program waits, and the scope that counts it."""
+    """A message whose reply a program waits for, and the scope that counts it."""
 
     message: Message
     scope: Scope

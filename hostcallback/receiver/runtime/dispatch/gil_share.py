@@ -1,4 +1,4 @@
-"""When receivers let other threads have the interpreter, and when they let Ctrl-C pass.
+"""When receivers release the interpreter lock for other threads, and when they allow Ctrl-C.
 
 A thread that dispatches programs releases the lock in every call. A busy receiver would then take it each time and
 keep it for Python's switch interval, 5 ms. So while a receiver delivers, the interval is short, and a waiting thread

@@ -1,4 +1,4 @@
-"""A scope: the part of the devices' streams that one receiver counts and reports, and the sinks that get all of it.
+"""A scope: the part of the devices' streams that one receiver counts and reports, and that receiver's sinks.
 
 A device's messages pass a chain of up to three kinds of links before the sinks of their taps, from the outside in:
 

@@ -298,7 +298,7 @@ SetGate = Callable[[int, bool], None]
 
 
 class GateSink:
-    """Hands a message on if the predicate held for the message before it, and asks the predicate about this one.
+    """Passes a message on if the predicate was true for the previous one, then evaluates the predicate on this message.
 
     Messages that were emitted before the gate closed arrive here, and so do probes. The predicate is asked about all.
     """

@@ -278,7 +278,7 @@ def _full() -> MemoryError:
 
 
 class TakesRuleNotes(Protocol):
-    """A recorder."""
+    """A recorder that accepts notes about rules."""
 
     def note_rules(self, thinned: list[ThinnedTap]) -> None:
         """Writes a note."""

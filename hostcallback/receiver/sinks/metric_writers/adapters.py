@@ -160,7 +160,7 @@ class MetricsLogger(_Adapter):
     _run: dict[str, Any] | None = None
 
     def open(self) -> None:
-        """Remembers the active run of the module mlflow: on another thread it has none, and would start one."""
+        """Remembers mlflow's active run: mlflow has none on the writer's thread, and would start a new one."""
         active = getattr(self._writer, "active_run", None)
         if inspect.ismodule(self._writer) and callable(active):
             run = active()

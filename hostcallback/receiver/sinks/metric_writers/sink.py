@@ -33,7 +33,7 @@ STALL_SEC = 5.0
 
 @dataclass(slots=True)
 class WriterStats:
-    """What became of the records for one writer.
+    """Counts of written and lost records of one writer.
 
     Attributes:
         name: the writer.
@@ -100,7 +100,7 @@ class WriterThread:
         return self._records
 
     def flush(self, timeout_sec: float | None = None, look: Callable[[], None] | None = None) -> bool:
-        """Has the writer flush what was queued so far, and waits. Returns False if it is blocked or time is up.
+        """Flushes what was queued so far, and waits. Returns False if the writer is blocked or the time is up.
 
         Args:
             timeout_sec: seconds to wait; None for no limit.
@@ -109,7 +109,7 @@ class WriterThread:
         return self._do(self._writer.flush, timeout_sec, inf, look)
 
     def close(self, timeout_sec: float | None = None, idle_sec: float = inf) -> bool:
-        """Has the writer flush and close, and waits. Returns False if it is blocked or time is up.
+        """Flushes and closes the writer, and waits. Returns False if it is blocked or the time is up.
 
         Args:
             timeout_sec: seconds to wait; None for no limit.
@@ -264,7 +264,7 @@ class MetricsSink:
 
     @property
     def stats(self) -> list[WriterStats]:
-        """What became of the records, per writer."""
+        """Counts of written and lost records, per writer."""
         return [thread.stats for thread in self._threads]
 
     def open(self) -> None:

@@ -65,7 +65,7 @@ class TqdmDisplay:
         self._times_ns: tuple[int, int] | None = None  # of the first message and of the last one
 
     def show(self, step: int, total: int | None, postfix: str, time_ns: int) -> None:
-        """Moves the bar. Its clock stands at the time of the step: messages may be delivered later, many at once."""
+        """Moves the bar. Rates are computed from the time of the step: messages may arrive later, many at once."""
         bar = self._bar
         self._set_clock(time_ns)
         if total != bar.total:
@@ -118,7 +118,7 @@ class RichDisplay:
         self._task = RichDisplay._shared.add_task(desc or "progress", total=None, unit=unit, postfix="")
 
     def show(self, step: int, total: int | None, postfix: str, time_ns: int) -> None:
-        """Moves the bar. It shows no rate, and its clock is that of the screen."""
+        """Moves the bar. It shows no rate; its elapsed time is that of the screen."""
         self._shared.update(self._task, completed=step, total=total, postfix=postfix)
 
     def label(self, desc: str) -> None:

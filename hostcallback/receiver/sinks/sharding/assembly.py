@@ -125,7 +125,7 @@ class Assembly:
 
     @property
     def is_full(self) -> bool:
-        """Whether a device that is ahead of all others has to wait."""
+        """Whether a device that is ahead of all others must wait."""
         return self._is_full(1)
 
     @property

@@ -14,7 +14,7 @@ from hostcallback.receiver.wire.frame_layout import Array
 
 
 class Device:
-    """Progress of a device in its stream, as one partition of programs over the same devices.
+    """Progress of one device (partition) in the stream of programs over the same devices.
 
     Attributes:
         begun: number of launches that it has begun.

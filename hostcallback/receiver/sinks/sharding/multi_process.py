@@ -281,7 +281,7 @@ class ProgramRun:
         return held
 
     def leaders(self) -> set[int]:
-        """Returns the processes that have brought shards of the oldest awaited values. The other processes lag."""
+        """Returns the processes that have sent shards of the oldest incomplete values. The others lag behind."""
         return {origin.process for tap in self._heads() for origin in tap.oldest()}
 
     def evict_oldest(self) -> None:

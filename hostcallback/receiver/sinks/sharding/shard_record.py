@@ -37,7 +37,7 @@ Shape = tuple[int, ...]
 
 
 class ProcessShare(NamedTuple):
-    """What one process has of a value, as one of its devices says it in its shard record.
+    """The share of a value that one process holds, as stated in a shard record of one of its devices.
 
     Attributes:
         local: number of shards of this process if they make the whole arrays; 0 if they do not.
@@ -70,7 +70,7 @@ def shard_record(
 
 
 def says_share(record: Array, parts: Sequence[Array]) -> bool:
-    """Whether the record that came with `parts` says what the device's process has, as in a program of several."""
+    """Whether a record with these `parts` states its process's share, as in programs of several processes."""
     return record.size == PLACES_FROM + 2 * sum(part.ndim for part in parts) + len(ALONE)
 
 

@@ -210,7 +210,7 @@ class AssemblingSink:
 
 
 class ProcessShardSink:
-    """Hands on what one process has of the values of a program of several processes, each once.
+    """Passes on, once each, the shares of values that this process holds in a program of several processes.
 
     A value of which the process has the whole is assembled, and handed on once. Of other values the shards are handed
     on one by one, with their places; devices that have equal shards count as one. Records of earlier versions do not

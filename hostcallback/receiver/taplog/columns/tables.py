@@ -101,7 +101,7 @@ class Table:
 
 
 def kept_columns(columns: Sequence[Column]) -> list[int]:
-    """Places of the leaves that get a column: all but the step, which every table has."""
+    """Indices of the leaves that get a column: all but the step, which every table has."""
     return [place for place, column in enumerate(columns) if column.name.rpartition("/")[2] != STEP]
 
 

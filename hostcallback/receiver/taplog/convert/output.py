@@ -1,4 +1,4 @@
-"""What all conversions share: files that appear only when they are complete, their error, dtypes, and JSON lines."""
+"""Shared by all conversions: atomic output files, errors, dtypes, and JSON lines."""
 
 from __future__ import annotations
 

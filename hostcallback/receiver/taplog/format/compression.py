@@ -44,7 +44,7 @@ class Compressor:
 
 
 def decompress(data: Any, raw_bytes: int) -> bytes:
-    """What `data` holds, or the beginning of it if it is cut off or damaged; at most `raw_bytes`.
+    """Decompresses `data`, or as much as is intact; at most `raw_bytes`.
 
     No more is decompressed than `raw_bytes`, whatever the data would become: a few bytes may stand for gigabytes.
 

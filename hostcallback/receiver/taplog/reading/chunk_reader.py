@@ -126,7 +126,7 @@ def read_frames(file: File, chunk: Chunk) -> tuple[FrameBlock, Damage | None]:
 
 
 def excess(chunk: Chunk | ChunkHeader) -> str:
-    """Why a chunk is larger than any that is read; empty if it is not."""
+    """Describes why a chunk is too large to be read; empty if it is not."""
     if chunk.stored_bytes > limits.CHUNK_BYTES:
         return f"longer than {limits.CHUNK_BYTES} bytes"
     if chunk.codec == Codec.NONE:

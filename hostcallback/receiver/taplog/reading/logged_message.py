@@ -262,7 +262,7 @@ MAX_INCOMPLETE = 4096
 
 
 class ProcessValues:
-    """What one process has of values of several processes: whole values, or its different shards. One thread."""
+    """Assembles the shards of one process into whole values where possible. One thread."""
 
     def __init__(self) -> None:
         """No shard is known yet."""

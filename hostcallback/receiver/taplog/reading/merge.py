@@ -210,13 +210,13 @@ def _of_file(path: Path, error: Exception) -> Damage:
 
 
 class Order(Protocol):
-    """Adds conditions to the order of time in which processes are read."""
+    """Protocol that adds conditions to the order by time in which processes are read."""
 
     def is_paused(self, writer: Writer, devices: int) -> bool:
         """Whether a process with that many known devices must wait until others have been read further."""
 
     def evict_oldest(self) -> None:
-        """Called when only waiting processes are left: lets some continue, perhaps after several calls."""
+        """Called when all remaining processes wait: lets some continue; may need several calls."""
 
 
 def merged(

@@ -113,7 +113,7 @@ class SegmentReader:
 
     @property
     def consumers(self) -> dict[int, tuple[int, TapDescriptor]]:
-        """By consumer id, the number in the chunks' masks and the descriptor, as far as `chunks` has read."""
+        """By consumer id: its bit number in the chunks' masks, and its descriptor. Filled as `chunks` reads."""
         return self._consumers
 
     def is_closed(self) -> bool:

@@ -95,7 +95,7 @@ class LogWriter:
         return consumer_id in self._described
 
     def append(self, device: str, block: FrameBlock, *, at_once: bool = False) -> None:
-        """Takes ownership of messages of one device, in order; `at_once`: they are written immediately."""
+        """Takes ownership of messages of one device, in order; with `at_once` they are written immediately."""
         self.record(device, lambda room: (block, (), at_once))
 
     def record(self, device: str, collect: Callable[[Room], Messages | None]) -> None:

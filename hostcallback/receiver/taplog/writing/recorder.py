@@ -141,7 +141,7 @@ class Recorder(Closing):
         self._log.flush()
 
     def drain(self, timeout_sec: float) -> bool:
-        """Writes everything that has come, as SIGTERM wants it; True: it is in the file."""
+        """Writes everything received so far; called at SIGTERM. Returns True when it is in the file."""
         self.flush()
         return True
 
@@ -165,7 +165,7 @@ class Recorder(Closing):
 
 
 def description_of(consumer: Consumer, arrays: int) -> TapDescriptor:
-    """Returns a tap's descriptor, or as much of it as is known; `arrays` is the number of arrays per message."""
+    """Returns a tap's descriptor, possibly incomplete; `arrays` is the number of arrays per message."""
     try:
         if consumer.describe is not None:
             described = consumer.describe()

@@ -1,4 +1,4 @@
-"""Splits blocks of messages by tap and leaf: buckets of scalars, and counts of what is no scalar."""
+"""Splits blocks of messages by tap and leaf: buckets of scalars, and counts of all other leaves."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Taker(Protocol):
         """Takes messages of a scalar."""
 
     def other(self, tap: Tap, count: int) -> None:
-        """Takes the number of messages of what is no scalar."""
+        """Takes the number of messages of a leaf that is not a scalar."""
 
     def check(self, run: MessageRun, described: TapDescriptor, places: Array) -> None:
         """Takes the failures of a check: their places in the run's block."""

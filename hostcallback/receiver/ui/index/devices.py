@@ -30,7 +30,7 @@ RECENT_NS = 10 * 10**9
 
 @dataclass(slots=True)
 class Device:
-    """What is known of one device of one process."""
+    """Counts and rate of one device of one process."""
 
     run: str
     process: str

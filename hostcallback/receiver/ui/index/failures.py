@@ -74,14 +74,14 @@ class Group:
         return is_first
 
     def take_live(self, process: tuple[str, int], found: LiveFailure) -> None:
-        """Takes what a running process, a host and process id, tells of its failures here since it began."""
+        """Takes the failures that a running process (host and process id) reports for this group since its start."""
         if process in self.live or len(self.live) < MAX_PLACES:
             self.live[process] = found
         if not self.count:
             self.title, self.values, self.traceback = found.title, found.values, found.traceback or None
 
     def unlogged(self, names: Mapping[tuple[str, int], str]) -> Counter[tuple[str, str]]:
-        """Counts the failures that running processes tell of beyond those in the logs, by process and device.
+        """Counts the failures that running processes report beyond those in the logs, by process and device.
 
         `names` has the processes' names in the logs.
         """
@@ -181,7 +181,7 @@ class Failures:
 
     @property
     def kinds(self) -> int:
-        """How many different failures that were: groups without those of losses."""
+        """Number of different failures: groups other than losses."""
         return sum(group.kind != "loss" for group in self._groups.values())
 
     def as_dicts(self) -> list[dict[str, Any]]:
@@ -244,7 +244,7 @@ class Failures:
             group.add(process_text(writer), lost.device, max(1, lost.messages), at)
 
     def take_live(self, process: tuple[str, int], found: LiveFailure) -> None:
-        """Takes what a running process, a host and process id, tells of its failures on one line since it began."""
+        """Takes the failures that a running process (host and process id) reports for one line since its start."""
         group = self._of(found.kind, found.source_line, found.name, found.title)
         if group is not None:
             group.take_live(process, found)

@@ -1,4 +1,4 @@
-"""Finds the segments of logs that grow, and their new chunks, and lets readers of the index in between."""
+"""Finds the segments of growing logs and their new chunks; the fair lock of the index."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from hostcallback.receiver.wire.frame_layout import UnsupportedVersionError
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 
 MAX_FOLDERS = 1000
-"""Folders in a given one that are looked at."""
+"""Number of subfolders that are searched."""
 
 MAX_PROBLEMS = 100
-"""Files that are no logs, and damaged parts, of which the texts are kept."""
+"""Number of problems (files that are not logs, damaged parts) whose texts are kept."""
 
 
 @dataclass(slots=True)
 class Segment:
-    """A segment as far as it was looked at, as a file for `read_frames`.
+    """A segment and how far it was read; also the file for `read_frames`.
 
     A complete one is opened for each read, so that few files stay open.
 

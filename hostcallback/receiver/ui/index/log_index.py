@@ -29,19 +29,19 @@ from hostcallback.receiver.wire.frame_layout import Array
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 
 MAX_HEADERS = 16_384
-"""Headers of chunks that are kept until the chunks are read; others are read again."""
+"""Number of chunk headers that are kept until the chunks are read; others are read again."""
 
 MAX_DESCRIBED = MAX_TAPS
-"""Taps of which the descriptors are kept; messages of others are counted only."""
+"""Number of taps whose descriptors are kept; messages of other taps are only counted."""
 
 SINGLE_MESSAGES = 200_000
 """The first messages of a run have a bucket each, so that short runs are shown message by message."""
 
 ALIVE_SEC = 1.0
-"""For so long a process counts as alive, or as ended, before that is looked at again."""
+"""Seconds for which the answer "is this process alive" is kept."""
 
 QUIET_SEC = 30.0
-"""A segment of another machine without an end, to which nothing was added for so long, counts as ended."""
+"""Seconds without growth after which another machine's unfinished segment counts as ended."""
 
 _T = TypeVar("_T")
 
@@ -167,7 +167,7 @@ class LogIndex:
         return bool(self._pending)
 
     def read_chunk(self, number: int, chunk: Chunk | None = None) -> Origin | None:
-        """Reads a chunk from the log, of which the header may be known; None if it is no longer there. Under `lock`."""
+        """Reads a chunk from the log (its header may be given); None if it is no longer there. Under `lock`."""
         segment_number, offset = self.chunks.place(number)
         segment = self.files.segments[segment_number]
         try:
@@ -196,7 +196,7 @@ class LogIndex:
         return Origin(number, run_of(segment), run)
 
     def of_run(self, run_name: str) -> Array:
-        """For each chunk, whether it is of a run. Under `lock`."""
+        """A mask of the chunks that belong to a run. Under `lock`."""
         segments = np.array([run_of(segment) == run_name for segment in self.files.segments], np.bool_)
         found: Array = segments[self.chunks.column("segment")]
         return found
@@ -266,7 +266,7 @@ class LogIndex:
             tap.note_nonfinite(part.values, part.steps, part.times)
 
     def other(self, tap: Tap, count: int) -> None:
-        """Takes messages of what is no scalar."""
+        """Takes messages of a leaf that is not a scalar."""
         tap.count += count
         if tap.chunks and tap.chunks[-1] == self._current:
             tap.counts[-1] += count

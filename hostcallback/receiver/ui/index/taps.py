@@ -21,7 +21,7 @@ BITS = 1 << 23
 
 
 class DistinctCounter:
-    """Counts different items. One thread."""
+    """Counts distinct items approximately. One thread."""
 
     def __init__(self) -> None:
         """There are none yet."""
@@ -39,7 +39,7 @@ class DistinctCounter:
 
     @property
     def count(self) -> int:
-        """About how many there are: of more than 100 million, that many."""
+        """The approximate number of different items, at most 100 million."""
         free = max(1 - self._set / BITS, 1 / BITS)
         return round(-BITS * math.log(free))
 

@@ -120,7 +120,7 @@ class LiveProcesses:
             self._sources.clear()
 
     def refresh(self) -> None:
-        """Asks the processes if that is half a second ago."""
+        """Asks the processes, at most twice a second."""
         if not self._sources:
             return
         with self._lock:
@@ -143,7 +143,7 @@ class LiveProcesses:
 
     @property
     def state(self) -> int:
-        """Changes with the number of processes, and of sources that cannot be reached."""
+        """A value that changes with the number of processes and of unreachable sources."""
         return len(self._problems) * 100_000 + len(self._processes())
 
     def processes(self) -> list[LiveProcess]:
@@ -245,7 +245,7 @@ class LiveFailure:
 
 
 def live_failures(told: Any) -> Iterator[LiveFailure]:
-    """Yields what a process told as `failures`; leaves out what it cannot mean."""
+    """Yields the failures in a process's answer; malformed entries are left out."""
     for item in told[:MAX_GROUPS] if isinstance(told, list) else ():
         try:
             yield _failure(item)

@@ -1,4 +1,4 @@
-"""What the page needs of running processes: of this machine, or of those that forward to a collector."""
+"""Protocol of the sources of running processes: of this machine, or those that forward to a collector."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ class LiveSource(Protocol):
         """
 
     def rest(self) -> None:
-        """Is called when no page is open: lets the processes stop counting."""
+        """Called when no page is open: lets the processes stop counting."""
 
     def close(self) -> None:
         """Ends all connections."""
 
 
 def is_process(found: Any) -> bool:
-    """Whether an answer, which comes from outside this process, has what the page shows."""
+    """Whether an answer from another process is well-formed: has the fields that the page shows."""
     try:
         numbers = [found["time"], *(tap[name] for tap in found["taps"] for name in TAP_NUMBERS)]
         numbers += [device[name] for device in found["devices"] for name in DEVICE_NUMBERS]

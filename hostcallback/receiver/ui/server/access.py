@@ -30,7 +30,7 @@ def new_token() -> str:
 
 
 class Access:
-    """Middleware that refuses what is not from the page, and not from a client with the token.
+    """Middleware that refuses requests that come neither from the page nor from a client with the token.
 
     Attributes:
         token: what a client has to present.

@@ -186,7 +186,7 @@ class _Streams:
 
 
 def changed(before: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
-    """What an event tells: all of it if something is new, with the taps that are; empty if nothing is."""
+    """Content of an event: everything if something is new, with the changed taps; empty if nothing is."""
     if before == found:
         return {}
     known = {item[0]: item for item in before.get("taps", [])}

@@ -38,7 +38,7 @@ LOOK_SEC = 1.0
 
 
 class Filler:
-    """Fills an index. Without open pages and requests it does nothing, except for reading what it has found.
+    """Fills an index. Without open pages and requests it only reads chunks that it has found already.
 
     Attributes:
         index: the index.
@@ -65,7 +65,7 @@ class Filler:
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
-        """While this is open, the logs are looked at every half second."""
+        """Within the block, the logs are polled every half second."""
         with self._changed:
             self._watchers += 1
             self._changed.notify_all()
@@ -76,7 +76,7 @@ class Filler:
                 self._watchers -= 1
 
     def refresh(self) -> None:
-        """Lets the logs be looked at if that is long ago, and waits for it, for a moment."""
+        """Looks at the logs again if the last look is long ago, and waits for it a moment."""
         with self._changed:
             if time.monotonic() - self._looked_at < INTERVAL_SEC:
                 return
@@ -142,7 +142,7 @@ def take_taps(index: LogIndex, live: LiveProcesses) -> dict[tuple[str, str], boo
 
 
 def take_failures(index: LogIndex, live: LiveProcesses) -> None:
-    """Notes what running processes tell of their failures in the index. Called under the index's lock."""
+    """Adds the failures that running processes report to the index. Called under the index's lock."""
     for process in live.processes():
         for failure in live_failures(process.figures.get("failures")):
             index.failures.take_live((process.host, process.pid), failure)
@@ -339,7 +339,7 @@ class PageData:
         return {"applied": [printable(name) for name in names]}
 
     def changes(self, watched: Sequence[int]) -> dict[str, Any]:
-        """What an open page has to know twice a second; its taps are `watched`."""
+        """The changes that an open page gets twice a second; `watched` are its taps."""
         self.live.refresh()
         index = self.index
         rows = index.taps.rows
