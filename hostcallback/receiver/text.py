@@ -1,6 +1,8 @@
 """Text that people see: made safe for terminals, logs and HTML, and free of passwords and tokens.
 
-All such text goes through `printable`, or through `printable_lines` where it may have several lines.
+All such text goes through `printable`, or through `printable_lines` where it may have several lines. A text that comes
+from another program (the status of a call, the `error` of an answer) goes through `foreign` where it arrives, so that
+whatever is made of it (an exception, a warning, a log line) is safe; `make lint` checks this.
 """
 
 from __future__ import annotations
@@ -18,6 +20,15 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+FOREIGN_CHARS = 2000
+"""Characters of a foreign text that are shown."""
+
+
+def foreign(text: object) -> str:
+    """Returns a text of another program as `printable` does, cut after `FOREIGN_CHARS`; empty for None."""
+    return "" if text is None else printable(str(text)[:FOREIGN_CHARS])
 
 
 def printable_lines(text: str, indent: str = "") -> str:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import io
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent import futures
 from pathlib import Path
 
+import grpc
+import jax
 import pytest
 
+import hostcallback as hcb
 from hostcallback.receiver.cli import main
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.remote.collector.store import Store
 from hostcallback.receiver.remote.delivery.delivery import Delivery
 from hostcallback.receiver.remote.streams import StreamKey
-from hostcallback.receiver.text import printable, printable_lines, printable_report
+from hostcallback.receiver.text import foreign, printable, printable_lines, printable_report
 from hostile_log import FORGED, HOSTILE, UNSAFE, write_hostile_flight, write_hostile_log
 
 
@@ -87,6 +92,65 @@ def test_the_collector(
     check(capsys.readouterr().out)
     check(caplog.text)
     assert caplog.records
+
+
+@pytest.fixture
+def refusing() -> Iterator[str]:
+    """The address of a gRPC server that refuses each call with a hostile status text."""
+
+    def refuse(request: object, context: grpc.ServicerContext) -> None:
+        context.abort(grpc.StatusCode.PERMISSION_DENIED, HOSTILE)
+
+    class Handler(grpc.GenericRpcHandler):
+        def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
+            return grpc.stream_stream_rpc_method_handler(refuse)
+
+    server = grpc.server(futures.ThreadPoolExecutor(4), handlers=[Handler()])
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield f"127.0.0.1:{port}"
+    server.stop(None).wait(10)
+
+
+def test_what_a_collector_says_as_it_refuses_a_program(
+    refusing: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with (
+        pytest.warns(hcb.ForwardingWarning) as warned,
+        hcb.outfeed_receiver(forward=refusing, spool=tmp_path / "spool"),
+    ):
+        jax.jit(lambda x: hcb.id_print(x, output_stream=io.StringIO()))(1.0)
+    (text,) = (str(warning.message) for warning in warned)
+    assert "PERMISSION_DENIED" in text
+    assert "owned" in text
+    check(text)
+    check(caplog.text)
+
+
+@pytest.mark.parametrize("words", [["tail", "--from"], ["ctl", "--via"], ["top", "--once", "--via"]])
+def test_what_a_collector_says_as_it_refuses_a_command(
+    words: list[str], refusing: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*words, refusing, *(["--enable", "loss"] if words[0] == "ctl" else [])]) == 1
+    shown = capsys.readouterr()
+    assert "owned" in shown.err
+    check(shown.out + shown.err)
+
+
+def test_what_an_opentelemetry_collector_says(refusing: str, caplog: pytest.LogCaptureFixture) -> None:
+    sink = hcb.otlp(f"http://{refusing}", drain_sec=5.0)
+    with hcb.outfeed_receiver(sinks=[sink]):
+        jax.jit(lambda x: hcb.id_print(x, output_stream=io.StringIO()))(1.0)
+    sink.close()
+    assert "owned" in caplog.text
+    check(caplog.text)
+
+
+def test_a_foreign_text_is_short_and_one_line() -> None:
+    assert foreign(None) == ""
+    check(foreign(HOSTILE * 1000))
+    assert foreign("a\nb") == r"a\nb"
+    assert len(foreign("x" * 10_000)) == 2000
 
 
 def test_records_of_the_log(caplog: pytest.LogCaptureFixture) -> None:

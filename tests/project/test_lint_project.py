@@ -48,6 +48,14 @@ def lint(root: Path) -> subprocess.CompletedProcess[str]:
         ),
         ("hostcallback/receiver/messages.py", "import grpc", "grpc outside receiver/remote/"),
         ("hostcallback/api.py", "from grpc import aio", "grpc outside receiver/remote/"),
+        ("hostcallback/receiver/x.py", "f(error.details() or '')", "another program's text without foreign"),
+        ("hostcallback/receiver/x.py", "f(str(answer['error']))", "another program's text without foreign"),
+        (
+            "hostcallback/receiver/x.py",
+            "f(answer.get('error', ''))",
+            "another program's text without foreign",
+        ),
+        ("hostcallback/receiver/x.py", "f(partial.error_message)", "another program's text without foreign"),
         ("tests/test_x.py", "import time\ntime.sleep(1)", "time.sleep in a test"),
         ("tests/a/test_x.py", "from time import sleep as s", "time.sleep in a test"),
         ("tests/test_x.py", "import time as t\nt.sleep(1)", "time.sleep in a test"),
@@ -74,6 +82,8 @@ def test_a_broken_rule_is_named_with_file_line_and_cure(
         ("hostcallback/api.py", "import jax\njax.__version__\njax.lax.scan"),
         ("hostcallback/api.py", "import jaxlib\njaxlib.__version__"),
         ("hostcallback/receiver/remote/client.py", "import grpc"),
+        ("hostcallback/receiver/x.py", "f(foreign(error.details()), foreign(found['error']))"),
+        ("hostcallback/receiver/x.py", "found['error'] = error"),
         ("tests/test_x.py", "import grpc, jax, hostcallback"),
         (
             "hostcallback/receiver/wire/frame_layout.py",

@@ -10,6 +10,7 @@ from hostcallback.receiver.control import protocol
 from hostcallback.receiver.control.protocol import ControlError, ControlSocketError, NoSuchTapError
 from hostcallback.receiver.control.socket_path import may_control, peer_of, refuse_others, sockets
 from hostcallback.receiver.files import Closing
+from hostcallback.receiver.text import foreign
 
 TIMEOUT_SEC = 10.0
 
@@ -57,7 +58,7 @@ class ControlClient(Closing):
         except OSError as error:
             raise ControlSocketError(f"process {self.pid} is gone: {error}") from error
         if "error" in response:
-            raise _KINDS.get(str(response.get("kind")), ControlError)(str(response["error"]))
+            raise _KINDS.get(str(response.get("kind")), ControlError)(foreign(response["error"]))
         return response.get("result")
 
     def _line(self) -> bytes:

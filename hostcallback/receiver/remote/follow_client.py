@@ -16,6 +16,7 @@ from hostcallback.receiver.remote import protocol
 from hostcallback.receiver.remote.credentials import BadStreamError, TransportError
 from hostcallback.receiver.remote.options import Forward
 from hostcallback.receiver.remote.sending.grpc_transport import explain_grpc_error, make_channel, metadata_of
+from hostcallback.receiver.text import foreign
 
 ANSWER_SEC = 60.0
 
@@ -85,7 +86,7 @@ class RemoteLog(Closing):
             self._error = TransportError(f"the collector at {self._address} has ended")
         except grpc.RpcError as error:
             found: Any = error
-            said = explain_grpc_error(found.details() or "", self._address, tls=self._tls)
+            said = explain_grpc_error(foreign(found.details()), self._address, tls=self._tls)
             self._error = TransportError(f"{said} ({self._address}, {found.code().name})")
         except (BadStreamError, OSError) as error:
             self._error = TransportError(

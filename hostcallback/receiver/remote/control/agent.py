@@ -115,8 +115,8 @@ class ControlThread:
         except grpc.RpcError as error:
             found: Any = error
             if found.code() is grpc.StatusCode.UNIMPLEMENTED:
-                raise StreamRefusedError(no_control(self._transport.address)) from error
-            raise translated(error, self._transport.address, tls=self._transport.tls) from error
+                raise StreamRefusedError(no_control(self._transport.address)) from None
+            raise translated(error, self._transport.address, tls=self._transport.tls) from None
         except BadStreamError as error:
             raise TransportError(
                 f"the collector at {self._transport.address} sent an invalid request: {error}"

@@ -21,7 +21,7 @@ from hostcallback.receiver.remote.sending.grpc_transport import (
     no_control,
     translated,
 )
-from hostcallback.receiver.text import printable
+from hostcallback.receiver.text import foreign, printable
 
 
 class ProcessAnswer(NamedTuple):
@@ -101,8 +101,8 @@ class CollectorControl(Closing):
         except grpc.RpcError as error:
             found: Any = error
             if found.code() is grpc.StatusCode.UNIMPLEMENTED:
-                raise TransportError(no_control(self._address)) from error
-            raise translated(error, self._address, tls=self._tls) from error
+                raise TransportError(no_control(self._address)) from None
+            raise translated(error, self._address, tls=self._tls) from None
         except BadStreamError as error:
             raise TransportError(f"the program at {self._address} is not a collector: {error}") from error
         raise TransportError(f"the collector at {self._address} has ended")
@@ -123,14 +123,14 @@ def _told(process: Controlled, line: bytes | None) -> ProcessAnswer:
         return ProcessAnswer(process, error=printable(str(error)), kind="ControlError")
     if "error" in found or found.get("result") is None:
         return ProcessAnswer(
-            process, error=printable(str(found.get("error") or "nothing")), kind=str(found.get("kind"))
+            process, error=foreign(found.get("error")) or "nothing", kind=str(found.get("kind"))
         )
     return ProcessAnswer(process, found["result"])
 
 
 def _kept(found: dict[str, Any]) -> list[RuleSetting]:
     if "error" in found:
-        raise ControlError(printable(str(found["error"])))
+        raise ControlError(foreign(found["error"]))
     try:
         return [
             RuleSetting(_text(run), _text(pattern), _text(name), value)

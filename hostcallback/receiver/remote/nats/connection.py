@@ -23,7 +23,7 @@ from hostcallback.receiver.remote.credentials import (
     check_tls_files,
     refuse_clear,
 )
-from hostcallback.receiver.text import representation, without_password
+from hostcallback.receiver.text import foreign, representation, without_password
 
 PREFIX = "taps"
 ALL = f"{PREFIX}.>"
@@ -221,7 +221,7 @@ class NatsConnection:
 
     def translated(self, error: BaseException) -> TransportError:
         """Translates an exception of nats-py into the sender's errors."""
-        text = f"{error or type(error).__name__} (NATS at {self.server.shown})"
+        text = f"{foreign(error) or type(error).__name__} (NATS at {self.server.shown})"
         if "authorization" in str(error).lower() or "permissions violation" in str(error).lower():
             return StreamRefusedError(text)
         return TransportError(text)

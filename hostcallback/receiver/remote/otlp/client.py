@@ -15,7 +15,7 @@ from hostcallback.receiver.errors import HostCallbackError
 from hostcallback.receiver.remote.credentials import is_loopback, refuse_clear
 from hostcallback.receiver.remote.otlp.mapping import Attributes, Event, Point
 from hostcallback.receiver.runtime.metrics import BEGUN_NS, Metric
-from hostcallback.receiver.text import is_credential, is_printable, without_password
+from hostcallback.receiver.text import foreign, is_credential, is_printable, without_password
 
 DEFAULT_ENDPOINT = "localhost:4317"
 
@@ -238,7 +238,7 @@ class OtlpClient:
         try:
             response = method(request, timeout=self._timeout_sec, metadata=self._metadata)
         except self._grpc.RpcError as error:
-            text = f"{error.code().name}: {error.details() or 'no reason given'}"
+            text = f"{error.code().name}: {foreign(error.details()) or 'no reason given'}"
             return Answer(
                 ExportResult.LATER if error.code() in self._later else ExportResult.REFUSED, text=text
             )
@@ -246,7 +246,7 @@ class OtlpClient:
             return Answer(ExportResult.LATER, text=str(error))
         partial = response.partial_success
         rejected = partial.rejected_log_records if is_logs else partial.rejected_data_points
-        return Answer(ExportResult.STORED, rejected, partial.error_message)
+        return Answer(ExportResult.STORED, rejected, foreign(partial.error_message))
 
     def close(self) -> None:
         """Closes the channel and cancels the request in progress."""

@@ -21,6 +21,7 @@ from hostcallback.receiver.remote.credentials import (
 from hostcallback.receiver.remote.options import Forward
 from hostcallback.receiver.remote.sending.transport import OnAck
 from hostcallback.receiver.remote.streams import SegmentSlice, StreamKey, StreamOffset
+from hostcallback.receiver.text import foreign
 
 _Says = Callable[[str, bool], str]
 """Returns an explanation for an address; the flag tells whether TLS is used."""
@@ -190,8 +191,8 @@ def metadata_of(options: Forward) -> tuple[tuple[str, str], ...]:
 
 def translated(error: Any, address: str, *, tls: bool) -> TransportError:
     """Translates the error of a call to the collector at `address`; `tls`: whether the call used TLS."""
-    code, details = error.code(), error.details()
-    said = explain_grpc_error(details or "no reason given", address, tls=tls)
+    code = error.code()
+    said = explain_grpc_error(foreign(error.details()) or "no reason given", address, tls=tls)
     text = f"{said} ({address}, {code.name})"
     return StreamRefusedError(text) if code in REFUSALS else TransportError(text)
 
