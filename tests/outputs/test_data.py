@@ -283,11 +283,29 @@ def test_xarray_has_the_step_as_dimension() -> None:
     assert taps["state"].to_xarray()["state"].shape == (10, 2, 3)
 
 
+@pytest.mark.parametrize("length", [2, 40])
+def test_lines_that_share_a_name_are_in_the_order_of_the_program(length: int) -> None:
+    def body(number: Any, _: Any) -> tuple[Any, None]:
+        hcb.id_tap(nothing, number, name="shared")
+        hcb.id_tap(nothing, number + 1, name="shared")
+        hcb.id_tap(nothing, number + 2, name="shared")
+        return number + 3, None
+
+    with hcb.capture() as taps:
+        jax.jit(lambda: lax.scan(body, 0, None, length=length))()
+    data = taps["shared"].to_numpy()
+    assert data["shared"].tolist() == list(range(3 * length))
+    assert (np.diff(data["time"]) >= np.timedelta64(0)).all()
+
+
 def test_missing_steps_are_masked_in_numpy() -> None:
     with hcb.capture() as taps:
-        jax.jit(lambda x: hcb.id_tap(nothing, x, name="first"))(jnp.float32(1))
-        jax.jit(lambda x: hcb.id_tap(nothing, {"x": x, "step": 3}, name="second"))(jnp.float32(1))
-        jax.jit(lambda x: hcb.id_tap(nothing, x, name="first"))(jnp.float32(2))
+        for function in (
+            lambda x: hcb.id_tap(nothing, x, name="first"),
+            lambda x: hcb.id_tap(nothing, {"x": x, "step": 3}, name="second"),
+            lambda x: hcb.id_tap(nothing, x, name="first"),
+        ):
+            jax.block_until_ready(jax.jit(function)(jnp.float32(1)))  # one after the other
     steps = taps["first"].to_numpy()["step"]
     assert isinstance(steps, np.ma.MaskedArray)
     assert steps.tolist()[0] is None

@@ -84,7 +84,7 @@ def _serving() -> Iterator[Callable[..., Any]]:
         def start(*logs: Path, **options: Any) -> Any:
             server = closing.enter_context(contextlib.closing(serve_logs(logs, Listening(**options))))
             client = closing.enter_context(
-                httpx.Client(base_url=server.address.partition("?")[0], timeout=20)
+                httpx.Client(base_url=server.address.partition("#")[0], timeout=20)
             )
             client.address = server.address
             client.headers["Authorization"] = f"Bearer {server.address.partition('token=')[2]}"

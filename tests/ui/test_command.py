@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import socket
 import ssl
 import subprocess
 import sys
+import webbrowser
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -52,6 +54,10 @@ def test_short_tokens_and_ports_in_use_are_refused(
 ) -> None:
     token = tmp_path / "token"
     token.write_text("short\n")
+    token.chmod(0o644)
+    assert main(["ui", "--no-browser", str(log), "--token-file", str(token)]) == 1
+    assert f"other users may read this token: chmod 600 {token}" in capsys.readouterr().err
+    token.chmod(0o600)
     assert main(["ui", "--no-browser", str(log), "--token-file", str(token)]) == 1
     assert "the token has 5 characters, expected at least 16" in capsys.readouterr().err
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -66,13 +72,35 @@ def test_ctrl_c_with_an_open_page_prints_nothing(log: Path) -> None:
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
     ) as server:
         assert server.stdout is not None
-        address, _, token = server.stdout.readline().strip().partition("?token=")
+        address, _, token = server.stdout.readline().strip().partition("#token=")
         headers = {"Authorization": f"Bearer {token}"}
         with httpx.stream("GET", f"{address}api/events", headers=headers, timeout=30) as events:
             assert next(events.iter_lines()).startswith("retry")
             server.send_signal(signal.SIGINT)
             _, error = server.communicate(timeout=30)
     assert (server.returncode, error) == (130, "")
+
+
+def test_no_token_is_on_the_command_line_of_the_browser(
+    log: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    opened: list[tuple[Path, int, str]] = []
+
+    def browse(url: str) -> None:
+        path = Path(url.removeprefix("file://"))
+        opened.append((path, path.stat().st_mode & 0o777, path.read_text()))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(webbrowser, "open", browse)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    with contextlib.suppress(KeyboardInterrupt):
+        main(["ui", str(log)])
+    ((path, mode, text),) = opened
+    address = capsys.readouterr().out.strip()
+    assert "token=" in address
+    assert mode == 0o600
+    assert f'url={address}"' in text
+    assert not path.exists()
 
 
 def test_missing_packages_come_with_the_install_hint(
@@ -99,9 +127,11 @@ def test_beyond_this_machine_it_serves_by_tls_to_names_that_were_given(
     port = served.base_url.port
     trusted = ssl.create_default_context(cafile=str(authority.certificate))
     with httpx.Client(base_url=f"https://localhost:{port}", verify=trusted) as client:
-        opened = client.get("/", params={"token": "t" * 32})
-        assert "Secure" in opened.headers["set-cookie"]
-        assert client.get("/api/overview").json()["errors"] == 1
+        session = client.post("/api/session", headers={"Authorization": f"Bearer {'t' * 32}"}).json()[
+            "session"
+        ]
+        with_session = {"Authorization": f"Bearer {session}"}
+        assert client.get("/api/overview", headers=with_session).json()["errors"] == 1
         for host, status in (("train.example", 200), ("10.1.2.3:80", 200), ("evil.example", 421)):
             headers = {"Host": host, "Authorization": f"Bearer {'t' * 32}"}
             assert client.get("/api/overview", headers=headers).status_code == status

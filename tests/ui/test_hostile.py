@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import jax
 import numpy as np
 import pytest
@@ -13,6 +17,7 @@ import pytest
 import hostcallback as hcb
 from hostcallback.receiver.ui.index import taps
 from hostcallback.receiver.ui.live.processes import live_failures
+from hostcallback.receiver.ui.server import connections
 
 Serve = Callable[..., Any]
 
@@ -66,10 +71,8 @@ def test_a_long_body_is_refused_before_it_is_read(client: Any) -> None:
     assert client.post("/api/rules", content=b"x" * 1_000_000).status_code == 413
 
 
-def test_a_post_of_another_page_is_refused_even_with_the_cookie(log: Path, serve: Serve) -> None:
+def test_a_post_of_another_page_is_refused_even_with_the_token(log: Path, serve: Serve) -> None:
     client = serve(log)
-    token = client.headers.pop("Authorization").partition(" ")[2]
-    client.get("/", params={"token": token})
     rule = {"tap": "*", "enabled": False}
     assert (
         "--control"
@@ -101,6 +104,49 @@ def test_names_and_texts_are_escaped_and_paths_in_logs_are_not_opened(tmp_path: 
     assert "\\x1b]0;title" in client.get("/api/texts").json()["lines"][-1]["text"]
     assert found.headers["content-type"] == "application/json"
     assert found.headers["x-content-type-options"] == "nosniff"
+
+
+def test_half_requests_lock_nobody_out_and_end(
+    log: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "HEAD_SEC", 2.0)
+    client = serve(log)
+    port = client.base_url.port
+    with contextlib.ExitStack() as closing:
+        stream = closing.enter_context(client.stream("GET", "/api/events"))  # an open page
+        lines = stream.iter_lines()
+        assert next(lines).startswith("retry")
+        half = []
+        for _ in range(3 * connections.most_connections()):
+            half.append(closing.enter_context(socket.create_connection(("127.0.0.1", port))))
+            half[-1].sendall(b"GET /api/overview HTTP/1.1\r\nHost: 127.0.0.1\r\n")
+        fresh = closing.enter_context(
+            httpx.Client(base_url=client.base_url, headers=client.headers, timeout=20)
+        )
+        assert fresh.get("/api/overview").status_code == 200
+        for connection in half:  # the server ends all of them, some at once and the others after their time
+            connection.settimeout(20)
+            with contextlib.suppress(ConnectionResetError):
+                assert connection.recv(1) == b""
+        assert any(line.startswith("data:") for line in lines)  # the page's stream is still there
+
+
+def test_a_request_that_comes_byte_by_byte_gets_no_more_time(
+    log: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "HEAD_SEC", 0.5)
+    port = serve(log).base_url.port
+    with socket.create_connection(("127.0.0.1", port)) as slow:
+        slow.settimeout(0.05)
+        slow.sendall(b"GET / HTTP/1.1\r\nX: ")
+        started = time.monotonic()
+        with contextlib.suppress(ConnectionResetError, BrokenPipeError):
+            while True:
+                slow.sendall(b"x")
+                with contextlib.suppress(TimeoutError):
+                    if slow.recv(1) == b"":
+                        break
+        assert 0.3 < time.monotonic() - started < 20
 
 
 def ignore(value: Any) -> None:

@@ -66,7 +66,7 @@ def hcb_ui(*arguments: Any, **variables: Any) -> Iterator[Any]:
     with server:
         try:
             assert server.stdout is not None
-            base, _, token = server.stdout.readline().strip().partition("/?token=")
+            base, _, token = server.stdout.readline().strip().partition("/#token=")
             headers = {"Authorization": f"Bearer {token}"}
             with httpx.Client(base_url=base, headers=headers, timeout=20) as client:
                 client.server_pid = server.pid  # type: ignore[attr-defined]
@@ -198,7 +198,7 @@ def test_the_processes_of_a_collector_are_shown_and_controlled(sockets: Path, tm
             assert {device["device"]: device["seconds_in_taps"] for device in devices}["cpu:0"] is not None
         # Its own page has the stored messages, also after the process has ended.
         (told,) = [line for line in collector.errors if "the page is at" in line]
-        address, _, token = told.partition("the page is at ")[2].strip().partition("/?token=")
+        address, _, token = told.partition("the page is at ")[2].strip().partition("/#token=")
         own = httpx.get(f"{address}/api/overview", headers={"Authorization": f"Bearer {token}"}).json()
         assert any((tap["name"], tap["kind"]) == ("loss", "scalar") for tap in own["taps"])
     finally:

@@ -73,26 +73,32 @@ def test_calls_with_values_that_are_not_finite_are_grouped_by_program(tmp_path: 
     assert "test_server.py" in found["place"]
 
 
-def test_the_token_of_the_address_becomes_a_cookie(log: Path, serve: Serve) -> None:
+def test_the_token_of_the_address_becomes_a_secret_of_the_session(log: Path, serve: Serve) -> None:
     client = serve(log)
-    del client.headers["Authorization"]
-    assert client.get("/api/overview").status_code == 401
-    answer = client.get("/", params={"token": client.address.partition("token=")[2]})
-    assert (answer.status_code, answer.headers["location"]) == (303, "/")
-    assert "HttpOnly" in answer.headers["set-cookie"]
-    assert "SameSite=strict" in answer.headers["set-cookie"]
-    assert client.get("/api/overview").status_code == 200
-    page = client.get("/")
+    token = client.headers.pop("Authorization")
+    page = client.get("/")  # its files are everybody's
     assert page.headers["content-type"].startswith("text/html")
     assert "default-src 'none'" in page.headers["content-security-policy"]
+    assert client.get("/api/overview").status_code == 401
+    assert client.get("/api/overview", params={"token": token.partition(" ")[2]}).status_code == 401
+    answer = client.post("/api/session", headers={"Authorization": token})
+    assert "set-cookie" not in answer.headers
+    with_session = {"Authorization": f"Bearer {answer.json()['session']}"}
+    assert client.get("/api/overview", headers=with_session).status_code == 200
+    assert client.post("/api/session", headers=with_session).status_code == 401
+    # Neither another server nor a later one on its port takes the secret.
+    assert serve(log).get("/api/overview", headers=with_session).status_code == 401
 
 
 def test_wrong_tokens_and_foreign_hosts_are_refused(log: Path, serve: Serve) -> None:
     client = serve(log)
-    assert client.get("/api/overview", headers={"Authorization": "Bearer wrong"}).status_code == 401
-    assert client.get("/", params={"token": "wrong"}).status_code == 401
+    for path in ("/api/overview", "/api/session", "/api/"):
+        for given in ("Bearer wrong", "Bearer", "", "Basic wrong", "Bearer \u00e9"):
+            headers = {"Authorization": given.encode()}
+            assert client.get(path, headers=headers).status_code == 401
     foreign = client.get("/api/overview", headers={"Host": "evil.example"})
     assert (foreign.status_code, "evil.example" in foreign.json()["error"]) == (421, True)
+    assert client.get("/", headers={"Host": "evil.example"}).status_code == 421
 
 
 def test_events_tell_what_has_changed(log: Path, serve: Serve) -> None:

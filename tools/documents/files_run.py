@@ -116,7 +116,7 @@ def one_series(run: Files) -> dict[str, set[str]]:
                 step(jnp.int32(number))
         for number in range(2):
             with run.of(files if number else set()), closing(serve_logs([folder], Listening())) as server:
-                base, _, token = server.address.partition("?token=")
+                base, _, token = server.address.partition("#token=")
                 headers = {"Authorization": f"Bearer {token}"}
                 with httpx.Client(base_url=base, headers=headers, timeout=20) as client:
                     (tap,) = [

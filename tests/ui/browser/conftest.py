@@ -75,7 +75,7 @@ def visit(chromium: Any, serve: Any) -> Iterator[Callable[..., Any]]:
         page = context.new_page()
         page.on("console", on_console)
         page.on("pageerror", lambda error: problems.append(str(error)))
-        bases = tuple(each.partition("?")[0] for each in (address, frames) if each)
+        bases = tuple(each.partition("#")[0] for each in (address, frames) if each)
         page.on("request", lambda request: check_origin(request.url, bases, problems))
         if prepare is not None:
             prepare(page)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_live import hcb_ui, running
+from test_live import hcb_ui, running, until
 
 from hostcallback.receiver.ui.server.serving import Listening, serve_logs
 
@@ -18,7 +18,7 @@ Visit = Callable[..., Any]
 
 def address_of(client: Any) -> str:
     """Where browsers open the page."""
-    return f"{client.base_url}/?token={client.headers['Authorization'].partition(' ')[2]}"
+    return f"{client.base_url}/#token={client.headers['Authorization'].partition(' ')[2]}"
 
 
 def test_two_tabs_follow_a_program_and_one_switches_its_tap_off(
@@ -44,22 +44,46 @@ def test_two_tabs_follow_a_program_and_one_switches_its_tap_off(
         expect(raised.locator(".source .marked")).to_contain_text("hcb.id_tap(fail_once")
         raised.locator("summary").click()
         expect(raised.locator(".traceback")).to_contain_text("in fail_once")
-        stopped = until_still(client)
-        assert until_still(client) == stopped
+        until(stays(client), bool)
         for page in (first, second):
             page.context.close()
 
 
-def until_still(client: Any) -> int:
-    """The messages of `loss`, once two answers agree that lie an update of the server apart."""
-    before = -1
-    while True:
-        (tap,) = client.get("/api/overview", params={"filter": "loss"}).json()["taps"]
-        if tap["count"] == before:
-            return before
-        before = tap["count"]
-        with client.stream("GET", "/api/events", params={"watch": tap["id"]}) as events:
-            next(line for line in events.iter_lines() if line.startswith("data:"))
+def stays(client: Any) -> Callable[[], bool]:
+    """Whether no message of `loss` came while another tap of the same program sent fifty."""
+
+    def counts() -> tuple[int, int]:
+        taps = client.get("/api/overview").json()["taps"]
+        found = {tap["name"]: tap["count"] for tap in taps}
+        return found["loss"], found["unlucky"]
+
+    since = counts()
+
+    def look() -> bool:
+        nonlocal since
+        now = counts()
+        if now[0] != since[0]:
+            since = now
+        return now[1] - since[1] >= 50
+
+    return look
+
+
+def test_a_tab_keeps_its_session_and_another_one_has_none(
+    visit: Visit, expect: Any, log: Path, serve: Callable[..., Any]
+) -> None:
+    address = serve(log).address
+    page = visit(address, "Charts")
+    page.get_by_role("article", name="train loss").locator(".u-over").wait_for()
+    assert "token" not in page.url
+    page.reload()
+    page.get_by_role("article", name="train loss").locator(".u-over").wait_for()
+    stranger = visit(address.partition("#")[0], refuses="401")
+    expect(stranger.locator("#trouble")).to_contain_text("Open the URL that it printed")
+    stranger.goto(address)  # in the same tab only what is behind the # differs
+    expect(stranger.get_by_role("tab", name="Errors", selected=True)).to_have_count(1)
+    assert "token" not in stranger.url
+    assert not page.context.cookies()
 
 
 def test_a_lost_server_is_told_and_found_again(visit: Visit, log: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -95,6 +95,31 @@ class ColumnBatch(NamedTuple):
         return sum(array.nbytes for array in (self.steps, self.times_ns, self.seqs, *self.values))
 
 
+def joined(batches: Sequence[ColumnBatch]) -> ColumnBatch:
+    """Joins batches of one device and layout."""
+    first = batches[0]
+    if len(batches) == 1:
+        return first
+    steps, times, seqs = (np.concatenate([batch[place] for batch in batches]) for place in (3, 4, 5))
+    values = tuple(np.concatenate(parts) for parts in zip(*[batch.values for batch in batches], strict=True))
+    return ColumnBatch(first.columns, first.process, first.device, steps, times, seqs, values)
+
+
+def _in_order(batches: Iterable[ColumnBatch]) -> Iterator[ColumnBatch]:
+    # The messages of a device come by tap: taps of one name, of several source lines, are one tap of the log.
+    by_layout: dict[tuple[Column, ...], list[ColumnBatch]] = {}
+    for batch in batches:
+        by_layout.setdefault(batch.columns, []).append(batch)
+    for alike in by_layout.values():
+        batch = joined(alike)
+        if len(alike) > 1 and (batch.seqs[1:] < batch.seqs[:-1]).any():
+            order = np.argsort(batch.seqs, kind="stable")
+            steps, times, seqs = (array[order] for array in (batch.steps, batch.times_ns, batch.seqs))
+            values = tuple(array[order] for array in batch.values)
+            batch = ColumnBatch(batch.columns, batch.process, batch.device, steps, times, seqs, values)
+        yield batch
+
+
 class Layouts:
     """How the arrays of a tap become columns: by tap and metadata."""
 
@@ -163,7 +188,7 @@ class ColumnReader:
         )
         for record in records:
             if isinstance(record, MessageRun):
-                yield from self._of_run(record, wants, decoder)
+                yield from _in_order(self._of_run(record, wants, decoder))
             elif isinstance(record, LoggedMessage):
                 if wants(record.tap.described, record.message.consumer.name):
                     yield from map(self._single, assembler.take(record))

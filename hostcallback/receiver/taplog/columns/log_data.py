@@ -8,12 +8,10 @@ import glob
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from hostcallback.receiver import tap_arguments, text
 from hostcallback.receiver.errors import HostCallbackError
 from hostcallback.receiver.taplog.columns import tables
-from hostcallback.receiver.taplog.columns.column_batches import ColumnBatch, ColumnReader
+from hostcallback.receiver.taplog.columns.column_batches import ColumnBatch, ColumnReader, joined
 from hostcallback.receiver.taplog.columns.tables import Table
 from hostcallback.receiver.taplog.format.layout import ALL_CONSUMERS, Kind
 from hostcallback.receiver.taplog.reading.chunk_reader import Chunk
@@ -124,12 +122,12 @@ class TapData:
         nbytes = 0
         for batch in self._raw():
             if gathered and (not _same(gathered[-1], batch) or nbytes > BATCH_BYTES):
-                yield _joined(gathered)
+                yield joined(gathered)
                 gathered, nbytes = [], 0
             gathered.append(batch)
             nbytes += batch.nbytes
         if gathered:
-            yield _joined(gathered)
+            yield joined(gathered)
 
     def __iter__(self) -> Iterator[ColumnBatch]:
         return self.batches()
@@ -234,15 +232,6 @@ class TapData:
 
 def _same(one: ColumnBatch, other: ColumnBatch) -> bool:
     return one[:3] == other[:3]
-
-
-def _joined(batches: list[ColumnBatch]) -> ColumnBatch:
-    if len(batches) == 1:
-        return batches[0]
-    first = batches[0]
-    steps, times, seqs = (np.concatenate([batch[place] for batch in batches]) for place in (3, 4, 5))
-    values = tuple(np.concatenate(parts) for parts in zip(*[batch.values for batch in batches], strict=True))
-    return ColumnBatch(first.columns, first.process, first.device, steps, times, seqs, values)
 
 
 class UnknownTapError(HostCallbackError, KeyError):

@@ -7,12 +7,12 @@ import ipaddress
 import secrets
 import socket
 from collections.abc import Collection
-from http.cookies import CookieError, SimpleCookie
-from urllib.parse import parse_qs
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from hostcallback.receiver.ui.server.connections import HAS_TOKEN
 
 MAX_QUERY = 64 << 10
 """Bytes of a query."""
@@ -30,21 +30,34 @@ def new_token() -> str:
 
 
 class Access:
-    """Middleware that refuses requests that come neither from the page nor from a client with the token.
+    """Middleware that refuses questions which come without the token, and requests for other servers.
+
+    The files of the page are everybody's. The page sends the token of its address, once, to `/api/session`, and gets a
+    secret that only this server takes; browsers keep it for this host and port alone, unlike a cookie. Whatever else
+    is below `/api/` needs the token or that secret in the header Authorization.
 
     Attributes:
         token: what a client has to present.
-        cookie: name of the cookie that holds it; with the port, because cookies are shared between ports.
+        session: what the page presents in its place. It does not tell the token, and lasts as long as that.
     """
 
     def __init__(
-        self, app: ASGIApp, token: str, *, hosts: Collection[str], is_open: bool, tls: bool, framed: bool
+        self,
+        app: ASGIApp,
+        token: str,
+        *,
+        port: int,
+        hosts: Collection[str],
+        is_open: bool,
+        tls: bool,
+        framed: bool,
     ) -> None:
         """Makes it.
 
         Args:
             app: what it protects.
             token: what a client has to present.
+            port: of the server.
             hosts: names by which this server may be addressed, besides loopback addresses.
             is_open: whether it listens beyond this machine; then numeric addresses are accepted, too.
             tls: whether it is reached by https.
@@ -52,11 +65,10 @@ class Access:
         """
         self._app = app
         self.token = token
-        self.cookie = "hcb_ui"
+        self.session = hmac.new(token.encode(), f"session {port}".encode(), "sha256").hexdigest()
         self._hosts = {"localhost", "127.0.0.1", "::1", *(name.lower() for name in hosts)}
         self._is_open = is_open
         self._scheme = "https" if tls else "http"
-        self._framed = framed
         local = "http://localhost:* http://127.0.0.1:* https://localhost:* https://127.0.0.1:*"
         self._policy = POLICY.format(frames=f"'self' {local}" if framed else "'none'")
 
@@ -82,38 +94,20 @@ class Access:
             return _error(
                 414, f"the query has {len(scope['query_string'])} bytes, expected at most {MAX_QUERY}"
             )
-        cookie = f"{self.cookie}_{_port(host)}"
-        given = (
-            parse_qs(scope["query_string"].decode("latin-1"), max_num_fields=1000) if _is_start(scope) else {}
-        )
-        if given.get("token"):
-            if not self._is_token(given["token"][0]):
-                return _error(
-                    401, "the token of this address is wrong: take the address that hcb ui printed last"
-                )
-            found = RedirectResponse("/", status_code=303)
-            found.set_cookie(
-                cookie, self.token, httponly=True, samesite="strict", secure=self._scheme == "https", path="/"
-            )
-            if self._framed:
-                # In a frame of a page of another site. Only browsers that take the attributes store it.
-                found.headers.append(
-                    "set-cookie",
-                    f"{cookie}_frame={self.token}; HttpOnly; Secure; SameSite=None; Partitioned; Path=/",
-                )
-            return found
-        by_header = self._is_bearer(headers)
-        cookies = [cookie, f"{cookie}_frame"] if self._framed else [cookie]
-        has_cookie = any(self._is_token(_cookie(headers.get("cookie", ""), name)) for name in cookies)
-        if not by_header and not has_cookie:
-            problem = "no valid token came with this request: open the address that hcb ui printed"
-            return PlainTextResponse(f"{problem}\n", 401) if _is_start(scope) else _error(401, problem)
-        if scope["method"] not in ("GET", "HEAD") and not self._is_same_origin(headers, host, by_header):
+        if not scope["path"].startswith("/api/"):
+            return None
+        given = headers.get("authorization", "")
+        starts = scope["path"] == "/api/session"
+        if not _is_bearer(given, self.token) and (starts or not _is_bearer(given, self.session)):
             return _error(
-                403,
-                f"the request comes from {headers.get('origin', '(no origin)')[:200]!r}, not from the page",
+                401, "no valid token came with this request: open the address that hcb ui printed last"
             )
-        return None
+        scope[HAS_TOKEN] = True
+        own = f"{self._scheme}://{host}"
+        origin = headers.get("origin", own)  # none: no browser, which sends one with each POST
+        if scope["method"] not in ("GET", "HEAD") and origin != own:
+            return _error(403, f"the request comes from {origin[:200]!r}, not from the page")
+        return JSONResponse({"session": self.session}) if starts else None
 
     def _is_own(self, host: str) -> bool:
         name = _name(host)
@@ -126,19 +120,6 @@ class Access:
         except ValueError:
             return name in (socket.gethostname().lower(), socket.getfqdn().lower())
         return True
-
-    def _is_token(self, given: str) -> bool:
-        return hmac.compare_digest(given.encode("utf-8", "replace"), self.token.encode())
-
-    def _is_bearer(self, headers: Headers) -> bool:
-        scheme, _, given = headers.get("authorization", "").partition(" ")
-        return scheme.lower() == "bearer" and self._is_token(given.strip())
-
-    def _is_same_origin(self, headers: Headers, host: str, by_header: bool) -> bool:
-        origin = headers.get("origin")
-        if origin is None:  # no browser: one sends it with each POST
-            return by_header
-        return origin == f"{self._scheme}://{host}"
 
     def _secured(self, send: Send) -> Send:
         async def secured(message: Message) -> None:
@@ -154,8 +135,11 @@ class Access:
         return secured
 
 
-def _is_start(scope: Scope) -> bool:
-    return bool(scope["method"] == "GET" and scope["path"] == "/")
+def _is_bearer(header: str, secret: str) -> bool:
+    scheme, _, given = header.partition(" ")
+    return scheme.lower() == "bearer" and hmac.compare_digest(
+        given.strip().encode("utf-8", "replace"), secret.encode()
+    )
 
 
 def _error(status: int, text: str) -> Response:
@@ -166,16 +150,3 @@ def _name(host: str) -> str:
     if host.startswith("["):
         return host[1:].partition("]")[0].lower()
     return host.partition(":")[0].lower()
-
-
-def _port(host: str) -> str:
-    port = host.rpartition(":")[2]
-    return port if port.isdecimal() else "0"
-
-
-def _cookie(header: str, name: str) -> str:
-    try:
-        found = SimpleCookie(header).get(name)
-    except CookieError:
-        return ""
-    return "" if found is None else found.value

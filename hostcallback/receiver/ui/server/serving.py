@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import functools
 import ipaddress
 import os
 import socket
@@ -17,6 +19,7 @@ from hostcallback.receiver.errors import HostCallbackError
 from hostcallback.receiver.ui.index.log_index import LogIndex
 from hostcallback.receiver.ui.server.access import Access, new_token
 from hostcallback.receiver.ui.server.app import make_app
+from hostcallback.receiver.ui.server.connections import HEAD_SEC, Connection
 from hostcallback.receiver.ui.server.page_data import PageData
 
 STOP_SEC = 2
@@ -71,15 +74,15 @@ class UiServer:
         shown = socket.gethostname() if is_any else listening.host
         name = f"[{shown}]" if ":" in shown else shown
         tls = listening.tls_cert is not None
-        self.address = f"{'https' if tls else 'http'}://{name}:{port}/?token={token}"
+        self.address = f"{'https' if tls else 'http'}://{name}:{port}/#token={token}"
         app = Access(
-            make_app(data), token, hosts=[*listening.hosts, shown], is_open=not is_local, tls=tls,
+            make_app(data), token, port=port, hosts=[*listening.hosts, shown], is_open=not is_local, tls=tls,
             framed=listening.framed,
         )  # fmt: skip
         config = uvicorn.Config(
-            app, log_level="warning", access_log=False, server_header=False, date_header=False, lifespan="off",
-            ws="none", timeout_graceful_shutdown=STOP_SEC, ssl_certfile=listening.tls_cert,
-            ssl_keyfile=listening.tls_key, limit_concurrency=256,
+            app, http=Connection, proxy_headers=False, log_level="warning", access_log=False, server_header=False,
+            date_header=False, lifespan="off", ws="none", timeout_graceful_shutdown=STOP_SEC,
+            ssl_certfile=listening.tls_cert, ssl_keyfile=listening.tls_key, limit_concurrency=256,
         )  # fmt: skip
         self._server = _Server(config)
         data.is_ending = lambda: self._server.should_exit  # streams of events end by themselves
@@ -87,9 +90,9 @@ class UiServer:
 
     def run(self, told: Callable[[], Any] = lambda: None) -> None:
         """Serves until Ctrl-C or SIGTERM; calls `told` before."""
-        told()
         try:
-            self._server.run(sockets=[self._socket])
+            told()
+            self._server.serve_at(self._socket)
         finally:
             self._end()
 
@@ -114,7 +117,7 @@ class UiServer:
 
     def _serve(self) -> None:
         self._server.handles_signals = False
-        self._server.run(sockets=[self._socket])
+        self._server.serve_at(self._socket)
 
     def _end(self) -> None:
         self._data.close()
@@ -123,6 +126,18 @@ class UiServer:
 
 class _Server(uvicorn.Server):
     handles_signals = True
+
+    def serve_at(self, listener: socket.socket) -> None:
+        with asyncio.Runner(loop_factory=self._loop) as runner:
+            runner.run(self.serve(sockets=[listener]))
+
+    def _loop(self) -> asyncio.AbstractEventLoop:
+        loop = asyncio.new_event_loop()
+        if self.config.is_ssl:
+            # uvicorn has no option for it; asyncio waits for a minute.
+            create: Any = loop.create_server
+            loop.create_server = functools.partial(create, ssl_handshake_timeout=HEAD_SEC)  # type: ignore[method-assign]
+        return loop
 
     def capture_signals(self) -> Any:
         # A thread that is not the main one cannot handle signals.

@@ -44,7 +44,7 @@ class _Page:
             env={**os.environ, "PYTHONPATH": str(ROOT)},
         )  # fmt: skip
         assert self._process.stdout is not None
-        self._base, _, token = self._process.stdout.readline().strip().partition("/?token=")
+        self._base, _, token = self._process.stdout.readline().strip().partition("/#token=")
         self._headers = {"Authorization": f"Bearer {token}"}
 
     def open(self, path: str) -> Any:

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import html
+import os
 import sys
+import tempfile
 import threading
 import webbrowser
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +22,7 @@ if TYPE_CHECKING:
     from hostcallback.receiver.ui.server.serving import Listening, UiServer
 
 EXAMPLES = """\
-The page is served on this machine alone, and only to who has the address that is printed: it contains a random
+The page is served on this machine alone, and only to clients with the printed address: it contains a random
 token. To look at it from another machine, forward the port: ssh -L 8000:127.0.0.1:8000 HOST.
 """
 
@@ -124,13 +129,31 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.until_eof:
         threading.Thread(target=_stop_at_eof, args=(server,), daemon=True).start()
 
-    def tell() -> None:
-        print(server.address, flush=True)
-        if not arguments.no_browser and sys.stdout.isatty():
-            webbrowser.open(server.address)
+    with contextlib.ExitStack() as at_end:
 
-    server.run(tell)
+        def tell() -> None:
+            print(server.address, flush=True)
+            if not arguments.no_browser and sys.stdout.isatty():
+                webbrowser.open(at_end.enter_context(_redirect(server.address)).as_uri())
+
+        server.run(tell)
     return 0
+
+
+@contextlib.contextmanager
+def _redirect(address: str) -> Iterator[Path]:
+    # Every user of the machine can read the command line of a browser. It gets the name of a file that leads to the
+    # address, which only this user can read, as Jupyter's.
+    descriptor, name = tempfile.mkstemp(".html", "hcb-ui-")
+    try:
+        with open(descriptor, "w", encoding="utf-8") as file:
+            url = html.escape(address, quote=True)
+            file.write(
+                f'<!doctype html><meta http-equiv="refresh" content="0; url={url}"><a href="{url}">ui</a>\n'
+            )
+        yield Path(name)
+    finally:
+        Path(name).unlink(missing_ok=True)
 
 
 def _stop_at_eof(server: UiServer) -> None:
@@ -188,6 +211,8 @@ def _listening(arguments: argparse.Namespace) -> Listening:
 
 
 def _token(file: str) -> str:
+    if os.stat(file).st_mode & 0o077:
+        raise CommandError(f"{file}: other users may read this token: chmod 600 {file}")
     token = Path(file).read_text(encoding="utf-8").partition("\n")[0].strip()
     if len(token) < 16:
         raise CommandError(f"{file}: the token has {len(token)} characters, expected at least 16")

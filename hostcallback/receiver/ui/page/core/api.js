@@ -12,6 +12,52 @@ export class ServerError extends Error {
   }
 }
 
+const KEY = "hostcallback-session";
+const TOKEN = /^#token=([^&?]+)/;
+
+/** What this server takes in place of the token. */
+let session = stored(() => sessionStorage.getItem(KEY)) ?? "";
+
+/**
+ * The storage of this tab; a frame in a page of another site may have none.
+ * @param {() => string|null|void} use
+ */
+function stored(use) {
+  try {
+    return use();
+  } catch {
+    return null;
+  }
+}
+
+/** Takes the token out of the page's URL, if it is there, and exchanges it for the session's secret. */
+async function signIn() {
+  const found = TOKEN.exec(location.hash);
+  if (!found) return;
+  history.replaceState(null, "", location.pathname);
+  const response = await fetch("api/session", { method: "POST", headers: { Authorization: `Bearer ${decodeURIComponent(found[1])}` } }).catch(() => null);
+  if (!response?.ok) return;
+  session = (await response.json()).session;
+  stored(() => sessionStorage.setItem(KEY, session));
+}
+
+const signedIn = signIn();
+
+// Another address of this server in the same tab loads nothing by itself.
+window.addEventListener("hashchange", () => {
+  if (TOKEN.test(location.hash)) location.reload();
+});
+
+/**
+ * As fetch of /api/PATH, with what shows that this page may ask.
+ * @param {string} path
+ * @param {RequestInit} [options]
+ */
+export async function request(path, options = {}) {
+  await signedIn;
+  return fetch(`api/${path}`, { ...options, headers: { ...options.headers, Authorization: `Bearer ${session}` } });
+}
+
 /**
  * GET /api/NAME with parameters; those that are null or "" are left out, arrays are repeated.
  * @param {string} name
@@ -27,7 +73,7 @@ export async function ask(name, parameters = {}, signal) {
     }
   }
   const text = query.toString();
-  return answer(fetch(`api/${name}${text ? `?${text}` : ""}`, { signal, credentials: "same-origin" }));
+  return answer(request(`${name}${text ? `?${text}` : ""}`, { signal }));
 }
 
 /**
@@ -38,14 +84,14 @@ export async function ask(name, parameters = {}, signal) {
  */
 export async function send(name, body) {
   const headers = { "Content-Type": "application/json" };
-  return answer(fetch(`api/${name}`, { method: "POST", headers, body: JSON.stringify(body), credentials: "same-origin" }));
+  return answer(request(name, { method: "POST", headers, body: JSON.stringify(body) }));
 }
 
-/** @param {Promise<Response>} request */
-async function answer(request) {
+/** @param {Promise<Response>} asked */
+async function answer(asked) {
   let response;
   try {
-    response = await request;
+    response = await asked;
   } catch (error) {
     if (error instanceof DOMException && error.name === "AbortError") throw error;
     throw new ServerError("The server was not reached.", 0);

@@ -1,5 +1,7 @@
 /** The stream of changes from the server, which is opened again when it is lost. */
 
+import { request } from "./api.js";
+
 /** @typedef {import("./types.js").Change} Change */
 
 const FIRST_WAIT_MS = 500;
@@ -15,7 +17,7 @@ export class ChangeStream {
   constructor(onChange, onState) {
     this.onChange = onChange;
     this.onState = onState;
-    /** @type {EventSource|null} */
+    /** @type {AbortController|null} */
     this.source = null;
     this.wait = FIRST_WAIT_MS;
     this.watched = "";
@@ -38,20 +40,36 @@ export class ChangeStream {
   open() {
     clearTimeout(this.timer);
     this.close();
-    const source = new EventSource(this.watched ? `api/events?watch=${this.watched}` : "api/events");
+    const source = new AbortController();
     this.source = source;
-    source.addEventListener("open", () => {
-      const again = this.lost;
-      this.wait = FIRST_WAIT_MS;
-      this.lost = false;
-      this.onState(true, again);
-    });
-    source.addEventListener("change", (event) => {
-      if (source === this.source) this.onChange(JSON.parse(/** @type {MessageEvent} */ (event).data));
-    });
-    source.addEventListener("error", () => {
+    this.read(source).catch(() => null).then(() => {
       if (source === this.source) this.retry();
     });
+  }
+
+  /**
+   * Reads server-sent events until the stream ends. An EventSource cannot send the header that the server asks for.
+   * @param {AbortController} source
+   */
+  async read(source) {
+    const response = await request(this.watched ? `events?watch=${this.watched}` : "events", { signal: source.signal });
+    if (!response.ok || !response.body || source !== this.source) return;
+    const again = this.lost;
+    this.wait = FIRST_WAIT_MS;
+    this.lost = false;
+    this.onState(true, again);
+    const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+    let text = "";
+    for (;;) {
+      const { done, value } = await reader.read();
+      if (done) return;
+      const parts = (text + value).split("\n\n");
+      text = parts.pop() ?? "";
+      for (const part of parts) {
+        const data = part.split("\n").find((line) => line.startsWith("data: "));
+        if (data !== undefined && source === this.source) this.onChange(JSON.parse(data.slice(6)));
+      }
+    }
   }
 
   retry() {
@@ -63,7 +81,7 @@ export class ChangeStream {
   }
 
   close() {
-    this.source?.close();
+    this.source?.abort();
     this.source = null;
   }
 }
