@@ -32,6 +32,7 @@ from hostcallback.receiver.native import bindings as native
 from hostcallback.receiver.runtime import signals
 from hostcallback.receiver.runtime.runtime import runtime
 from hostcallback.receiver.runtime.signals import is_interactive
+from hostcallback.sync.threads import hold_daemon_threads
 
 EXIT_STATUS = 1
 """The exit status of a process whose failures were not reported before its end, if it would exit with 0."""
@@ -47,6 +48,7 @@ LAST_TAP_SEC = 0.3
 @atexit.register
 def _deliver_at_exit() -> None:
     # Runs after the last line of the program and before JAX's exit handlers, so that no message is lost silently.
+    hold_daemon_threads()  # also because the wait below would be longer
     leave_effects_barrier()
     if not transport.started():
         return
@@ -73,6 +75,7 @@ def _deliver_at_exit() -> None:
                 logger.error("%d message(s) of %s were lost at exit", receiver.queued(), receiver.name)
     except KeyboardInterrupt:
         lost = _give_up_at_exit()
+    hold_daemon_threads()  # again: the wait may have taken longer than they are held
     effect_dispatch.forget_failures()
     errors = merge(runtime.take_deferred())
     if not lost:

@@ -12,17 +12,20 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import os
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
 from queue import SimpleQueue
+from types import FrameType
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from hostcallback import _jax_compat as compat
 from hostcallback.receiver import processes
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.native import bindings, bindings as native_library
@@ -180,6 +183,67 @@ def _thread_states() -> tuple[frozenset[int] | None, int]:
     if not 0 <= count <= MOST_STATES:
         return None, made.value
     return frozenset(ids[:count]), made.value
+
+
+HOLD_SEC = 5.0
+"""Seconds for which a daemon thread is held: an exit handler may wait for it."""
+
+HOLD_WITHIN_SEC = 0.2
+"""Seconds to wait for daemon threads that use processor time."""
+
+COMPILED_WITHIN_SEC = 2.0
+"""Seconds to wait for daemon threads that are in JAX's own Python code, such as a first call, which compiles."""
+
+SAMPLE_SEC = 0.01
+
+
+def hold_daemon_threads() -> None:
+    """Holds the user's daemon threads in their next call of a jitted function, because the process ends.
+
+    Python ends a daemon thread where it next asks for the interpreter lock, by unwinding its stack. Where that is in
+    JAX's C++ code, the process aborts ("FATAL: exception not rethrown", before Python 3.14). A held thread does not
+    ask. Waits until these threads use no processor time, with limits; returns at once if there are none.
+    """
+    threads = [thread for thread in threading.enumerate() if _is_users_daemon(thread)]
+    if not threads:
+        return
+    held: set[int] = set()
+    wakes = threading.Event()
+
+    def hold(jitted: Any) -> None:
+        ident = threading.get_ident()
+        if ident not in held and _is_users_daemon(threading.current_thread()):
+            held.add(ident)
+            wakes.wait(HOLD_SEC)
+
+    compat.call_after_each_jit(hold)
+    compat.let_threads_have_the_hook()
+    began = time.perf_counter()
+    while (waited := time.perf_counter() - began) < COMPILED_WITHIN_SEC:
+        before = [_processor_ns(thread) for thread in threads]
+        wakes.wait(SAMPLE_SEC)
+        frames = sys._current_frames()
+        in_jax = any(
+            _is_in_jax(frames.get(thread.ident or 0)) for thread in threads if thread.ident not in held
+        )
+        works = waited < HOLD_WITHIN_SEC and before != [_processor_ns(thread) for thread in threads]
+        if not in_jax and not works:
+            return
+
+
+def _is_in_jax(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename.startswith(_JAX):
+            return True
+        frame = frame.f_back
+    return False
+
+
+_JAX = os.path.dirname(jax.__file__) + os.sep
+
+
+def _is_users_daemon(thread: threading.Thread) -> bool:
+    return thread.daemon and thread is not threading.main_thread() and not thread.name.startswith(OURS)
 
 
 TARGET = "hostcallback_hold"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
+import os
+import pty
 import signal
 import socket
 import ssl
 import subprocess
 import sys
-import webbrowser
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -81,26 +82,30 @@ def test_ctrl_c_with_an_open_page_prints_nothing(log: Path) -> None:
     assert (server.returncode, error) == (130, "")
 
 
-def test_no_token_is_on_the_command_line_of_the_browser(
-    log: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    opened: list[tuple[Path, int, str]] = []
-
-    def browse(url: str) -> None:
-        path = Path(url.removeprefix("file://"))
-        opened.append((path, path.stat().st_mode & 0o777, path.read_text()))
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(webbrowser, "open", browse)
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    with contextlib.suppress(KeyboardInterrupt):
-        main(["ui", str(log)])
-    ((path, mode, text),) = opened
-    address = capsys.readouterr().out.strip()
-    assert "token=" in address
-    assert mode == 0o600
-    assert f'url={address}"' in text
-    assert not path.exists()
+@pytest.mark.slow
+def test_no_token_is_on_the_command_line_of_the_browser(log: Path, tmp_path: Path) -> None:
+    browser, told = tmp_path / "browser", tmp_path / "told"
+    browser.write_text(f'#!/bin/sh\necho "$1" > {told}.new; mv {told}.new {told}\n')
+    browser.chmod(0o755)
+    ours, terminal = pty.openpty()
+    command = [sys.executable, "-m", "hostcallback.receiver.cli", "ui", str(log)]
+    environment = {**os.environ, "BROWSER": f"{browser} %s"}
+    try:
+        with subprocess.Popen(command, stdin=terminal, stdout=terminal, cwd=ROOT, env=environment) as server:
+            with open(ours, closefd=False) as screen:
+                address = screen.readline().strip()
+            ends = time.monotonic() + 30
+            while not told.exists():
+                assert time.monotonic() < ends
+            page = Path(told.read_text().strip().removeprefix("file://"))
+            assert page.stat().st_mode & 0o777 == 0o600
+            assert f'url={address}"' in page.read_text()
+            server.send_signal(signal.SIGINT)
+    finally:
+        os.close(ours)
+        os.close(terminal)
+    assert "#token=" in address
+    assert not page.exists()
 
 
 def test_missing_packages_come_with_the_install_hint(

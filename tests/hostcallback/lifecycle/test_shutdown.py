@@ -45,6 +45,61 @@ def test_messages_in_flight_at_the_end_of_the_program_are_delivered() -> None:
     assert result.stderr == ""
 
 
+DAEMONS = """
+def forever():
+    x = jnp.int32(0)
+    while True:
+        x = {call}
+
+for _ in range(4):
+    threading.Thread(target=forever, daemon=True).start()
+while len(seen) < 50:
+    threading.Event().wait(0.01)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("call", ["count(x)", "count(x).block_until_ready() + 1", "f(count(x))"])
+def test_daemon_threads_that_run_programs_do_not_abort_the_exit(call: str) -> None:
+    program = """
+    seen = []
+    count = jax.jit(lambda x: hcb.id_tap(seen.append, x + 1))
+    """
+    for _ in range(5):
+        result = run(textwrap.dedent(program) + DAEMONS.format(call=call))
+        assert (result.returncode, result.stderr) == (0, "")
+
+
+@pytest.mark.slow
+def test_an_exit_handler_may_wait_for_a_daemon_thread() -> None:
+    program = """
+    import atexit, threading
+    import jax
+    ended = threading.Event()
+    atexit.register(lambda: print("waited", ended.wait(60)))  # runs after those of hostcallback
+    import hostcallback as hcb
+    count = jax.jit(lambda x: hcb.id_tap(lambda value: None, x + 1))
+    begun = threading.Event()
+
+    def work():
+        for i in range(100_000):
+            count(i)
+            begun.set()
+        ended.set()
+
+    threading.Thread(target=work, daemon=True).start()
+    begun.wait()
+    """
+    result = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+    assert (result.returncode, result.stdout) == (0, "waited True\n"), result.stderr
+
+
 @pytest.mark.slow
 def test_plain_jit_and_dropped_functions_too() -> None:
     result = run("for i in range(20): jax.jit(lambda x: hcb.id_tap(emit, x))(i)")
