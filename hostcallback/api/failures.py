@@ -49,9 +49,17 @@ def about_this_process() -> dict[str, Any]:
         "environment": {
             name: value
             for name, value in sorted(os.environ.items())
-            if name.startswith(VARIABLES) and not text.is_credential(name) and "://" not in value
+            if name.startswith(VARIABLES) and not text.is_credential(name) and not _has_address(name, value)
         },
     }
+
+
+def _has_address(name: str, value: str) -> bool:
+    # Of other machines: `JAX_COORDINATOR_ADDRESS`, a URL, or `host:7070`, also in a list.
+    return "ADDRESS" in name or "://" in value or _ADDRESS.search(value) is not None
+
+
+_ADDRESS = re.compile(r"(?:^|[\s,;=@])[^\s,;=@:]+:\d{1,5}(?=$|[\s,;/])")
 
 
 def _setting(name: str) -> Any:

@@ -77,8 +77,13 @@ def batches(count: int) -> list[np.ndarray[Any, Any]]:
 
 @native
 def test_the_first_call_that_fails_a_check_is_seen_again(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("HOSTCALLBACK_TEST_KEPT", "12")
+    monkeypatch.setenv("JAX_COORDINATOR_BIND_ADDRESS", "[::]:1234")
+    for number, address in enumerate(("train-1.example:7070", "a=1,b=10.0.0.1:80", "grpc://x")):
+        monkeypatch.setenv(f"HOSTCALLBACK_TEST_ADDRESS_{number}", address)
+        monkeypatch.setenv(f"XLA_TEST_{number}", address)
     step = hcb.capsule(jax.jit(train, donate_argnums=0), tmp_path)
     expected = [(jax.tree.map(jnp.copy, PARAMS), batch, 0.01) for batch in batches(6)]
     with caplog.at_level(logging.ERROR):
@@ -94,6 +99,9 @@ def test_the_first_call_that_fails_a_check_is_seen_again(
     np.testing.assert_array_equal(capsule.array(capsule.inputs[2]), batches(6)[first])
     assert "test_capsule.py" in capsule.report
     assert capsule.about["versions"]["jax"] == jax.__version__
+    kept = capsule.about["environment"]
+    assert kept["HOSTCALLBACK_TEST_KEPT"] == "12"
+    assert not [name for name in kept if name.startswith("XLA_TEST") or "ADDRESS" in name]
     again = reproduce(capsule)
     assert again.is_exact
     assert again.same == capsule.failure

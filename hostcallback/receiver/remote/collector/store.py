@@ -19,7 +19,7 @@ from hostcallback.receiver.processes import is_run
 from hostcallback.receiver.remote import protocol
 from hostcallback.receiver.remote.collector.stored_stream import Known, StoredStream
 from hostcallback.receiver.remote.credentials import BadStreamError, RemoteError
-from hostcallback.receiver.remote.streams import StreamKey, StreamOffset
+from hostcallback.receiver.remote.streams import MAX_PROCESS, StreamKey, StreamOffset
 
 _SEGMENT = re.compile(r"p(\d{6,10})-([0-9a-f]{16})-(\d{6})\.hcblog")
 
@@ -129,7 +129,9 @@ class Store:
                 continue
             for path in sorted(folder.iterdir()):
                 found = _SEGMENT.fullmatch(path.name)
-                if found is not None:
+                if found is None or int(found[1]) > MAX_PROCESS:
+                    continue  # no collector names files like this
+                if path.is_file():
                     yield StreamKey(folder.name, int(found[1]), found[2]), int(found[3]), path
 
 

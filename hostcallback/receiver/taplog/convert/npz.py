@@ -16,6 +16,7 @@ from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage, L
 from hostcallback.receiver.taplog.reading.merge import LostRun
 from hostcallback.receiver.taplog.render.json import plain_value, process_text
 from hostcallback.receiver.taplog.render.text import Leaf, LoggedLeaves
+from hostcallback.receiver.text import printable
 from hostcallback.receiver.wire.frame_layout import Array
 from hostcallback.receiver.wire.truncation import TruncatedArray
 
@@ -163,14 +164,15 @@ class NpzConversion:
         }
         for leaf in leaves:
             array = plain_array(leaf.array)
-            suffix = f"/{leaf.name}" if leaf.name else ""
+            suffix = f"/{printable(leaf.name)}" if leaf.name else ""
             columns[suffix] = array.dtype, array.shape
             if leaf.place is not None:
                 columns[f"{suffix}:index"] = np.dtype(np.int64), (len(leaf.place), 2)
-        number, name = 1, kind.name
+        first = printable(kind.name)  # zipfile cuts the name of a member at a NUL
+        number, name = 1, first
         while self._keys.intersection(name + suffix for suffix in columns):
             number += 1
-            name = f"{kind.name}#{number}"
+            name = f"{first}#{number}"
         self._keys.update(name + suffix for suffix in columns)
         made = [
             _Column(name + suffix, dtype, shape, self._scratch / f"{len(self._columns) + index}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,20 @@ def segment(tmp_path: Path) -> bytes:
     writer.frames("cpu:0", losses(0, 10), DESCRIBED)
     writer.close()
     return (tmp_path / "a.hcblog").read_bytes()
+
+
+def test_files_that_no_collector_wrote_do_not_keep_it_from_starting(segment: bytes, tmp_path: Path) -> None:
+    folder = tmp_path / "stored" / KEY.run
+    folder.mkdir(parents=True)
+    (folder / KEY.segment_name(1)).write_bytes(segment)
+    (folder / f"p9999999999-{KEY.epoch}-000001.hcblog").write_bytes(segment)
+    (folder / f"p000001-{KEY.epoch}-000001.hcblog").mkdir()
+    os.mkfifo(folder / f"p000002-{KEY.epoch}-000001.hcblog")
+    (folder / f"p000003-{KEY.epoch}-000001.hcblog").symlink_to("nowhere")
+    store = Store(tmp_path / "stored")
+    assert store.stored() == {KEY: StreamOffset(1, len(segment))}
+    assert [number for number, _ in store.segments(KEY)] == [1]
+    store.close()
 
 
 def test_reopening_validates_only_changed_files(

@@ -63,6 +63,25 @@ def test_npz_stacks_each_leaf(tmp_path: Path) -> None:
     assert got["check:folded"].tolist() == [0, 0]
 
 
+def test_npz_keeps_every_array_of_taps_with_odd_names(tmp_path: Path) -> None:
+    names = ["a\0b", "a\0c", "a", "a\\x00b", "../../up", "x" * 3000]
+    with hcb.outfeed_receiver(record=tmp_path / "log"):
+
+        @jax.jit
+        def emit(x: Any) -> Any:
+            for number, name in enumerate(names):
+                hcb.id_tap(nothing, {"l\0f": x + number, "l\0g": -x - number}, name=name)
+            return x
+
+        emit(jnp.float32(0)).block_until_ready()
+    got = to_npz(tmp_path / "log", tmp_path)
+    taps = {about["name"]: key for key, about in got["taps"].items()}
+    assert set(taps) == set(names)
+    for number, name in enumerate(names):
+        assert got[f"{taps[name]}/l\\x00f"].tolist() == [number]
+        assert got[f"{taps[name]}/l\\x00g"].tolist() == [-number]
+
+
 def test_npz_has_dtypes_that_numpy_lacks_as_wider_ones(tmp_path: Path) -> None:
     got = to_npz(record_odd(tmp_path / "log"), tmp_path)
     assert got["odd/0/bf16"].dtype == np.float32
