@@ -30,6 +30,7 @@ for number, file in enumerate(sys.argv[1:]):
     print(f"---- {file}", flush=True)
     exec(compile(open(file).read(), file, "exec"), {"__name__": "__main__"})
     import hostcallback
+    hostcallback.barrier_wait()  # as at the end of a cell
     hostcallback.taps["*"].reset()
     sys.stdout.flush()
 """

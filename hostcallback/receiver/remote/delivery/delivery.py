@@ -88,6 +88,9 @@ class Delivery:
         self._everything = everything
         self._cursor = Cursor(store.directory)
         self._streams: dict[StreamKey, DeliveredStream] = {}
+        self._epochs: dict[
+            tuple[str, int], set[str]
+        ] = {}  # of the printed streams, by run and process number
         self._jobs = None if shards else ProgramRunStreams(patience_sec)
         self._held: dict[StreamKey, StreamOffset] = {}
         self.scope = Scope("collector", MAX_LINES, on_error=OnError.WARN, log_failures=False)
@@ -325,7 +328,13 @@ class Delivery:
         sinks = list(self._sinks)
         see: Callable[[Message, Sink], Sink] = _as_it_is
         if self._prints or self._everything:
-            printer = StreamPrinter(key.process, runs.local_device, everything=self._everything)
+            epochs = self._epochs.setdefault((key.run, key.process), set())
+            epochs.add(key.epoch)
+            printer = StreamPrinter(
+                lambda: runs.process_label(key, alone=len(epochs) == 1),
+                runs.local_device,
+                everything=self._everything,
+            )
             sinks.append(printer)
             see = printer.see
         label = f"{key.run} p{key.process} "

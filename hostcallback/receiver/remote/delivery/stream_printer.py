@@ -79,11 +79,13 @@ INDENT = "  "
 class StreamPrinter:
     """Prints the messages of one stream with their origin. One thread."""
 
-    def __init__(self, process: int, local_device: Callable[[str], int | None], *, everything: bool) -> None:
+    def __init__(
+        self, process: Callable[[], str], local_device: Callable[[str], int | None], *, everything: bool
+    ) -> None:
         """Prints the messages of printing taps, or all with `everything`.
 
         Args:
-            process: number of the process.
+            process: returns the label of the process, such as `p3`.
             local_device: returns the index of a device among its process's own, by name.
             everything: whether messages of other taps are shown too.
         """
@@ -150,7 +152,7 @@ class StreamPrinter:
         number = device.rpartition(":")[2] if local is None else str(local)
         step = f" step {self._steps[device]}" if device in self._steps else ""
         line = os.path.basename(described.source_line.split(" ", 1)[0])
-        return printable(f"[p{self._process} d{number}{step} {line}]")
+        return printable(f"[{self._process()} d{number}{step} {line}]")
 
     def _text(self, described: TapDescriptor, message: Message) -> str:
         text = text_of(described, message)

@@ -12,7 +12,7 @@ import numpy as np
 
 from hostcallback.receiver import limits
 from hostcallback.receiver.log import logger
-from hostcallback.receiver.remote.streams import StreamOffset
+from hostcallback.receiver.remote.streams import StreamKey, StreamOffset
 from hostcallback.receiver.taplog.format.block import StepColumns
 from hostcallback.receiver.taplog.format.errors import Damage, NotATapLogError
 from hostcallback.receiver.taplog.format.layout import Kind
@@ -132,6 +132,18 @@ class StoredRuns:
     def local_devices(self) -> dict[str, int]:
         """Indices of devices among their process's own, by name, as far as they are known."""
         return self._local_devices
+
+    def process_label(self, key: StreamKey, *, alone: bool) -> str:
+        """Names the process: `p3` by its index, or `host:pid` if it has none and the run has others without one.
+
+        Args:
+            key: of the stream.
+            alone: whether no other stream of the run has this process number.
+        """
+        writer = self._writer
+        if alone or writer is None or writer.process_index is not None:
+            return f"p{key.process}"
+        return f"{writer.host}:{writer.pid}"
 
     def local_device(self, name: str) -> int | None:
         """Index of a device among its process's own; None if unknown."""

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
+import textwrap
 import threading
 from pathlib import Path
 
@@ -39,6 +43,29 @@ def test_a_programs_taps_are_printed_and_stored_by_the_collector(tmp_path: Path)
     assert collector.lines[7].startswith("[p0 d0 step 7 test_forwarding.py:")
     assert collector.lines[7].endswith("] loss is 7.0\n")
     assert not list((tmp_path / "spool").iterdir())
+
+
+@pytest.mark.slow
+def test_processes_without_an_index_are_told_apart(tmp_path: Path) -> None:
+    program = """
+    import sys, jax, hostcallback as hcb
+    with hcb.outfeed_receiver(forward=sys.argv[1], spool=sys.argv[2]):
+        jax.jit(lambda x: hcb.print("loss is {}", x))(float(sys.argv[3]))
+    """
+    pids = []
+    with CollectorProcess(tmp_path) as collector:
+        for number in range(2):
+            arguments = [collector.address, str(tmp_path / "spool"), str(number)]
+            with subprocess.Popen(
+                [sys.executable, "-c", textwrap.dedent(program), *arguments],
+                env={**os.environ, "HOSTCALLBACK_RUN": "sweep"},
+            ) as process:
+                assert process.wait(60) == 0
+            pids.append(process.pid)
+        assert collector.stop() == 0
+    first, second = collector.lines
+    assert first.startswith("[p0 d0 ")  # it was alone
+    assert f":{pids[1]} d0 " in second
 
 
 def test_reports_about_messages(tmp_path: Path) -> None:
