@@ -295,7 +295,7 @@ def test_lines_that_share_a_name_are_in_the_order_of_the_program(length: int) ->
         jax.jit(lambda: lax.scan(body, 0, None, length=length))()
     data = taps["shared"].to_numpy()
     assert data["shared"].tolist() == list(range(3 * length))
-    assert (np.diff(data["time"]) >= np.timedelta64(0)).all()
+    assert (np.diff(data["time"]) >= np.timedelta64(0, "ns")).all()
 
 
 def test_missing_steps_are_masked_in_numpy() -> None:
