@@ -136,7 +136,9 @@ class _Process:
     def _open(self, path: Path) -> tuple[SegmentReader, list[tuple[str, Chunk]]] | None:
         try:
             segment = SegmentReader(path)
-        except (NotATapLogError, OSError) as error:  # it was deleted or damaged since its first look
+        except FileNotFoundError:  # its writer deletes old segments
+            return None
+        except (NotATapLogError, OSError) as error:  # it was damaged since its first look
             self.damage.append(_of_file(path, error))
             return None
         chunks: list[tuple[str, Chunk]] = []

@@ -42,6 +42,10 @@ EVERYTHING = Selection()
 Watch = Callable[[Selection, Iterator[Record]], Iterator[Record]]
 
 
+LISTED_AGAIN = 5
+"""How often a folder is listed whose writer deletes all segments before they are opened."""
+
+
 class LogReader:
     """Reads the logs in some folders or files. May be iterated any number of times, by one thread each.
 
@@ -83,8 +87,11 @@ class LogReader:
         known: dict[Path, Writer] = {}
         chosen: dict[Path, None] = {}
         for item in given:
-            in_item = {path: known.get(path) or self._note(path, files) for path in segments_of(item)}
-            found = {path: writer for path, writer in in_item.items() if writer is not None}
+            for _ in range(LISTED_AGAIN):
+                in_item = {path: known.get(path) or self._note(path, files) for path in segments_of(item)}
+                found = {path: writer for path, writer in in_item.items() if writer is not None}
+                if found or all(path.exists() for path in in_item):
+                    break  # otherwise all that were listed have been deleted since, and there are others
             known |= found
             if run is None and found and Path(item).is_dir():
                 last = self._catalog.newest({writer.run for writer in found.values()})
@@ -142,7 +149,10 @@ class LogReader:
         """The segments of each process in order. Each one is open until the next one is taken."""
         for writer, paths in self._processes:
             for path in paths:
-                segment = SegmentReader(path)
+                try:
+                    segment = SegmentReader(path)
+                except FileNotFoundError:  # its writer deletes old segments
+                    continue
                 yield writer, segment
                 segment.close()
 
@@ -185,12 +195,10 @@ class LogReader:
     def tap_names(self) -> set[str]:
         """Names of the taps that the logs describe. (Exported programs' taps are described in their messages only.)"""
         names: set[str] = set()
-        for path in (path for _, paths in self._processes for path in paths):
-            segment = SegmentReader(path)
+        for _, segment in self.segments():
             for _ in segment.chunks():
                 pass  # reading the chunks collects the descriptors
             names |= {described.name for _, described in segment.consumers.values()}
-            segment.close()
         return names
 
     def message_runs(

@@ -339,7 +339,8 @@ class LogWriter:
                 segment.path.unlink()
 
     def _delete_old(self, keep_bytes: int) -> None:
-        while self._own and sum(nbytes for _, nbytes in self._own) > keep_bytes:
+        # The last one stays: a log always has its newest messages, for readers and after a kill.
+        while len(self._own) > 1 and sum(nbytes for _, nbytes in self._own) > keep_bytes:
             path, _ = self._own.pop(0)
             # Another process may delete old segments as well, and a segment that stays does no harm.
             with contextlib.suppress(OSError):

@@ -22,7 +22,8 @@ class LogOptions:
     Attributes:
         segment_bytes: length at which a segment is completed and a new one started.
         segment_sec: age in seconds at which a segment is completed and a new one started.
-        keep_bytes: limit of this process's segments together, beyond which the oldest are deleted; None to keep all.
+        keep_bytes: limit of this process's segments together, beyond which the oldest are deleted, but for the last
+            complete one; None to keep all.
         compress: whether messages are compressed.
         fsync: whether each write is synced to the disk, so that it survives a crash of the machine.
         process_index: of this process in a program of several.

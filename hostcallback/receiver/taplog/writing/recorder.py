@@ -233,7 +233,8 @@ def record(
         path: the folder; created if it does not exist.
         segment_bytes: length in bytes at which a new file is started.
         segment_sec: age in seconds at which a new file is started.
-        keep_bytes: limit in bytes of this process's files, beyond which the oldest are deleted; None to keep all.
+        keep_bytes: limit in bytes of this process's files, beyond which the oldest are deleted, but for the last
+            complete one; None to keep all.
         compress: compress messages with zstd (`pip install 'hostcallback[zstd]'`).
         fsync: sync each write to the disk: the log then survives a crash of the machine.
         process_index: this process's index in a program of several, for the readers of its logs.
