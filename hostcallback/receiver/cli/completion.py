@@ -66,10 +66,16 @@ def _quiet(completer: Callable[[argparse.Namespace], Iterable[str]]) -> Callable
     def complete(parsed_args: argparse.Namespace, **others: Any) -> list[str]:
         # A log or a process that cannot be read has no names to offer: an error would garble the line being typed.
         with contextlib.suppress(HostCallbackError, OSError, ValueError):
-            return sorted(completer(parsed_args))
+            return sorted({_typed(name) for name in completer(parsed_args)})
         return []
 
     return complete
+
+
+def _typed(name: str) -> str:
+    # A name may come from anybody's log. A shell splits it at a line end, and a terminal obeys its control characters;
+    # in the patterns that are completed, `?` stands for them.
+    return "".join(char if char.isprintable() else "?" for char in name)
 
 
 def _reader(parsed: argparse.Namespace) -> Any:

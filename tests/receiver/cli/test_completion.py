@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,86 @@ def test_bash_completes_commands_options_values_files_and_names_of_a_log(tmp_pat
     assert tap == {"loss"}
     assert runs == {"all"}
     assert nothing == set()
+
+
+HOSTILE = (
+    "a$(touch pwned)b",
+    "a`touch pwned`c",
+    "a;touch pwned",
+    "a\x1b]0;owned\x07d",
+    "a 'b\" c",
+    "a\ntouch pwned",
+)
+
+
+@pytest.fixture
+def hostile_names(tmp_path: Path) -> Path:
+    """A folder with a log whose taps have names that a shell or a terminal could obey."""
+    with hostcallback.outfeed_receiver(record=tmp_path / "log"):
+        for name in (*HOSTILE, "loss"):
+            hostcallback.tap(lambda value: None, 1.0, name=name)
+    return tmp_path
+
+
+OFFERED = {
+    "a$(touch pwned)b",
+    "a`touch pwned`c",
+    "a;touch pwned",
+    "a?]0;owned?d",
+    "a 'b\" c",
+    "a?touch pwned",
+}
+"""What is completed for these names: patterns that match them."""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("fish") is None, reason="needs fish")
+def test_fish_completes_commands_options_and_names_of_anybodys_log(hostile_names: Path) -> None:
+    def completed_by_fish(line: str) -> set[str]:
+        asked = subprocess.run(
+            ["fish", "--no-config", "-c", "hcb completion fish | source; complete -C $argv[1]", line],
+            cwd=hostile_names, env=environment(hostile_names, PATH=path), capture_output=True, text=True, timeout=60,
+            check=True,
+        )  # fmt: skip
+        return {offered.partition("\t")[0] for offered in asked.stdout.split("\n") if offered}
+
+    path = f"{on_path(hostile_names)}:/usr/bin:/bin"
+    assert completed_by_fish("hcb recov") == {"recover"}
+    assert completed_by_fish("hcb cat --js") == {"--json"}
+    assert completed_by_fish("hcb cat log --name lo") == {"loss"}
+    assert completed_by_fish("hcb cat log --name a") == OFFERED
+    assert not (hostile_names / "pwned").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="needs zsh")
+def test_zsh_completes_commands_options_and_names_of_anybodys_log(hostile_names: Path) -> None:
+    # `compinit` needs a terminal: zsh's own module for one types the line and the Tab.
+    ask = """
+    zmodload zsh/zpty
+    zpty shell zsh -f -i
+    zpty -w shell 'PS1=READY; autoload -U compinit; compinit -u; autoload -U bashcompinit; bashcompinit'
+    zpty -w shell 'eval "$(hcb completion zsh)"; echo LOAD''ED'
+    zpty -r -m shell found '*LOADED*'
+    zpty -w -n shell $1
+    zpty -r -m shell found "*$2*" && print -r -- "$found"
+    """
+
+    def completed_by_zsh(line: str, wanted: str) -> str:
+        asked = subprocess.run(
+            ["zsh", "-f", "-c", textwrap.dedent(ask), "zsh", line, wanted],
+            cwd=hostile_names, env=environment(hostile_names, PATH=path, TERM="dumb"), capture_output=True,
+            timeout=60, check=True,
+        )  # fmt: skip
+        return asked.stdout.decode()
+
+    path = f"{on_path(hostile_names)}:/usr/bin:/bin"
+    assert "hcb recover" in completed_by_zsh("hcb recov\t", "recover")
+    assert "--name loss" in completed_by_zsh("hcb cat log --name lo\t", "loss")
+    offered = completed_by_zsh("hcb cat log --name a\t\t", "owned?d")
+    assert "a?]0;owned?d" in offered
+    assert "\x1b]0;" not in offered
+    assert not (hostile_names / "pwned").exists()
 
 
 def test_each_shell_has_a_script_and_an_unknown_one_a_suggestion(tmp_path: Path) -> None:
