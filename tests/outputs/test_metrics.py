@@ -130,6 +130,20 @@ def test_a_csv_file_merges_the_taps_of_a_step_and_gets_new_columns(tmp_path: Pat
     assert path.read_text().split() == ["step,train,test", "0,5.0,", "1,1.0,-1.0", "2,2.0,-2.0"]
 
 
+def test_names_and_texts_from_anybody_are_no_formulas_and_no_paths(tmp_path: Path) -> None:
+    names = ["=cmd|' /C calc'!A1", "+1", "-1", "@sum", "../../up", "/etc/x", "n" * 4000, 'a,"b"\nc', "plain"]
+    table, lines = tmp_path / "a" / "m.csv", tmp_path / "a" / "m.jsonl"
+    with hcb.outfeed_receiver(writers=[hcb.csv(table), hcb.jsonl(lines)]):
+        hcb.metrics({**dict.fromkeys(names, 1.0), "said": hcb.text("=1+1")}, step=0)
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["a", "m.csv", "m.jsonl"]
+    with table.open(newline="") as file:
+        head, row = csv.reader(file)
+    assert not [cell for cell in head + row if cell.startswith(("=", "+", "-", "@"))]
+    assert {cell.removeprefix("'") for cell in head} == {*names, "step", "said"}
+    assert row[head.index("said")] == "'=1+1"
+    assert set(json.loads(lines.read_text())) == {*names, "step", "said"}
+
+
 def test_a_csv_file_goes_on_after_a_column_could_not_be_added(tmp_path: Path) -> None:
     path, in_the_way = tmp_path / "m.csv", tmp_path / "m.csv.new"
     receiver = hcb.outfeed_receiver(writers=[hcb.csv(path)])

@@ -93,7 +93,8 @@ class CsvWriter(_FileWriter):
 
     def write(self, record: MetricRecord) -> None:
         """Adds to the row of a step. It is written once the next step begins."""
-        values = {**record.scalars, **record.texts}
+        values: dict[str, Any] = {_inert(name): value for name, value in record.scalars.items()}
+        values |= {_inert(name): _inert(text) for name, text in record.texts.items()}
         if values:
             if self._row.get("step") != record.step or self._row.keys() & values.keys():
                 self._write_row()
@@ -138,11 +139,17 @@ class CsvWriter(_FileWriter):
             self._file = self._path.open("a", encoding="utf-8", newline="")
 
 
+def _inert(text: str) -> str:
+    # Spreadsheets run a cell that begins so as a formula, and names and texts may come from anybody's log.
+    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
+
+
 def csv(file: PathLike, *, mode: str = "w") -> CsvWriter:
     """Returns a writer of metrics to a CSV file: a row per step, and a column `step` and one per metric.
 
     Metrics of one step that arrive one after the other share a row. A metric that comes up later is one more
-    column, empty in the rows before. Histograms and images are left out, and counted.
+    column, empty in the rows before. Histograms and images are left out, and counted. Names and texts that a
+    spreadsheet would run as a formula (`=`, `+`, `-` or `@` first) have a `'` before them.
 
     Args:
         file: path of the file, in a folder that is made if it does not exist.
