@@ -19,10 +19,16 @@ from hostcallback.receiver.wire.frame_layout import Array
 SUFFIX = ".hcb"
 """Suffix of the event files' names."""
 
+_BOUNDS = 1e-12 * 1.1 ** np.arange(774)
+BINS = [*-_BOUNDS[::-1], 0.0, *_BOUNDS]
+"""Bounds of the bins of histograms: those of TensorBoard, up to 1e20."""
+
 
 def _tensorboard() -> Any:
     try:
-        import tensorboardX
+        import tensorboardX.event_file_writer
+        import tensorboardX.proto.event_pb2
+        import tensorboardX.summary
     except ImportError as error:
         raise ConvertError(
             "TensorBoard's event files need the package tensorboardX: pip install 'hostcallback[tensorboard]'"
@@ -65,16 +71,16 @@ class TensorBoardConversion:
             step = self._without_step[run, name]
             self._without_step[run, name] += 1
         writer = self._writer(run if self._several else "")
-        at = {"global_step": step, "walltime": message.time_ns * 1e-9}
+        event = self._library.proto.event_pb2.Event(step=step, wall_time=message.time_ns * 1e-9)
         text = self._text(logged)
         if text is not None:
-            writer.add_text(name, text, **at)
-        if described is not None and not described.tap_kind.has_metrics:
-            return
-        for leaf in self._leaves.of(logged):
-            if leaf.name == NAME or leaf.name.endswith(f"/{NAME}"):
-                continue
-            self._array(writer, joined(name, leaf.name), plain_array(leaf.array), at)
+            event.summary.value.extend(self._library.summary.text(name, text).value)
+        if described is None or described.tap_kind.has_metrics:
+            for leaf in self._leaves.of(logged):
+                if leaf.name != NAME and not leaf.name.endswith(f"/{NAME}"):
+                    self._add(event.summary, joined(name, leaf.name), plain_array(leaf.array))
+        if event.summary.value:
+            writer.write_event(event)
 
     def lost(self, run: LostRun) -> None:
         """Does nothing: events are values only."""
@@ -84,16 +90,16 @@ class TensorBoardConversion:
         for writer in self._writers.values():
             writer.close()
 
-    def _array(self, writer: Any, tag: str, array: Array, at: dict[str, Any]) -> None:
+    def _add(self, summary: Any, tag: str, array: Array) -> None:
         if array.dtype.kind == "c":
             self.left_out["complex numbers"] += 1
         elif not array.ndim:
-            writer.add_scalar(tag, float(array), **at)
+            summary.value.extend(self._library.summary.scalar(tag, float(array)).value)
         else:
             finite = array.astype(np.float64).reshape(-1)
             finite = finite[np.isfinite(finite)]
             if finite.size:
-                writer.add_histogram(tag, finite, **at)
+                summary.value.extend(self._library.summary.histogram(tag, finite, BINS).value)
             else:
                 self.left_out["arrays without a finite element"] += 1
 
@@ -107,7 +113,9 @@ class TensorBoardConversion:
     def _writer(self, run: str) -> Any:
         writer = self._writers.get(run)
         if writer is None:
-            writer = self._writers[run] = self._library.SummaryWriter(
-                str(self._folder / run), filename_suffix=SUFFIX
-            )
+            # Not a SummaryWriter, which has a queue and a thread: without the thread it never returns.
+            (self._folder / run).mkdir(parents=True, exist_ok=True)
+            prefix = str(self._folder / run / "events")
+            writer = self._library.event_file_writer.EventsWriter(prefix, SUFFIX)
+            self._writers[run] = writer
         return writer

@@ -6,6 +6,7 @@ import gzip
 import json
 import subprocess
 import sys
+import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -138,6 +139,18 @@ def test_tensorboard_reports_left_out_messages(tmp_path: Path, capsys: pytest.Ca
     assert "left out: 1 of complex numbers" in capsys.readouterr().err
     tags = {tag for tag, _, _, _ in read_tensorboard(tmp_path / "runs")}
     assert {"odd/0/bf16", "odd/0/int4", "odd/1"} <= tags
+
+
+def test_tensorboard_needs_no_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("tensorboardX")
+    log = record_train(tmp_path / "log")
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    convert(log, "tensorboard", tmp_path / "runs")
+    assert len(read_tensorboard(tmp_path / "runs")) > STEPS
 
 
 def test_tensorboard_has_a_run_for_each_device(tmp_path: Path) -> None:
