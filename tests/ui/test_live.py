@@ -128,7 +128,7 @@ def test_a_process_is_shown_with_its_log_and_controlled(sockets: Path, tmp_path:
         process.kill()
         ended = until(
             lambda: client.get("/api/overview").json(),
-            lambda found: found["sources"][0]["state"] == "lost" and not found["runs"][0]["live"],
+            lambda found: found["sources"][0]["state"] == "ended" and not found["runs"][0]["live"],
         )
         assert f"process {process.pid}" in ended["sources"][0]["message"]
 

@@ -13,6 +13,7 @@ from typing import Any
 from hostcallback.receiver.control.client import ControlClient
 from hostcallback.receiver.control.protocol import ControlError, ControlSocketError
 from hostcallback.receiver.errors import HostCallbackError
+from hostcallback.receiver.processes import is_alive
 from hostcallback.receiver.text import printable, printable_lines
 from hostcallback.receiver.ui.live.source import LiveProcess, LiveSource, is_process
 
@@ -58,6 +59,10 @@ class ProcessSource:
         """Sets rules of its taps."""
         found = self._told("rules", pattern=pattern, settings=dict(settings), reset=reset)
         return [str(name) for name in found["names"]]
+
+    def has_ended(self) -> bool:
+        """Whether the process has ended."""
+        return not is_alive(self._pid)
 
     def rest(self) -> None:
         """Closes the connection, at which the process stops counting."""
@@ -173,11 +178,16 @@ class LiveProcesses:
                 {
                     "kind": source.kind,
                     "name": printable(source.name),
-                    "state": "lost" if number in self._problems else "live",
+                    "state": self._state(number, source),
                     "message": self._problems.get(number, ""),
                 }
                 for number, source in enumerate(self._sources)
             ]
+
+    def _state(self, number: int, source: LiveSource) -> str:
+        if number not in self._problems:
+            return "live"
+        return "ended" if source.has_ended() else "lost"
 
     def set_rules(self, pattern: str, settings: Mapping[str, Any], run: str, *, reset: bool) -> list[str]:
         """Sets rules in all sources; returns the names of the taps.

@@ -53,6 +53,9 @@ class LiveSource(Protocol):
             HostCallbackError: they cannot be set; the text says why.
         """
 
+    def has_ended(self) -> bool:
+        """Whether its processes have ended, so that they will never answer again."""
+
     def rest(self) -> None:
         """Called when no page is open: lets the processes stop counting."""
 
@@ -148,6 +151,10 @@ class CollectorSource:
             if isinstance(one.result, dict):
                 names |= dict.fromkeys(map(str, one.result.get("names", ())))
         return list(names)
+
+    def has_ended(self) -> bool:
+        """Whether no process will ever answer again: a collector may have new ones."""
+        return False
 
     def rest(self) -> None:
         """Closes the connection for metrics, at which the processes stop counting."""
