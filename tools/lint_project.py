@@ -6,6 +6,7 @@ Prints `file:line: the finding; the cure` for every violation and exits with 1 i
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -179,6 +180,24 @@ def check_sizes(root: Path = ROOT) -> list[Finding]:
     return sorted(found)
 
 
+NATIVE = Path("hostcallback", "receiver", "native")
+_GUARD = re.compile(r"^#ifndef (\w+_H_)$", re.MULTILINE)
+
+
+def check_guards(root: Path = ROOT) -> list[Finding]:
+    """The C++ headers whose guard is not their path."""
+    found = []
+    for path in sorted((root / NATIVE).rglob("*.h")):
+        if "third_party" in path.parts:
+            continue
+        parts = path.relative_to(root / NATIVE).with_suffix("").parts
+        expected = f"HOSTCALLBACK_{'_'.join(parts).upper()}_H_"
+        guard = _GUARD.search(path.read_text(encoding="utf-8"))
+        if guard is not None and guard[1] != expected:
+            found.append(Finding(path.relative_to(root), 1, f"the header's guard must be {expected}"))
+    return found
+
+
 def check_test_names(root: Path = ROOT) -> list[Finding]:
     """The test modules whose name another one has: pytest imports them by their file name alone, and fails."""
     first: dict[str, Path] = {}
@@ -203,7 +222,7 @@ def main(arguments: list[str]) -> int:
     files = python_files(root)
     documents = lint_prose.prose_files(root, FOLDERS)
     findings = [finding for path in files for finding in check_file(path, root)]
-    findings += check_sizes(root) + check_test_names(root)
+    findings += check_sizes(root) + check_test_names(root) + check_guards(root)
     findings += [finding for path in documents for finding in check_prose(path, root)]
     for finding in findings:
         print(finding)

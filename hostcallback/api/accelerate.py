@@ -129,7 +129,8 @@ def accelerate(*, arrays: Literal["numpy", "jax"] = "numpy", verbose: bool = Fal
     functions that JAX has traced within them and reuses; `jax.clear_caches()` makes JAX trace all of them again.
 
     Programs then do not stop for callbacks without results. The call of a program with callbacks on one CPU device
-    returns when they have run, as with JAX, unless XLA ends it on another thread. Ordered callbacks also work on
+    returns when they have run, as with JAX. Where XLA ends the program on a thread of its pool, that thread waits for
+    one callback for at most a second, and on a machine with one processor not at all. Ordered callbacks also work on
     several devices. Under `vmap` one message carries the batch, and a callback is called for its elements in JAX's
     order; the compile time does not grow with the batch. Callbacks without results run on a receiver thread, later than
     the point in the program that calls them. `jax.effects_barrier()` and `barrier_wait` wait for them and raise their

@@ -114,7 +114,7 @@ def _wait_for_taps(
     inflight.wait(deadline, look)
     runtime.wait_delivered(names, deadline=deadline, stall_sec=stall_sec, look=look)
     # Tap functions that ran meanwhile may have dispatched programs with taps, whose functions may do so, too.
-    for _ in range(MOST_GENERATIONS):
+    for _ in range(MAX_GENERATIONS):
         before, dispatched = dispatched, inflight.dispatched_by_tap_functions()
         if dispatched == before:
             break
@@ -127,7 +127,7 @@ def _wait_for_taps(
         runtime.registry.forget(retired)
 
 
-MOST_GENERATIONS = 16
+MAX_GENERATIONS = 16
 """How many times a barrier waits for what the functions that it waited for have emitted: it ends even if each emits."""
 
 

@@ -249,8 +249,8 @@ def _intern(xray: Xray) -> Xray:
 
 
 _marked: weakref.WeakValueDictionary[str, Context] = weakref.WeakValueDictionary()
-MOST_RECENT = 1 << 16
-_recent: collections.deque[Context] = collections.deque(maxlen=MOST_RECENT)
+MAX_RECENT = 1 << 16
+_recent: collections.deque[Context] = collections.deque(maxlen=MAX_RECENT)
 """The last contexts that marked equations: a wrapper that is made within a trace ends before its program is lowered."""
 
 
@@ -308,7 +308,7 @@ def tapped(closed: Any, name: str, donated: Sequence[bool], shardings: Sequence[
             logger.warning(
                 "%s has a function that was wrapped by hcb.observe, hcb.watch_nonfinite or hcb.capsule where it was "
                 "traced, and %d wrappers were made since then, so that this one is forgotten: wrap the function once, "
-                "outside of what is traced", name, MOST_RECENT,
+                "outside of what is traced", name, MAX_RECENT,
             )  # fmt: skip
     contexts = _once(contexts)
     if not contexts or runtime.serves(threading.current_thread()) or _is_ours(closed):

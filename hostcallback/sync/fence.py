@@ -35,11 +35,11 @@ LOOK_SEC = 0.005
 PATIENCE_SEC = 0.02
 """Seconds without a new place after which a fence gives all places back."""
 SHORT_SEC = 2.0
-"""Seconds of tries after which the patience doubles with each try, up to `MOST_PATIENCE_SEC`."""
-MOST_PATIENCE_SEC = 1.0
+"""Seconds of tries after which the patience doubles with each try, up to `MAX_PATIENCE_SEC`."""
+MAX_PATIENCE_SEC = 1.0
 PAUSE_SEC = 0.002
-"""Seconds for which it then leaves the places to others; doubled with each try, up to `MOST_PAUSE_SEC`."""
-MOST_PAUSE_SEC = 0.25
+"""Seconds for which it then leaves the places to others; doubled with each try, up to `MAX_PAUSE_SEC`."""
+MAX_PAUSE_SEC = 0.25
 GIVE_UP_SEC = 60.0
 """Seconds for which a fence is tried on a busy device, without the time in which programs wait for the host."""
 
@@ -147,10 +147,10 @@ class Fence:
                 if without_place > 1 and not runtime.holds_programs():
                     return  # on such a device a program has ended when its dispatch returns
             time.sleep(pause)
-            pause = min(2 * pause, MOST_PAUSE_SEC)
+            pause = min(2 * pause, MAX_PAUSE_SEC)
             tried_sec += perf_counter() - begun
             if tried_sec > SHORT_SEC:
-                self._patience_sec = min(2 * self._patience_sec, MOST_PATIENCE_SEC)
+                self._patience_sec = min(2 * self._patience_sec, MAX_PATIENCE_SEC)
             if tried_sec > GIVE_UP_SEC:
                 self._tell(device)
                 return

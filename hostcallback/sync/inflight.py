@@ -40,12 +40,12 @@ from hostcallback.sync.threads import DispatchError, DispatchingThreads, NoThrea
 LOOK_SEC = 0.005
 """Seconds between the calls of `look` while waiting for the dispatch thread."""
 PAUSE_SEC = 20e-6
-MOST_PAUSE_SEC = 2e-3
-MOST_PENDING = 4
+MAX_PAUSE_SEC = 2e-3
+MAX_PENDING = 4
 """Number of a device's 32 places that sentinels of all barriers take at a time. Dispatches of tap functions need a
 place too, while the programs that wait for these tap functions keep theirs."""
 TRIAL_SEC = 1.0
-MOST_TRIALS = 3
+MAX_TRIALS = 3
 """Number of trials of `are_known`: a fence of another barrier can spoil one."""
 
 Key = tuple[int | None, tuple[jax.Device, ...]]
@@ -94,7 +94,7 @@ class Sentinels:
             if self._missing or self._results:
                 look()
                 time.sleep(pause)
-                pause = min(2 * pause, MOST_PAUSE_SEC)
+                pause = min(2 * pause, MAX_PAUSE_SEC)
 
     def _dispatch_missing(self, look: Callable[[], None]) -> None:
         done = threading.Event()
@@ -117,7 +117,7 @@ class Sentinels:
         # A pending sentinel of another barrier cannot be reused, because programs may have been dispatched after it.
         for place in [place for place, result in _pending.items() if result.is_ready()]:
             del _pending[place]
-        if key in _pending or len(_pending) >= MOST_PENDING or (_pending and runtime.holds_programs()):
+        if key in _pending or len(_pending) >= MAX_PENDING or (_pending and runtime.holds_programs()):
             return False
         ident, devices = key
         program, operand = sentinel_program(devices)
@@ -172,7 +172,7 @@ def are_known(look: Callable[[], None]) -> bool:
     Raises:
         NoThreadError: the interpreter is shutting down.
     """
-    if _Trials.known or _Trials.ended >= MOST_TRIALS:
+    if _Trials.known or _Trials.ended >= MAX_TRIALS:
         return _Trials.known
     tried = threading.Event()
 

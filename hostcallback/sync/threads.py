@@ -95,7 +95,7 @@ dispatch_thread = DispatchThread()
 processes.in_child(processes.Stage.PROGRAM, dispatch_thread.forget)
 
 
-MOST_STATES = 1024
+MAX_STATES = 1024
 """Number of thread states that are examined. With more, other threads always count as possible dispatchers."""
 
 OURS = "hostcallback-"
@@ -178,9 +178,9 @@ def _processor_ns(thread: threading.Thread | None) -> int | None:
 
 
 def _thread_states() -> tuple[frozenset[int] | None, int]:
-    ids, made = (ctypes.c_uint64 * MOST_STATES)(), ctypes.c_uint64()
-    count = bindings.load_holding_lock().hcb_thread_states(ids, MOST_STATES, made)
-    if not 0 <= count <= MOST_STATES:
+    ids, made = (ctypes.c_uint64 * MAX_STATES)(), ctypes.c_uint64()
+    count = bindings.load_holding_lock().hcb_thread_states(ids, MAX_STATES, made)
+    if not 0 <= count <= MAX_STATES:
         return None, made.value
     return frozenset(ids[:count]), made.value
 

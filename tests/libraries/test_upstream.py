@@ -59,3 +59,8 @@ def test_a_line_that_was_cut_off_is_no_outcome(tmp_path: Path) -> None:
     file = tmp_path / "plain.jsonl"
     file.write_text('{"test": "a", "outcome": "passed", "seconds": 1}\n{"test": "b", "outc')
     assert read_outcomes(file) == {"a": Outcome("passed", 1, "")}
+
+
+def test_without_a_plain_run_what_fails_is_suspected() -> None:
+    outcomes = {"accelerated": {"same": PASSED, "fails": FAILED, "skipped": SKIPPED}}
+    assert suspects(outcomes) == [("fails", "accelerated")]

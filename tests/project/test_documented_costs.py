@@ -31,6 +31,7 @@ SET_IN_CODE = (
     "could wait 5 ms for the interpreter lock",
     "at most 20 ms after they arrived",
     "100 ms after the first of them",
+    "10 ms for one that sleeps",
     "1700000000123456789 ns",  # a time stamp
 )
 """Limits that the code, or Python, sets: nothing was measured for them."""

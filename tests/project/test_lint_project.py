@@ -183,3 +183,14 @@ def test_names_in_code_and_allowed_texts_are_not_idioms(tmp_path: Path, path: st
 def test_this_checkout_keeps_the_rules() -> None:
     result = lint(ROOT)
     assert result.returncode == 0, result.stdout
+
+
+@pytest.mark.parametrize("guard", ["HOSTCALLBACK_RING_H_", "HOSTCALLBACK_BLOCK_H_"])
+def test_a_header_is_guarded_by_its_path(tmp_path: Path, guard: str) -> None:
+    header = tmp_path / "hostcallback" / "receiver" / "native" / "ring" / "block.h"
+    header.parent.mkdir(parents=True)
+    header.write_text(f"#ifndef {guard}\n#define {guard}\n#endif\n")
+    wrong = lint(tmp_path)
+    assert (wrong.returncode, wrong.stdout.count("must be HOSTCALLBACK_RING_BLOCK_H_")) == (1, 1)
+    header.write_text("#ifndef HOSTCALLBACK_RING_BLOCK_H_\n#define HOSTCALLBACK_RING_BLOCK_H_\n#endif\n")
+    assert lint(tmp_path).returncode == 0

@@ -198,6 +198,6 @@ def test_more_taps_than_are_kept_are_counted(
     monkeypatch.setattr(taps, "MAX_TAPS", 3)
     client = serve(log)
     found = client.get("/api/overview").json()
-    assert (len(found["taps"]), found["taps_left_out"]) == (3, 3)
-    assert found["taps_total"] == 6
-    assert "3 taps are left out" in found["sources"][0]["message"]
+    assert (len(found["taps"]), found["taps_left_out"]) == (3, 2)
+    assert found["taps_total"] == 5
+    assert "2 taps are left out" in found["sources"][0]["message"]

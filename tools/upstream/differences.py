@@ -80,7 +80,17 @@ def read_explained(path: Path = DOCUMENT) -> list[Explained]:
 
 
 def suspects(outcomes: Mapping[str, Mapping[str, Outcome]]) -> list[tuple[str, str]]:
-    """The tests that pass plain and not in a setting, with the setting. A test that did not run there is one too."""
+    """The tests that pass plain and not in a setting, with the setting. A test that did not run there is one too.
+
+    If none ran plain: the tests that ended neither as passed nor as skipped.
+    """
+    if PLAIN not in outcomes:
+        return [
+            (test, setting)
+            for setting, found in outcomes.items()
+            for test, outcome in found.items()
+            if outcome.outcome not in ("passed", "skipped")
+        ]
     passed = [test for test, outcome in outcomes[PLAIN].items() if outcome.outcome == "passed"]
     return [
         (test, setting)

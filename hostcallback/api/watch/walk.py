@@ -228,7 +228,7 @@ class Walk:
 
     def _loop(self, equation: Any, operands: list[Value], around: _Around) -> list[Value]:
         loop = loop_of(equation, operands)
-        if loop.length is not None and loop.length * _size(loop.body) <= MOST_EQUATIONS:
+        if loop.length is not None and loop.length * _size(loop.body) <= MAX_EQUATIONS:
             return self._short_loop(equation, loop, around)
         arrays = [operand.array for operand in operands]
         program = jax.jit(search(equation, around.place.inside(equation), self._flags))
@@ -282,7 +282,7 @@ class Walk:
 _PLACES = {"sharding_constraint", "device_put", "reshard", "mesh_cast", "optimization_barrier"}
 
 
-MOST_EQUATIONS = 4000
+MAX_EQUATIONS = 4000
 """A scan with no more equations in all its iterations is walked as it is; of others the iteration is found first."""
 
 
@@ -294,7 +294,7 @@ def _size(jaxpr: Any) -> int:
         loops = equation.params["length"] if structure and structure.kind == "scan" else 1
         size += max(inner * loops, 1)
         if structure and structure.kind == "while":
-            return MOST_EQUATIONS + 1
+            return MAX_EQUATIONS + 1
     return size
 
 

@@ -37,13 +37,13 @@ R = TypeVar("R")
 Mode = Literal["results", "every"]
 Where = str | Callable[[Operation], bool] | None
 
-MOST_PASSED_ON = 1024
+MAX_PASSED_ON = 1024
 """Number of values of which is known that a reported program made them."""
 
-MOST_NAME_CHARS = 100
+MAX_NAME_CHARS = 100
 """Characters of a program's name that logs have."""
 
-MOST_WALKS = 8
+MAX_WALKS = 8
 """Number of failed calls of a program that are walked; later ones are counted."""
 
 
@@ -142,7 +142,7 @@ class Watch(Xray):
             program.closed, program.function, program.paths, len(program.constants), user_source_line(),
             selector(self.where), self.inputs, self.every, program.mark,
         )  # fmt: skip
-        receive, params = _Receive(watched, self.passed_on), {"program": program.function[:MOST_NAME_CHARS]}
+        receive, params = _Receive(watched, self.passed_on), {"program": program.function[:MAX_NAME_CHARS]}
 
         def run(*values: Any) -> list[Any]:
             outs, failed, kept = self._tested(program, watched, values)
@@ -217,7 +217,7 @@ class _PassedOn:
         with self._lock:
             self._known.update(dict.fromkeys(results))
             unsettled.add_after_delivery(self._clear)
-            while len(self._known) > MOST_PASSED_ON:
+            while len(self._known) > MAX_PASSED_ON:
                 self._known.popitem(last=False)
 
     def __len__(self) -> int:
@@ -241,7 +241,7 @@ class _Receive:
         self._seen: Any = False  # which groups of results were not finite in a call that is diagnosed
         self._found: list[Explains] = []
         self._results: list[Unsound] = []
-        self._left = MOST_WALKS
+        self._left = MAX_WALKS
 
     def __call__(self, message: Message) -> None:
         """Diagnoses the first failed call; raises its failures for each one, so that they are counted.

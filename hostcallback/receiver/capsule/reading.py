@@ -205,7 +205,7 @@ def _dimensions(values: Any) -> tuple[int, ...]:
     return tuple(_size(value) for value in values)
 
 
-MOST_DEVICES = 4096
+MAX_DEVICES = 4096
 """A capsule from elsewhere may ask for any number of devices. Each takes memory."""
 
 
@@ -229,7 +229,7 @@ def prepare_devices(capsule: Capsule, at_least: int = 1) -> None:
             "cannot be run here"
         )
     devices = capsule.about.get("devices")
-    count = max(at_least, min(len(devices), MOST_DEVICES) if isinstance(devices, list) else 1)
+    count = max(at_least, min(len(devices), MAX_DEVICES) if isinstance(devices, list) else 1)
     flags = os.environ.get("XLA_FLAGS", "")
     if count > 1 and "xla_force_host_platform_device_count" not in flags:
         os.environ["XLA_FLAGS"] = f"{flags} --xla_force_host_platform_device_count={count}".strip()

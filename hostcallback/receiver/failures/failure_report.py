@@ -26,11 +26,11 @@ from hostcallback.receiver.messages import Consumer
 EVERY_SEC = 60.0
 """How often, at most, further failures of one tap are logged, in seconds."""
 
-MOST_TAPS = 1024
+MAX_TAPS = 1024
 """Taps whose failures are told apart; failures of further taps are logged like those of one."""
 
 
-MOST_LOGGED_CHARACTERS = 500
+MAX_LOGGED_CHARACTERS = 500
 """Of the text of an exception."""
 
 
@@ -45,7 +45,7 @@ def cause_of(error: BaseException) -> str:
 
 def _on_one_line(text: str) -> str:
     text = " ".join(text.split())
-    return text if len(text) <= MOST_LOGGED_CHARACTERS else text[:MOST_LOGGED_CHARACTERS] + "..."
+    return text if len(text) <= MAX_LOGGED_CHARACTERS else text[:MAX_LOGGED_CHARACTERS] + "..."
 
 
 _LOGGED = "_hostcallback_logged"
@@ -105,7 +105,7 @@ class FailureLog:
         # What it is logged as, how many failures the line is about (0: no line), and how many there are in all.
         now = time.monotonic()
         with self._lock:
-            if key not in self._seen and len(self._seen) >= MOST_TAPS:
+            if key not in self._seen and len(self._seen) >= MAX_TAPS:
                 key = "another one"
             seen = self._seen.get(key) or _Seen(0, 0, -EVERY_SEC)
             total = seen.total + count
@@ -116,7 +116,7 @@ class FailureLog:
             return key, total - seen.logged, total
 
 
-MOST_ALIKE = 5
+MAX_ALIKE = 5
 """Exceptions of one line and type that a report has. Of more, it has those whose texts differ in more than numbers."""
 
 
@@ -161,11 +161,11 @@ def _representatives(failures: Sequence[TapFailure], suppressed: Counter[str]) -
         kinds.setdefault((failure.source_line, type(failure.exception)), []).append(failure.exception)
     chosen: set[int] = set()
     for (line, _), alike in kinds.items():
-        chosen.update(map(id, alike if totals[line] <= MOST_ALIKE else _different(alike)))
+        chosen.update(map(id, alike if totals[line] <= MAX_ALIKE else _different(alike)))
     for failure in failures:
         if id(failure.exception) in chosen:
             total = totals[failure.source_line]
-            yield _with_count(_as_exception(failure.exception), total if total > MOST_ALIKE else 0)
+            yield _with_count(_as_exception(failure.exception), total if total > MAX_ALIKE else 0)
 
 
 def _different(exceptions: Sequence[BaseException]) -> list[BaseException]:
@@ -173,7 +173,7 @@ def _different(exceptions: Sequence[BaseException]) -> list[BaseException]:
     found: dict[str, BaseException] = {}
     for exception in exceptions:
         found.setdefault("".join(filter(str.isalpha, cause_of(exception))), exception)
-    return [*found.values()][:MOST_ALIKE]
+    return [*found.values()][:MAX_ALIKE]
 
 
 _COUNT = "exceptions were raised at this line in all"
@@ -236,16 +236,16 @@ def _describe_lost(lost: Counter[str]) -> str:
     return "; ".join(f"{count} message(s) lost: {reason}" for reason, count in lost.most_common())
 
 
-MOST_LINES = 64
+MAX_LINES = 64
 """Lines of exceptions, and lines of checks, that are told apart; further ones are left out."""
 
-MOST_CHARACTERS = 4000
+MAX_CHARACTERS = 4000
 """Of the traceback, and of the values, of one line."""
 
 ALL_CHARACTERS = 64 << 10
 """Of all tracebacks and values in one answer."""
 
-MOST_FRAMES = 20
+MAX_FRAMES = 20
 """Of a traceback."""
 
 
@@ -276,13 +276,13 @@ class FailureHistory:
             threading.RLock()
         )  # protects everything below; an exception's text may come from user code
         self._raised: dict[tuple[str, str], _Raised] = {}
-        self._checks = FailedChecks(MOST_LINES)
+        self._checks = FailedChecks(MAX_LINES)
 
     def add_exception(self, failure: TapFailure, count: int = 1) -> None:
         """Counts an exception; the first one of a tap is kept as text with its traceback."""
         key, now = (failure.source_line, failure.tap), time.time()
         known = self._raised.get(key)
-        if known is None and len(self._raised) >= MOST_LINES:
+        if known is None and len(self._raised) >= MAX_LINES:
             return
         text = cause_of(failure.exception)
         made = None if known is not None else _traceback(failure.exception)
@@ -301,12 +301,12 @@ class FailureHistory:
         """Describes the failures as plain data, the latest first: of bounded length, and not escaped."""
         with self._lock:
             found = [_raised(*key, each) for key, each in self._raised.items()]
-            found += map(_failed, self._checks.groups()[:MOST_LINES])
+            found += map(_failed, self._checks.groups()[:MAX_LINES])
         found.sort(key=lambda each: -each["last"])
         left = ALL_CHARACTERS
         for each in found:
             for name in ("values", "traceback"):
-                each[name] = each[name][: min(MOST_CHARACTERS, max(0, left))]
+                each[name] = each[name][: min(MAX_CHARACTERS, max(0, left))]
                 left -= len(each[name])
         return found
 
@@ -335,7 +335,7 @@ def _failed(check: FailedCheck) -> dict[str, Any]:
         "source_line": check.source_line[:1000],
         "title": explained.text[:500],
         "values": explained.summary(),
-        "traceback": "\n".join(str(frame).split("\n", 1)[0] for frame in stack[:MOST_FRAMES]),
+        "traceback": "\n".join(str(frame).split("\n", 1)[0] for frame in stack[:MAX_FRAMES]),
         "by_device": dict(check.by_device),
         "first": check.first.time_ns / 1e9,
         "last": check.last.time_ns / 1e9,
@@ -344,7 +344,7 @@ def _failed(check: FailedCheck) -> dict[str, Any]:
 
 def _traceback(error: BaseException) -> str:
     try:
-        return traceback_text(error, limit=-MOST_FRAMES)[-MOST_CHARACTERS:].rstrip("\n")
+        return traceback_text(error, limit=-MAX_FRAMES)[-MAX_CHARACTERS:].rstrip("\n")
     except Exception:  # of a user's `__str__` or `__repr__`
         return ""
 

@@ -102,3 +102,38 @@ def test_a_lost_server_is_told_and_found_again(visit: Visit, log: Path) -> None:
     finally:
         page.close()
         again.close()
+
+
+LOOKS = 8
+GROWTH_BYTES = 150_000
+"""Memory that a page may gain in the second half of the test, in which it draws every tab three times. It gained 120 KB
+each time.
+"""
+
+
+@pytest.mark.timeout(300)
+def test_a_page_that_stays_open_does_not_grow(sockets: Path, visit: Visit, tmp_path: Path) -> None:
+    with (
+        running(sockets, tmp_path / "log") as process,
+        hcb_ui(process.pid, "--control", HOSTCALLBACK_CONTROL_DIR=sockets) as client,
+    ):
+        page = visit(address_of(client), "Charts")
+        page.get_by_role("article", name="loss loss").locator(".u-over").wait_for()
+        tool = page.context.new_cdp_session(page)
+        tool.send("Performance.enable")
+        found = []
+        for _ in range(LOOKS):
+            for name in ("Charts", "Texts", "Errors", "Devices", "Control"):
+                page.get_by_role("tab", name=name).click()
+                page.wait_for_timeout(600)
+            tool.send("HeapProfiler.collectGarbage")
+            measured = {
+                each["name"]: each["value"] for each in tool.send("Performance.getMetrics")["metrics"]
+            }
+            found.append([measured[name] for name in ("JSHeapUsedSize", "Nodes", "JSEventListeners")])
+        page.context.close()
+    print(found)
+    (heap, nodes, listeners), (heap_then, nodes_then, listeners_then) = found[-1], found[LOOKS // 2]
+    assert heap < heap_then + GROWTH_BYTES
+    assert nodes < 1.1 * nodes_then
+    assert listeners < 1.1 * listeners_then

@@ -202,3 +202,40 @@ def test_more_taps_than_are_kept_are_listed_in_part(
     assert page.locator(".u-over").count() < 40  # what is far below the screen is not drawn
     page.get_by_label("Filter").fill("layer_2999")
     expect(page.get_by_role("article")).to_have_count(1)
+
+
+TICKS = [
+    ([1100, 1200, 1300], False, ["1.1k", "1.2k", "1.3k"]),
+    ([1112, 1113, 1114], False, ["1,112", "1,113", "1,114"]),
+    ([0, 500, 1000, 1500], False, ["0", "0.5k", "1.0k", "1.5k"]),
+    ([0.5, 0.75, 1.0], False, ["0.50", "0.75", "1.00"]),
+    ([0, 0.0005, 0.001], False, ["0", "5e-4", "0.0010"]),
+    ([2.5e-6, 5e-6, 7.5e-6, 1e-5], False, ["2.5e-6", "5.0e-6", "7.5e-6", "1.00e-5"]),
+    ([-2, -1, 0, 1], False, ["-2", "-1", "0", "1"]),
+    ([2e13, 4e13], False, ["2e13", "4e13"]),
+    ([0.00001, 0.001, 1, 10000, None], True, ["1e-5", "0.001", "1", "10k", ""]),
+]
+
+
+def test_labels_of_an_axis_have_one_unit_and_their_digits(visit: Visit, serve: Any, log: Path) -> None:
+    page = visit(serve(log).address)
+    for ticks, is_log, labels in TICKS:
+        told = page.evaluate(
+            "([ticks, log]) => import('./core/format.js').then(m => m.tickNumbers(ticks, log))",
+            [ticks, is_log],
+        )
+        assert [label.replace("\N{MINUS SIGN}", "-") for label in told] == labels
+    times = page.evaluate(
+        "import('./core/format.js').then(m => m.tickTimes([1700000000, 1700003600, 1700049600 + 86400]))"
+    )
+    assert [label.count("\n") for label in times] == [1, 0, 1]
+    assert "Nov" in times[0]
+
+
+def test_the_leaves_of_a_tap_are_in_the_same_messages(visit: Visit, serve: Any, log: Path) -> None:
+    page = visit(serve(log).address)
+    leaves = [
+        {"run": run, "place": place, "count": count}
+        for run, place, count in [("a", "x:1", 7), ("a", "x:1", 7), ("a", "y:2", 3), ("b", "x:1", 5)]
+    ]
+    assert page.evaluate("taps => import('./views/control.js').then(m => m.messages(taps))", leaves) == 15

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hostcallback.receiver.capsule.file_format import CapsuleError, shown
-from hostcallback.receiver.capsule.reading import MOST_DEVICES, Capsule, prepare_devices
+from hostcallback.receiver.capsule.reading import MAX_DEVICES, Capsule, prepare_devices
 from hostcallback.receiver.cli import CommandError
 from hostcallback.receiver.text import printable
 
@@ -118,7 +118,7 @@ def _bisect(capsule: Capsule, against: str) -> int:
 
 def _module(capsule: Capsule, against: str = "") -> Any:
     number = against.removeprefix("device:")
-    prepare_devices(capsule, min(int(number), MOST_DEVICES) + 1 if number.isdecimal() else 1)
+    prepare_devices(capsule, min(int(number), MAX_DEVICES) + 1 if number.isdecimal() else 1)
     return importlib.import_module("hostcallback.api.capsule.reproduce")
 
 

@@ -1,6 +1,6 @@
 // A copy from a GPU's memory into a reserved frame: the handler starts it, the reader commits the frame.
-#ifndef HOSTCALLBACK_DEVICE_COPY_H_
-#define HOSTCALLBACK_DEVICE_COPY_H_
+#ifndef HOSTCALLBACK_GPU_COPY_H_
+#define HOSTCALLBACK_GPU_COPY_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -43,4 +43,4 @@ struct DeviceCopy {
 
 }  // namespace hcb
 
-#endif  // HOSTCALLBACK_DEVICE_COPY_H_
+#endif  // HOSTCALLBACK_GPU_COPY_H_

@@ -2,8 +2,8 @@
 //
 // It uses the raw C API of version 0.1, so that one binary works with every jaxlib from 0.8.0 on: no FFI state or
 // types, the runtime's own version in the metadata, and a look at `struct_size` before any optional function is called.
-#ifndef HOSTCALLBACK_FFI_FRAME_H_
-#define HOSTCALLBACK_FFI_FRAME_H_
+#ifndef HOSTCALLBACK_HANDLERS_CALL_FRAME_H_
+#define HOSTCALLBACK_HANDLERS_CALL_FRAME_H_
 
 #include <cfenv>
 #include <cstddef>
@@ -96,4 +96,4 @@ class Future {
 
 }  // namespace hcb
 
-#endif  // HOSTCALLBACK_FFI_FRAME_H_
+#endif  // HOSTCALLBACK_HANDLERS_CALL_FRAME_H_

@@ -1,6 +1,6 @@
 /* The handlers that XLA calls through its FFI, by the names under which the library exports them, in plain C. */
-#ifndef HOSTCALLBACK_FFI_HANDLERS_H_
-#define HOSTCALLBACK_FFI_HANDLERS_H_
+#ifndef HOSTCALLBACK_HANDLERS_FFI_HANDLERS_H_
+#define HOSTCALLBACK_HANDLERS_FFI_HANDLERS_H_
 
 #include "abi/types.h"
 
@@ -25,8 +25,8 @@ HCB_EXPORT struct XLA_FFI_Error* hcb_gpu_tap_shard(struct XLA_FFI_CallFrame* cal
 HCB_EXPORT struct XLA_FFI_Error* hcb_call_host(struct XLA_FFI_CallFrame* call_frame);
 /* Waits while a hold is on, without blocking a thread of XLA; its results are zeros. Platform CPU. */
 HCB_EXPORT struct XLA_FFI_Error* hcb_hold(struct XLA_FFI_CallFrame* call_frame);
-/* Waits until the messages of this process are delivered, with the `wait` of hcb_buffer_waits, if the program runs on a thread of the
- * host. It has a token only. Platform CPU. */
+/* Waits until the messages of this process are delivered: on a thread of the host with the `wait` of hcb_buffer_waits, on another one
+ * for at most a second without progress. It has a token only. Platform CPU. */
 HCB_EXPORT struct XLA_FFI_Error* hcb_wait_for_output(struct XLA_FFI_CallFrame* call_frame);
 /* Reads a clock. The result is a uint32[2]: microseconds, which wrap around, and the least number of microseconds between
  * two readings that costs little. The operand changes from reading to reading. Platform CPU. */
@@ -57,4 +57,4 @@ HCB_EXPORT void hcb_verdict_forget(void);
 }
 #endif
 
-#endif /* HOSTCALLBACK_FFI_HANDLERS_H_ */
+#endif /* HOSTCALLBACK_HANDLERS_FFI_HANDLERS_H_ */

@@ -1,8 +1,8 @@
 // Holds programs back: while the hold is on, programs that reach it wait, without blocking a thread of XLA.
 //
 // The host uses it to find out whether anything else runs on a device: see hostcallback/sync/fence.py.
-#ifndef HOSTCALLBACK_HOLD_H_
-#define HOSTCALLBACK_HOLD_H_
+#ifndef HOSTCALLBACK_HANDLERS_HOLD_H_
+#define HOSTCALLBACK_HANDLERS_HOLD_H_
 
 namespace hcb {
 
@@ -16,4 +16,4 @@ void ResetHoldAfterFork();
 
 }  // namespace hcb
 
-#endif  // HOSTCALLBACK_HOLD_H_
+#endif  // HOSTCALLBACK_HANDLERS_HOLD_H_

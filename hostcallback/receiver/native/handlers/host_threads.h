@@ -2,8 +2,8 @@
 //
 // The host tells how to recognize these threads and how to enter the host; the library knows nothing else about the
 // host.
-#ifndef HOSTCALLBACK_HOST_THREADS_H_
-#define HOSTCALLBACK_HOST_THREADS_H_
+#ifndef HOSTCALLBACK_HANDLERS_HOST_THREADS_H_
+#define HOSTCALLBACK_HANDLERS_HOST_THREADS_H_
 
 #include <memory>
 #include <string>
@@ -33,4 +33,4 @@ bool CallHere(Ring* ring, const Emission& emission, std::vector<PendingCall::Res
 
 }  // namespace hcb
 
-#endif  // HOSTCALLBACK_HOST_THREADS_H_
+#endif  // HOSTCALLBACK_HANDLERS_HOST_THREADS_H_

@@ -2,6 +2,8 @@
 
 #include <atomic>
 #include <cfenv>
+#include <chrono>
+#include <thread>
 
 #include "handlers/call_frame.h"
 #include "handlers/ffi_handlers.h"
@@ -10,6 +12,8 @@
 
 namespace hcb {
 namespace {
+
+constexpr auto kStall = std::chrono::seconds(1);
 
 std::atomic<uint64_t> settled{0};
 std::atomic<uint64_t> noted{0};
@@ -24,6 +28,15 @@ bool Waited() {
   waited = false;
   wait_for_output();
   return waited;
+}
+
+// At most one thread of the programs waits, of at least two: the tap function that it waits for may need one.
+void WaitOnOwnThread() {
+  static std::atomic<bool> one_waits{false};
+  static const bool others = std::thread::hardware_concurrency() > 1;
+  if (!others || one_waits.exchange(true, std::memory_order_acquire)) return;
+  WaitUntilDelivered(kStall);
+  one_waits.store(false, std::memory_order_release);
 }
 
 }  // namespace
@@ -50,8 +63,9 @@ int GetBuffer(void* object, void* view, int flags) {
   return status;
 }
 
-void WaitOnHostThread() {
-  if (wait_for_output == nullptr || IsSettled() || !IsHostThread()) return;
+void WaitAtEnd() {
+  if (wait_for_output == nullptr || IsSettled()) return;
+  if (!IsHostThread()) return WaitOnOwnThread();
   std::fenv_t programs_own;
   std::fegetenv(&programs_own);
   std::fesetenv(FE_DFL_ENV);  // XLA flushes denormals on its threads
@@ -63,6 +77,6 @@ void WaitOnHostThread() {
 
 extern "C" XLA_FFI_Error* hcb_wait_for_output(XLA_FFI_CallFrame* call_frame) {
   if (hcb::AnswerMetadataQuery(call_frame)) return nullptr;
-  if (call_frame->stage == XLA_FFI_ExecutionStage_EXECUTE) hcb::WaitOnHostThread();
+  if (call_frame->stage == XLA_FFI_ExecutionStage_EXECUTE) hcb::WaitAtEnd();
   return nullptr;
 }

@@ -1,6 +1,6 @@
 // Whether anything was emitted since the host last found that all was delivered. For threads that look often.
-#ifndef HOSTCALLBACK_SETTLED_H_
-#define HOSTCALLBACK_SETTLED_H_
+#ifndef HOSTCALLBACK_HANDLERS_SETTLED_H_
+#define HOSTCALLBACK_HANDLERS_SETTLED_H_
 
 #include <cstdint>
 
@@ -23,10 +23,11 @@ void NoteEmission();
 void WaitInBuffers(hcb_get_buffer original, hcb_wait wait);
 // See hcb_waited.
 void NoteWaited();
-// Waits as GetBuffer does, if the calling thread is one of the host's: the program runs on the thread that dispatched it.
-void WaitOnHostThread();
+// At the end of a program. On a thread of the host, which dispatched the program, it waits as GetBuffer does. A thread of the
+// program waits too, without entering the host, if no other one does, and as long as a tap function takes at most a second.
+void WaitAtEnd();
 int GetBuffer(void* object, void* view, int flags);
 
 }  // namespace hcb
 
-#endif  // HOSTCALLBACK_SETTLED_H_
+#endif  // HOSTCALLBACK_HANDLERS_SETTLED_H_

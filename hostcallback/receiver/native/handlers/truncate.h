@@ -1,8 +1,8 @@
 // Truncates the arrays of an emission to their first elements, so that only these are copied.
 //
 // docs/wire-format.md, "Truncated messages", describes the message.
-#ifndef HOSTCALLBACK_TRUNCATE_H_
-#define HOSTCALLBACK_TRUNCATE_H_
+#ifndef HOSTCALLBACK_HANDLERS_TRUNCATE_H_
+#define HOSTCALLBACK_HANDLERS_TRUNCATE_H_
 
 #include <cstdint>
 #include <vector>
@@ -34,4 +34,4 @@ class Truncation {
 
 }  // namespace hcb
 
-#endif  // HOSTCALLBACK_TRUNCATE_H_
+#endif  // HOSTCALLBACK_HANDLERS_TRUNCATE_H_

@@ -1,6 +1,6 @@
 // The time of day for message stamps. Cheaper than the system call if the processor's tick counter can be trusted.
-#ifndef HOSTCALLBACK_UNIX_CLOCK_H_
-#define HOSTCALLBACK_UNIX_CLOCK_H_
+#ifndef HOSTCALLBACK_OS_CLOCK_H_
+#define HOSTCALLBACK_OS_CLOCK_H_
 
 #include <cstdint>
 
@@ -11,4 +11,4 @@ int64_t UnixNowNs();
 
 }  // namespace hcb
 
-#endif  // HOSTCALLBACK_UNIX_CLOCK_H_
+#endif  // HOSTCALLBACK_OS_CLOCK_H_

@@ -1,6 +1,6 @@
 // The checksums of a tap log's pages.
-#ifndef HOSTCALLBACK_CHECKSUMS_H_
-#define HOSTCALLBACK_CHECKSUMS_H_
+#ifndef HOSTCALLBACK_OS_CRC32_H_
+#define HOSTCALLBACK_OS_CRC32_H_
 
 #include <cstdint>
 
@@ -12,4 +12,4 @@ bool PageChecksums(const uint8_t* data, uint64_t nbytes, uint64_t page_bytes, ui
 
 }  // namespace hcb
 
-#endif  // HOSTCALLBACK_CHECKSUMS_H_
+#endif  // HOSTCALLBACK_OS_CRC32_H_

@@ -1,6 +1,6 @@
 // The exit status of a process whose taps failed without anyone having been told.
-#ifndef HOSTCALLBACK_EXIT_STATUS_H_
-#define HOSTCALLBACK_EXIT_STATUS_H_
+#ifndef HOSTCALLBACK_OS_EXIT_STATUS_H_
+#define HOSTCALLBACK_OS_EXIT_STATUS_H_
 
 #include <cstdint>
 
@@ -11,4 +11,4 @@ void FailExit(int32_t status);
 
 }  // namespace hcb
 
-#endif  // HOSTCALLBACK_EXIT_STATUS_H_
+#endif  // HOSTCALLBACK_OS_EXIT_STATUS_H_

@@ -1,7 +1,7 @@
 // The Python interpreter that loaded this library, if there is one. Its functions are found at run time, without
 // linking to Python.
-#ifndef HOSTCALLBACK_INTERPRETER_H_
-#define HOSTCALLBACK_INTERPRETER_H_
+#ifndef HOSTCALLBACK_OS_INTERPRETER_H_
+#define HOSTCALLBACK_OS_INTERPRETER_H_
 
 #include <cstdint>
 
@@ -16,4 +16,4 @@ bool IsFinalizing();
 
 }  // namespace hcb
 
-#endif  // HOSTCALLBACK_INTERPRETER_H_
+#endif  // HOSTCALLBACK_OS_INTERPRETER_H_

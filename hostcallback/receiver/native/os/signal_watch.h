@@ -1,6 +1,6 @@
 // Handlers of SIGTERM and SIGINT that run before the other handlers: a byte in a pipe wakes a thread of the host.
-#ifndef HOSTCALLBACK_SIGNAL_WATCH_H_
-#define HOSTCALLBACK_SIGNAL_WATCH_H_
+#ifndef HOSTCALLBACK_OS_SIGNAL_WATCH_H_
+#define HOSTCALLBACK_OS_SIGNAL_WATCH_H_
 
 #include <cstdint>
 
@@ -20,4 +20,4 @@ void UnwatchInterrupt();
 
 }  // namespace hcb
 
-#endif  // HOSTCALLBACK_SIGNAL_WATCH_H_
+#endif  // HOSTCALLBACK_OS_SIGNAL_WATCH_H_

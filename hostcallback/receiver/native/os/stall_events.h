@@ -1,6 +1,6 @@
 // Events for the host's supervisor thread: a producer waits, or an unknown device has created a ring.
-#ifndef HOSTCALLBACK_SUPERVISOR_H_
-#define HOSTCALLBACK_SUPERVISOR_H_
+#ifndef HOSTCALLBACK_OS_STALL_EVENTS_H_
+#define HOSTCALLBACK_OS_STALL_EVENTS_H_
 
 #include <cstdint>
 
@@ -16,4 +16,4 @@ void ResetSupervisorAfterFork();
 
 }  // namespace hcb
 
-#endif  // HOSTCALLBACK_SUPERVISOR_H_
+#endif  // HOSTCALLBACK_OS_STALL_EVENTS_H_

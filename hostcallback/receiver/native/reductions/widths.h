@@ -1,6 +1,6 @@
 // Compiles a loop over vectors for several kinds of CPUs, and chooses one at run time.
-#ifndef HOSTCALLBACK_WIDTHS_H_
-#define HOSTCALLBACK_WIDTHS_H_
+#ifndef HOSTCALLBACK_REDUCTIONS_WIDTHS_H_
+#define HOSTCALLBACK_REDUCTIONS_WIDTHS_H_
 
 #include <cstdint>
 
@@ -59,4 +59,4 @@ inline uint64_t Elements(const XLA_FFI_Buffer& buffer) {
 
 }  // namespace hcb
 
-#endif  // HOSTCALLBACK_WIDTHS_H_
+#endif  // HOSTCALLBACK_REDUCTIONS_WIDTHS_H_

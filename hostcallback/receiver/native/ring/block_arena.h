@@ -1,6 +1,6 @@
 // Payload blocks in a ring's file, from which the undelivered payloads of a killed process can be read.
-#ifndef HOSTCALLBACK_BLOCK_ARENA_H_
-#define HOSTCALLBACK_BLOCK_ARENA_H_
+#ifndef HOSTCALLBACK_RING_BLOCK_ARENA_H_
+#define HOSTCALLBACK_RING_BLOCK_ARENA_H_
 
 #include <cstdint>
 #include <map>
@@ -55,4 +55,4 @@ class BlockArena {
 
 }  // namespace hcb
 
-#endif  // HOSTCALLBACK_BLOCK_ARENA_H_
+#endif  // HOSTCALLBACK_RING_BLOCK_ARENA_H_

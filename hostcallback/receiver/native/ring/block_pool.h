@@ -1,6 +1,6 @@
 // Memory for payloads outside a ring, with a small stock so that repeated large taps do not page-fault.
-#ifndef HOSTCALLBACK_BLOCK_POOL_H_
-#define HOSTCALLBACK_BLOCK_POOL_H_
+#ifndef HOSTCALLBACK_RING_BLOCK_POOL_H_
+#define HOSTCALLBACK_RING_BLOCK_POOL_H_
 
 #include <atomic>
 #include <cstddef>
@@ -58,4 +58,4 @@ class BlockPool {
 
 }  // namespace hcb
 
-#endif  // HOSTCALLBACK_BLOCK_POOL_H_
+#endif  // HOSTCALLBACK_RING_BLOCK_POOL_H_

@@ -2,8 +2,8 @@
 //
 // A call is entered before its frame can be read. Exactly one party takes it out and ends it: the reply, a failure,
 // a reader that skips the frame as damaged, or the end of the process.
-#ifndef HOSTCALLBACK_CALL_TABLE_H_
-#define HOSTCALLBACK_CALL_TABLE_H_
+#ifndef HOSTCALLBACK_RING_CALL_TABLE_H_
+#define HOSTCALLBACK_RING_CALL_TABLE_H_
 
 #include <condition_variable>
 #include <cstdint>
@@ -104,4 +104,4 @@ void ResetCallsAfterFork();
 
 }  // namespace hcb
 
-#endif  // HOSTCALLBACK_CALL_TABLE_H_
+#endif  // HOSTCALLBACK_RING_CALL_TABLE_H_

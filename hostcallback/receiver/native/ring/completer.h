@@ -3,8 +3,8 @@
 // XLA continues a program on the thread that completes its future, until the program ends or waits again (seen on
 // jaxlib 0.8.0, 0.10.2 and 0.12.0). So neither a ring's reader completes, which would execute the device's program
 // instead of draining, nor a single thread for all, on which one program would delay all others.
-#ifndef HOSTCALLBACK_COMPLETER_H_
-#define HOSTCALLBACK_COMPLETER_H_
+#ifndef HOSTCALLBACK_RING_COMPLETER_H_
+#define HOSTCALLBACK_RING_COMPLETER_H_
 
 #include <memory>
 
@@ -24,4 +24,4 @@ void ResetCompletersAfterFork();
 
 }  // namespace hcb
 
-#endif  // HOSTCALLBACK_COMPLETER_H_
+#endif  // HOSTCALLBACK_RING_COMPLETER_H_

@@ -30,7 +30,8 @@ hcb_damage Ring::Check(uint64_t position, uint64_t head) const {
 uint32_t Ring::Read(int64_t timeout_ns, hcb_batch* batch) {
   const Clock::time_point deadline = Deadline(timeout_ns);
   batch->frames = batch->blocks_count = batch->damage = batch->folded_total = 0;
-  if (reader_turn_) control_->delivered.store(delivered_end_, std::memory_order_relaxed);  // the last batch has been delivered
+  if (reader_turn_) control_->delivered.store(delivered_end_, std::memory_order_release);  // the last batch has been delivered
+  reader_emits_.store(false, std::memory_order_relaxed);
   EndReaderTurn();
   if (ReportLost(batch)) return 0;
   if (waiting_.load(std::memory_order_seq_cst) != 0) AdmitWaiters();

@@ -1,10 +1,13 @@
 #include "ring/registry.h"
 
+#include <algorithm>
 #include <atomic>
 #include <mutex>
 #include <new>
+#include <thread>
 
 #include "os/stall_events.h"
+#include "os/thread_sleep.h"
 
 namespace hcb {
 namespace {
@@ -58,6 +61,58 @@ uint64_t SumOfHeads() {
     sum += entry->ring->head();
   }
   return sum;
+}
+
+namespace {
+
+constexpr auto kFirstPause = std::chrono::microseconds(20);
+constexpr auto kMaxPause = std::chrono::microseconds(500);
+
+// A tap function that sleeps may wait for the very program that waits for it. A thread that waits for the interpreter wakes up
+// every 5 ms, so that it is not taken for one that sleeps.
+constexpr auto kMaxSleep = std::chrono::milliseconds(10);
+
+// Whether the thread that delivers sleeps in a tap function, and has for kMaxSleep.
+class SleepingReader {
+ public:
+  bool Sleeps(const Ring& ring, std::chrono::steady_clock::time_point now) {
+    const int32_t thread = ring.DeliveringThread();
+    const uint64_t sleep = thread != 0 ? SleepOfThread(thread) : 0;
+    if (sleep == 0 || sleep != sleep_) since_ = now;
+    sleep_ = sleep;
+    return now - since_ > kMaxSleep;
+  }
+
+ private:
+  uint64_t sleep_ = 0;
+  std::chrono::steady_clock::time_point since_;
+};
+
+// Waits for the frames before `end`. A reader that rests is woken at once.
+void WaitUntilDelivered(Ring* ring, uint64_t end, std::chrono::nanoseconds stall) {
+  auto since = std::chrono::steady_clock::now();
+  uint64_t seen = ring->BeingDelivered();
+  SleepingReader reader;
+  std::chrono::nanoseconds pause = kFirstPause;
+  while (!ring->IsDelivered(end) && !ring->ReaderEmits()) {
+    ring->Wake();
+    std::this_thread::sleep_for(pause);
+    pause = std::min<std::chrono::nanoseconds>(2 * pause, kMaxPause);
+    const auto now = std::chrono::steady_clock::now();
+    if (const uint64_t delivered = ring->BeingDelivered(); delivered != seen) {
+      seen = delivered;
+      since = now;
+    }
+    if (now - since > stall || reader.Sleeps(*ring, now)) return;
+  }
+}
+
+}  // namespace
+
+void WaitUntilDelivered(std::chrono::nanoseconds stall) {
+  for (Entry* entry = entries.load(std::memory_order_acquire); entry != nullptr; entry = entry->next) {
+    WaitUntilDelivered(entry->ring, entry->ring->head(), stall);
+  }
 }
 
 void ResetRingsAfterFork() {

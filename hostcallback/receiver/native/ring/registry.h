@@ -2,6 +2,7 @@
 #ifndef HOSTCALLBACK_RING_REGISTRY_H_
 #define HOSTCALLBACK_RING_REGISTRY_H_
 
+#include <chrono>
 #include <cstdint>
 
 #include "abi/types.h"
@@ -24,6 +25,10 @@ Ring* RingForEmission(int32_t device);
 
 // The sum of the positions up to which the rings have been reserved. It grows with each emission. Lock-free.
 uint64_t SumOfHeads();
+
+// Waits until the rings' readers have delivered what has been emitted. Gives up on a ring whose reader has delivered nothing
+// for `stall`, runs a program itself, or sleeps in a tap function: that may wait for this thread's program. Holds no lock.
+void WaitUntilDelivered(std::chrono::nanoseconds stall);
 
 void ResetRingsAfterFork();
 

@@ -252,6 +252,7 @@ void Ring::ResetAfterFork() {
   control_->released_frames = released_frames_here_ = 0;
   waiting_ = 0;
   turn_taken_ = reader_turn_ = false;
+  delivering_thread_.store(0);
   turn_owner_ = nullptr;
   stream_end_ = {};
   callers_ = 0;

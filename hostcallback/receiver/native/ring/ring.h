@@ -11,8 +11,8 @@
 //
 // A GPU copies into frames that stay BUSY until its event has completed: the reader queries it, and commits
 // (ring/gpu_copies.cc).
-#ifndef HOSTCALLBACK_RING_H_
-#define HOSTCALLBACK_RING_H_
+#ifndef HOSTCALLBACK_RING_RING_H_
+#define HOSTCALLBACK_RING_RING_H_
 
 #include <atomic>
 #include <chrono>
@@ -103,6 +103,14 @@ class Ring {
 
   // Any thread.
   void Wake();
+  // Whether all frames before `position` have been delivered. Does not wait.
+  bool IsDelivered(uint64_t position);
+  // The position up to which frames have been delivered or are being delivered.
+  uint64_t BeingDelivered();
+  // Whether the reader's thread has emitted since it began to deliver what it holds: it runs a program of a tap function.
+  bool ReaderEmits() const { return reader_emits_.load(std::memory_order_relaxed); }
+  // The system's number of the reader's thread while it delivers, else 0.
+  int32_t DeliveringThread() const { return delivering_thread_.load(std::memory_order_relaxed); }
   void Configure(const hcb_config& config);
   void ReadCounters(hcb_counters* out);
   // The position behind the last reserved frame, without the lock.
@@ -125,6 +133,9 @@ class Ring {
   uint64_t capacity() const { return capacity_; }
 
  private:
+  // Notes, if the calling thread is a reader, that its tap function runs a program.
+  static void NoteEmissionOfReader();
+
   // The place of an emission in the ring.
   struct Reservation {
     FrameHeader* frame;
@@ -291,6 +302,8 @@ class Ring {
   std::chrono::steady_clock::duration rest_{};  // of the reader: how long it lets frames of a stream wait
   std::chrono::steady_clock::time_point stream_end_{};  // of the reader: until then more frames are expected
   bool reader_turn_ = false;                    // of the reader: whether it has the turn
+  std::atomic<bool> reader_emits_{false};
+  std::atomic<int32_t> delivering_thread_{0};
 
   // Values of control_->wake_from.
   static constexpr uint64_t kAsleep = 0;
@@ -311,4 +324,4 @@ class Ring {
 
 }  // namespace hcb
 
-#endif  // HOSTCALLBACK_RING_H_
+#endif  // HOSTCALLBACK_RING_RING_H_

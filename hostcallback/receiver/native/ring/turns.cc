@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "os/thread_sleep.h"
 #include "ring/ring.h"
 
 namespace hcb {
@@ -33,11 +34,17 @@ void SleepPrecisely() {
 #endif
 }
 
+thread_local Ring* reads __attribute__((tls_model("initial-exec"))) = nullptr;  // whose reader the thread is
+
 }  // namespace
 
 Ring::Clock::time_point Ring::Deadline(int64_t timeout_ns) {
   if (timeout_ns < 0 || timeout_ns > kForever) return Clock::time_point::max();
   return Clock::now() + std::chrono::nanoseconds(timeout_ns);
+}
+
+void Ring::NoteEmissionOfReader() {
+  if (Ring* const own = reads) own->reader_emits_.store(true, std::memory_order_relaxed);
 }
 
 bool Ring::Readable() const {
@@ -67,6 +74,7 @@ bool Ring::TakeTurnLocked() {
     }
   }
   turn_taken_ = reader_turn_ = true;
+  delivering_thread_.store(ThreadNumber(), std::memory_order_relaxed);
   walking_.store(true, std::memory_order_relaxed);
   holding_.store(true, std::memory_order_release);
   return true;
@@ -116,9 +124,21 @@ void Ring::Sleep(std::unique_lock<std::mutex>* lock, Clock::time_point until) {
   }
 }
 
+bool Ring::IsDelivered(uint64_t position) {
+  if (control_->delivered.load(std::memory_order_acquire) >= position) return true;
+  std::lock_guard<std::mutex> lock(sleep_mutex_);
+  return !turn_taken_ && cursor_ >= position;  // no thread holds frames
+}
+
+uint64_t Ring::BeingDelivered() {
+  std::lock_guard<std::mutex> lock(sleep_mutex_);
+  return turn_taken_ ? control_->delivered.load(std::memory_order_relaxed) : cursor_;
+}
+
 bool Ring::WaitTurn(Clock::time_point deadline) {
   std::unique_lock<std::mutex> lock(sleep_mutex_);
   reader_ = std::this_thread::get_id();
+  reads = this;
   for (auto now = Clock::now(); now < stream_end_ && MayRestLocked(); now = Clock::now()) {
     Rest(&lock, std::min(deadline, now + rest_));
     if (CopyPending()) {
@@ -165,6 +185,7 @@ bool Ring::WaitTurn(Clock::time_point deadline) {
 void Ring::EndReaderTurn() {
   if (!reader_turn_) return;
   reader_turn_ = false;
+  delivering_thread_.store(0, std::memory_order_relaxed);
   std::lock_guard<std::mutex> lock(sleep_mutex_);
   turn_taken_ = false;
   holding_.store(false, std::memory_order_release);

@@ -1,7 +1,7 @@
 // Counts how often each tap has fired in each launch of a program on each device, for taps whose arrays are shards:
 // shards of one value have equal numbers, even if a policy has dropped messages.
-#ifndef HOSTCALLBACK_OCCURRENCES_H_
-#define HOSTCALLBACK_OCCURRENCES_H_
+#ifndef HOSTCALLBACK_RULES_OCCURRENCES_H_
+#define HOSTCALLBACK_RULES_OCCURRENCES_H_
 
 #include <cstdint>
 
@@ -26,4 +26,4 @@ void ResetOccurrencesAfterFork();
 
 }  // namespace hcb
 
-#endif  // HOSTCALLBACK_OCCURRENCES_H_
+#endif  // HOSTCALLBACK_RULES_OCCURRENCES_H_

@@ -1,8 +1,8 @@
 // The rules of one tap, which the host sets while programs run: handlers ask them before they copy anything.
 //
 // Asking takes no lock. Counters are per device, in the order of its program.
-#ifndef HOSTCALLBACK_CONTROL_H_
-#define HOSTCALLBACK_CONTROL_H_
+#ifndef HOSTCALLBACK_RULES_RULE_H_
+#define HOSTCALLBACK_RULES_RULE_H_
 
 #include <atomic>
 #include <cstddef>
@@ -94,4 +94,4 @@ class Control {
 
 }  // namespace hcb
 
-#endif  // HOSTCALLBACK_CONTROL_H_
+#endif  // HOSTCALLBACK_RULES_RULE_H_

@@ -2,8 +2,8 @@
 // by the host.
 //
 // Reading takes no lock and, if nothing was ever switched or ruled, one load.
-#ifndef HOSTCALLBACK_SWITCHES_H_
-#define HOSTCALLBACK_SWITCHES_H_
+#ifndef HOSTCALLBACK_RULES_RULE_TABLE_H_
+#define HOSTCALLBACK_RULES_RULE_TABLE_H_
 
 #include <cstdint>
 
@@ -37,4 +37,4 @@ void ResetSwitchesAfterFork();
 
 }  // namespace hcb
 
-#endif  // HOSTCALLBACK_SWITCHES_H_
+#endif  // HOSTCALLBACK_RULES_RULE_TABLE_H_

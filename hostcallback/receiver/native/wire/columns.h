@@ -1,7 +1,7 @@
 // Reads the messages of one batch as columns, and stacks the payloads of alike ones, so that Python makes arrays of
 // many messages at a time.
-#ifndef HOSTCALLBACK_COLUMNS_H_
-#define HOSTCALLBACK_COLUMNS_H_
+#ifndef HOSTCALLBACK_WIRE_COLUMNS_H_
+#define HOSTCALLBACK_WIRE_COLUMNS_H_
 
 #include <cstdint>
 
@@ -17,4 +17,4 @@ void CopyStack(const uint8_t* memory, const hcb_batch& batch, const hcb_columns&
 
 }  // namespace hcb
 
-#endif  // HOSTCALLBACK_COLUMNS_H_
+#endif  // HOSTCALLBACK_WIRE_COLUMNS_H_

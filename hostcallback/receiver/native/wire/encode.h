@@ -1,6 +1,6 @@
 // Writes frames: a pure encoder that the FFI handlers, the host-side producer and the golden tests share.
-#ifndef HOSTCALLBACK_ENCODE_H_
-#define HOSTCALLBACK_ENCODE_H_
+#ifndef HOSTCALLBACK_WIRE_ENCODE_H_
+#define HOSTCALLBACK_WIRE_ENCODE_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -55,4 +55,4 @@ void WriteInlineBody(const Emission& emission, uint8_t* after_header);
 
 }  // namespace hcb
 
-#endif  // HOSTCALLBACK_ENCODE_H_
+#endif  // HOSTCALLBACK_WIRE_ENCODE_H_

@@ -1,8 +1,8 @@
 // The frame of wire format 1: its header, its flags and its size.
 //
 // docs/wire-format.md is the specification; this file must agree with it byte for byte.
-#ifndef HOSTCALLBACK_FRAME_H_
-#define HOSTCALLBACK_FRAME_H_
+#ifndef HOSTCALLBACK_WIRE_FRAME_H_
+#define HOSTCALLBACK_WIRE_FRAME_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -88,4 +88,4 @@ constexpr uint64_t RingBytes(const FrameHeader& header, uint32_t flags) {
 
 }  // namespace hcb
 
-#endif  // HOSTCALLBACK_FRAME_H_
+#endif  // HOSTCALLBACK_WIRE_FRAME_H_

@@ -192,7 +192,7 @@ class Step(NamedTuple):
     postfix: Mapping[str, Any]
 
 
-MOST_BARS = 64
+MAX_BARS = 64
 """Largest number of bars that are open at once. Messages of further ones show nothing."""
 
 
@@ -277,7 +277,7 @@ class Bars:
                 return
             bar.display.show(step.step, step.total, postfix_text(step.postfix), time_ns)
             if step.phase is Phase.END:
-                if len(self._ended) >= MOST_BARS:
+                if len(self._ended) >= MAX_BARS:
                     self._ended.clear()
                 self._ended[place] = run_id, time_ns
                 self._end(bar)
@@ -313,7 +313,7 @@ class Bars:
             bar for bar in self._open.values()
             if bar.place.device == place.device and bar.run_id == run_id and bar.place.key != place.key
         ]  # fmt: skip
-        if len(self._open) >= MOST_BARS:
+        if len(self._open) >= MAX_BARS:
             return None
         make = DISPLAYS.get(look.display, DISPLAYS["tqdm"])
         try:

@@ -14,7 +14,7 @@ from hostcallback.receiver.sinks.progress.bars import Bars, Look, Phase, Place, 
 from hostcallback.receiver.sinks.tap import Batchings, Unflatten, elements_of
 from hostcallback.receiver.text import printable
 
-MOST_LANES = 8
+MAX_LANES = 8
 """Largest number of elements of a vmap that have a bar each. More of them share one."""
 
 STEP_LEAVES = (1, 2)
@@ -88,7 +88,7 @@ class ProgressSink:
         apart = any(dims[leaf] is not None for dims in self._batchings for leaf in STEP_LEAVES)
         if apart:
             parts = [*elements_of(message, self._batchings, limits.BATCH_ELEMENTS)]
-            if len(parts) <= MOST_LANES:
+            if len(parts) <= MAX_LANES:
                 for lane, part in parts:
                     yield lane, _step(self._unflatten(part), _value)
                 return

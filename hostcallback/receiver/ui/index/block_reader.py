@@ -203,7 +203,7 @@ class BlockReader:
         if kind.is_text or kind.prints:
             tap = self._taps.of(run_name, described.name, "", "text", described.source_line)
             found += [] if tap is None else [(-1, tap)]
-        if kind.has_metrics:
+        if kind.has_metrics and not kind.is_text:  # arguments of prints and logs are in their texts
             for place in kept_columns(columns) or range(len(columns)):
                 tap = self._row(run_name, described, columns[place])
                 found += [] if tap is None else [(place, tap)]
@@ -229,7 +229,7 @@ class BlockReader:
                 taker.other(text, 1)
         steps = np.array([float(NO_STEP) if logged.step is None else float(logged.step)])
         times = np.array([logged.message.time_ns / 1e9])
-        for name, value in zip(names, arrays, strict=False) if kind.has_metrics else ():
+        for name, value in zip(names, arrays, strict=False) if kind.has_metrics and not kind.is_text else ():
             tap = self._row(run_name, described, Column(name, value.dtype, (), value.shape))
             if tap is None:
                 continue

@@ -50,7 +50,7 @@ MAX_TAPS = 50_000
 MAX_BUCKETS = 1_000_000
 """Buckets of all scalars together; 64 bytes each."""
 
-MOST_OF_ONE, FEWEST_OF_ONE = 1 << 17, 64
+MAX_OF_ONE, FEWEST_OF_ONE = 1 << 17, 64
 """Bounds of the number of buckets of one scalar."""
 
 MAX_NONFINITE = 100
@@ -137,7 +137,7 @@ class TapTable:
             most_buckets: how many buckets one scalar may have now.
         """
         self.rows: list[Tap] = []
-        self.most_buckets = MOST_OF_ONE
+        self.most_buckets = MAX_OF_ONE
         self.left_out = DistinctCounter()
         self._by_key: dict[tuple[str, str, str, str, bool], Tap | None] = {}
 
@@ -152,7 +152,7 @@ class TapTable:
             return None
         tap = self._by_key[key] = Tap(len(self.rows), run, name, leaf, kind, place)
         self.rows.append(tap)
-        self.most_buckets = max(FEWEST_OF_ONE, min(MOST_OF_ONE, MAX_BUCKETS // len(self.rows)))
+        self.most_buckets = max(FEWEST_OF_ONE, min(MAX_OF_ONE, MAX_BUCKETS // len(self.rows)))
         return tap
 
 

@@ -27,8 +27,11 @@ export class Heatmap {
     this.row = 0;
     this.canvas.addEventListener("mousemove", (event) => this.onMouse(event));
     this.canvas.addEventListener("mouseleave", () => (this.tip.hidden = true));
-    host.addEventListener("keydown", (event) => this.onKey(event));
-    host.addEventListener("blur", () => (this.tip.hidden = true));
+    /** Ends what listens on the host, which outlives the heat map. */
+    this.ended = new AbortController();
+    const { signal } = this.ended;
+    host.addEventListener("keydown", (event) => this.onKey(event), { signal });
+    host.addEventListener("blur", () => (this.tip.hidden = true), { signal });
   }
 
   /** @param {HeatmapData} data */
@@ -48,6 +51,7 @@ export class Heatmap {
   }
 
   destroy() {
+    this.ended.abort();
     this.sizes.disconnect();
   }
 

@@ -3,7 +3,7 @@
 import uPlot from "../vendor/uPlot.esm.js";
 import { color, faded } from "../core/colors.js";
 import { element, foreign } from "../core/dom.js";
-import { clock, number, short } from "../core/format.js";
+import { clock, number, tickNumbers, tickTimes } from "../core/format.js";
 import { smoothed } from "./smoothing.js";
 
 /**
@@ -13,6 +13,7 @@ import { smoothed } from "./smoothing.js";
  */
 
 const FONT = "12px system-ui, sans-serif";
+const CHARACTER = 6.7;
 const MARK = 5;
 
 /** The chart; `host` gives its size. */
@@ -36,8 +37,11 @@ export class ScalarChart {
     this.tip = element("div", { class: "tip", role: "status", hidden: true });
     this.sizes = new ResizeObserver(() => this.resize());
     this.sizes.observe(host);
-    host.addEventListener("keydown", (event) => this.onKey(event));
-    host.addEventListener("blur", () => (this.tip.hidden = true));
+    /** Ends what listens on the host, which outlives the chart. */
+    this.ended = new AbortController();
+    const { signal } = this.ended;
+    host.addEventListener("keydown", (event) => this.onKey(event), { signal });
+    host.addEventListener("blur", () => (this.tip.hidden = true), { signal });
   }
 
   /**
@@ -63,6 +67,7 @@ export class ScalarChart {
   }
 
   destroy() {
+    this.ended.abort();
     this.sizes.disconnect();
     this.plot?.destroy();
     this.plot = null;
@@ -126,11 +131,14 @@ export class ScalarChart {
   axis(vertical) {
     const grid = { stroke: color("grid"), width: 1 };
     const ticks = { stroke: color("grid"), width: 1, size: 4 };
-    const made = { stroke: color("muted"), font: FONT, grid, ticks, size: vertical ? 48 : 28, gap: 4 };
     const isTime = !vertical && this.look.axis === "time";
     const values = (/** @type {any} */ _plot, /** @type {(number|null)[]} */ splits) =>
-      splits.map((value) => (value === null ? "" : short(value)));
-    return isTime ? { ...made, space: 70 } : { ...made, values, space: vertical ? 34 : 60 };
+      isTime ? tickTimes(splits) : tickNumbers(splits, vertical && this.look.log);
+    // As wide as the longest label, so that none is cut.
+    const wide = (/** @type {any} */ _plot, /** @type {string[]|null} */ labels) =>
+      Math.max(40, 14 + CHARACTER * Math.max(0, ...(labels ?? []).map((label) => label.length)));
+    const size = vertical ? wide : isTime ? 44 : 28;
+    return { stroke: color("muted"), font: FONT, grid, ticks, size, gap: 4, values, space: vertical ? 34 : 70 };
   }
 
   cursor() {
@@ -206,10 +214,11 @@ export class ScalarChart {
       return;
     }
     const at = this.plot.posToVal(left, "x");
-    const rows = this.lines.map((line) => tipRow(line, at, this.look.smooth)).filter((row) => row !== null);
+    const near = 0.02 * (this.plot.scales.x.max - this.plot.scales.x.min);
+    const rows = this.lines.map((line) => tipRow(line, at, this.look.smooth, near)).filter((row) => row !== null);
     if (!rows.length) return;
     const nearest = rows.reduce((best, row) => (Math.abs(row.x - at) < Math.abs(best.x - at) ? row : best)).x;
-    const head = this.look.axis === "time" ? clock(nearest) : `${this.look.axis} ${number(nearest)}`;
+    const head = this.look.axis === "time" ? clock(nearest) : `${this.look.axis} ${number(Math.round(nearest))}`;
     this.tip.replaceChildren(element("div", { class: "tip-head" }, head), ...rows.map((row) => row.made));
     this.tip.hidden = false;
     const space = this.plot.over.clientWidth;
@@ -268,11 +277,12 @@ function nearestDefined(plot, index, closest) {
  * @param {Line} line
  * @param {number} at
  * @param {number} smooth
+ * @param {number} near how far beyond its ends a line still has a value
  */
-function tipRow(line, at, smooth) {
+function tipRow(line, at, smooth, near) {
   const { x, mean, min, max, exact } = line.series;
   const index = nearestIndex(x, at);
-  if (index < 0) return null;
+  if (index < 0 || (line.series.x.length > 1 && (at < x[0] - near || at > x[x.length - 1] + near))) return null;
   const range = exact || min[index] === max[index] ? "" : ` (${number(min[index])} to ${number(max[index])})`;
   const value = smooth > 0 ? smoothed(mean, smooth)[index] : mean[index];
   const raw = smooth > 0 ? `, raw ${number(mean[index])}` : "";

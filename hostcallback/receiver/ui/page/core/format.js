@@ -32,6 +32,71 @@ export function short(value) {
   return number(value);
 }
 
+/**
+ * The labels of an axis: one unit for all, and as many decimals as their distance needs.
+ * @param {(number|null)[]} ticks those that are null have no label
+ * @param {boolean} [log] whether the scale is logarithmic: each label is then by itself
+ */
+export function tickNumbers(ticks, log = false) {
+  if (log) return ticks.map((tick) => (tick === null ? "" : tick > 0 && tick < 1e-3 ? minus(shortExponential(tick, tick)) : short(tick)));
+  const known = /** @type {number[]} */ (ticks.filter((tick) => tick !== null));
+  const most = Math.max(0, ...known.map(Math.abs));
+  const apart = Math.min(...known.slice(1).map((tick, i) => Math.abs(tick - known[i])).filter((gap) => gap > 0), most || 1);
+  const [unit, name] = /** @type {[number, string][]} */ ([[1e9, "G"], [1e6, "M"], [1e3, "k"]])
+    .find(([size]) => most >= size && decimals(apart, size) <= 2) ?? [1, ""];
+  return ticks.map((tick) => {
+    if (tick === null) return "";
+    if (tick === 0) return "0";
+    const digits = decimals(apart, unit);
+    // Powers of ten on a log scale, and what has more digits than a label has room for.
+    if (Math.abs(tick) < 1e-3 || most >= 1e12 || digits > 5) return minus(shortExponential(tick, apart));
+    return minus((tick / unit).toLocaleString("en", { minimumFractionDigits: most / apart < 1e3 ? digits : 0, maximumFractionDigits: digits })) + name;
+  });
+}
+
+/**
+ * How many decimals a distance has, in a unit.
+ * @param {number} apart
+ * @param {number} unit
+ */
+function decimals(apart, unit) {
+  for (let digits = 0; digits < 6; digits++) {
+    const shown = (apart / unit) * 10 ** digits;
+    if (shown >= 0.99 && Math.abs(shown - Math.round(shown)) < 1e-6 * shown) return digits;
+  }
+  return Math.max(0, -Math.floor(Math.log10(apart / unit)));
+}
+
+/**
+ * @param {number} value
+ * @param {number} apart the distance to the next one
+ */
+function shortExponential(value, apart) {
+  const digits = Math.min(4, decimals(apart, 10 ** Math.floor(Math.log10(Math.abs(value)) + 1e-9)));
+  return value.toExponential(digits).replace("e+", "e");
+}
+
+/**
+ * The labels of an axis of time: the time of day, and below it the date, on the first and on each of another day.
+ * @param {(number|null)[]} ticks Unix seconds
+ */
+export function tickTimes(ticks) {
+  const known = /** @type {number[]} */ (ticks.filter((tick) => tick !== null));
+  const apart = known.length > 1 ? known[1] - known[0] : 1;
+  let day = "";
+  return ticks.map((tick) => {
+    if (tick === null) return "";
+    const then = new Date(tick * 1000);
+    const date = then.toLocaleDateString("en-GB", { day: "numeric", month: "short", ...(apart > 200 * 86400 && { year: "numeric" }) });
+    if (apart >= 86400) return date;
+    const time = then.toLocaleTimeString("en-GB", { hour: "2-digit", minute: "2-digit", ...(apart < 60 && { second: "2-digit" }),
+      ...(apart < 1 && { fractionalSecondDigits: /** @type {1|2|3} */ (Math.min(3, decimals(apart, 1) || 1)) }) });
+    const label = date === day ? time : `${time}\n${date}`;
+    day = date;
+    return label;
+  });
+}
+
 /** @param {number|null|undefined} value */
 export function bytes(value) {
   if (value === null || value === undefined) return "–";

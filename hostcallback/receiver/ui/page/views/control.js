@@ -65,7 +65,7 @@ export class Control {
   row(name, taps) {
     const enabled = taps.some((tap) => tap.enabled !== false);
     return element("li", {}, element("span", { class: "rule-name" }, foreign(name), sourcePlace(taps[0].place)),
-      element("span", { class: "number muted" }, count(taps.reduce((sum, tap) => sum + tap.count, 0)), " messages"),
+      element("span", { class: "number muted" }, count(messages(taps)), " messages"),
       element("button", { type: "button", class: "plain", "data-key": `fill ${name}`, onclick: () => this.prefill(name) }, "Limit…"),
       element("button", { type: "button", class: "switch", role: "switch", "aria-checked": String(enabled), "aria-label": `${shortened(name, 200)} sends`,
         "data-key": `switch ${name}`, onclick: () => this.send({ tap: name, run: null, enabled: !enabled }) }, enabled ? "on" : "off"));
@@ -114,6 +114,20 @@ export class Control {
     }
     this.rows();
   }
+}
+
+/**
+ * The messages of taps of one name. A tap has an entry for each of its leaves, which are in the same messages.
+ * @param {Tap[]} taps
+ */
+export function messages(taps) {
+  /** @type {Map<string, number>} */
+  const counts = new Map();
+  for (const tap of taps) {
+    const key = JSON.stringify([tap.run, tap.place]);
+    counts.set(key, Math.max(counts.get(key) ?? 0, tap.count));
+  }
+  return [...counts.values()].reduce((sum, number) => sum + number, 0);
 }
 
 /** @param {Record<string, any>} rule */
