@@ -48,6 +48,7 @@ from hostcallback._jax_compat.dispatch import (
 )
 from hostcallback._jax_compat.lowering import (
     LoweringContext as LoweringContext,
+    keep_compiler_threads as keep_compiler_threads,
     lower_discharged as lower_discharged,
     lower_with_devices as lower_with_devices,
     lowering_platform as lowering_platform,

@@ -281,8 +281,9 @@ def held_program(device: jax.Device) -> Callable[[], Any]:
 
 
 def forget() -> None:
-    """Drops compiled programs, for a forked child."""
+    """Drops compiled programs, for a forked child, which has none of its parent's threads."""
     held_program.cache_clear()
+    compat.keep_compiler_threads()
 
 
 processes.in_child(processes.Stage.PROGRAM, forget)

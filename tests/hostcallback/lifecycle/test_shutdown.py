@@ -336,6 +336,45 @@ def test_a_forked_child_can_use_a_new_receiver() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this platform")
+@pytest.mark.parametrize("running", [False, True], ids=["idle", "running"])
+@pytest.mark.parametrize("record", [False, True], ids=["delivered", "recorded"])
+def test_a_forked_child_ends_by_sys_exit(record: bool, running: bool, tmp_path: Any) -> None:
+    # Without taps, JAX's pool of compiler threads hangs or crashes such a child at its end.
+    result = run(
+        f"""
+        import contextlib, warnings; warnings.simplefilter("ignore")
+        began = threading.Event()
+        def note(x): began.set()
+        def body(i, x):
+            x = jnp.tanh(x @ x)
+            hcb.id_tap(note, x[0, 0])
+            return x
+        g = hcb.jit(lambda x: lax.fori_loop(0, 1000, body, x))
+        with hcb.outfeed_receiver(record={str(tmp_path) if record else None!r}):
+            program = threading.Thread(target=lambda: g(jnp.ones((128, 128)) * 0.01).block_until_ready())
+            program.start()
+            began.wait()
+            if not {running}:
+                program.join()
+                hcb.barrier_wait()
+            pid = os.fork()
+            if pid == 0:
+                sys.exit(3)
+            deadline = time.monotonic() + 30
+            while not (ended := os.waitpid(pid, os.WNOHANG))[0] and time.monotonic() < deadline:
+                threading.Event().wait(0.01)
+            if not ended[0]:
+                os.kill(pid, signal.SIGKILL)
+            print("child", os.waitstatus_to_exitcode(ended[1]) if ended[0] else "hangs")
+            program.join()
+        """
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == "child 3\n"
+
+
+@pytest.mark.slow
 def test_importing_and_not_tapping_starts_nothing() -> None:
     result = run("print('threads', threading.active_count())")
     assert "threads 1" in result.stdout
