@@ -71,6 +71,28 @@ def test_daemon_threads_that_run_programs_do_not_abort_the_exit(call: str) -> No
 
 
 @pytest.mark.slow
+def test_daemon_threads_that_compile_do_not_abort_the_exit() -> None:
+    # Each call is a first one. Without taps, 10 of 12 such processes abort.
+    program = """
+    began = threading.Barrier(4)
+
+    def forever():
+        for count in range(100_000):
+            jax.jit(lambda x: hcb.id_tap(lambda value: None, jnp.tanh(x @ x) + count)[0, 0])(jnp.ones((8, 8)))
+            if count == 0:
+                began.wait()
+
+    for _ in range(3):
+        threading.Thread(target=forever, daemon=True).start()
+    began.wait()
+    threading.Event().wait({delay})
+    """
+    for delay in (0.0, 0.05, 0.11, 0.2):
+        result = run(textwrap.dedent(program).format(delay=delay))
+        assert (result.returncode, result.stderr) == (0, "")
+
+
+@pytest.mark.slow
 def test_an_exit_handler_may_wait_for_a_daemon_thread() -> None:
     program = """
     import atexit, threading
