@@ -22,7 +22,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal --durations=20 $(if $(SL
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick lint type check docs matrix bench clean fuzz soak upstream nothing-changed wheel release
+.PHONY: help demo test quick lint type check docs matrix bench clean fuzz mutate soak upstream nothing-changed wheel release
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -79,6 +79,9 @@ check: lint type test ## everything a change must pass
 
 fuzz: $(INSTALLED) ## mutate logs and descriptions for minutes (HOSTILE_EXAMPLES sets how often)
 	HOSTILE_KIB=1024 HOSTILE_EXAMPLES=$(or $(HOSTILE_EXAMPLES),100000) $(PYTEST) --timeout 3600 tests/hostile
+
+mutate: $(INSTALLED) ## change random lines, and list the changes that no test notices (make mutate MUTATE="--lines 20 --room receiver/wire")
+	$(BIN)/python tools/mutate.py $(MUTATE)
 
 soak: $(INSTALLED) ## kill processes for an hour (make soak SOAK="--minutes 10"), and write docs/reliability.md
 	$(BIN)/python tools/soak.py $(SOAK)

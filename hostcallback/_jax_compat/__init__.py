@@ -29,6 +29,7 @@ from hostcallback._jax_compat.dispatch import (
     add_effects as add_effects,
     as_one_equation as as_one_equation,
     asks_for_token as asks_for_token,
+    call_after_each_dispatch as call_after_each_dispatch,
     call_after_each_jit as call_after_each_jit,
     drop_failed_runtime_tokens as drop_failed_runtime_tokens,
     drop_token as drop_token,
@@ -48,6 +49,7 @@ from hostcallback._jax_compat.dispatch import (
 )
 from hostcallback._jax_compat.lowering import (
     LoweringContext as LoweringContext,
+    keep_compiler_threads as keep_compiler_threads,
     lower_discharged as lower_discharged,
     lower_with_devices as lower_with_devices,
     lowering_platform as lowering_platform,

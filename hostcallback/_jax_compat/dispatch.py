@@ -65,6 +65,30 @@ def let_threads_have_the_hook() -> None:
     _restore_hook()
 
 
+def call_after_each_dispatch(function: Callable[[], None]) -> None:
+    """Has JAX call `function()` after each program that any thread dispatches, also after first calls, which compile.
+
+    A call that is not on the fast path ends in `pxla.ExecuteReplicated` (0.8 to 0.12). Without it, threads whose calls
+    all compile go on while the process ends.
+    """
+    call_after_each_jit(lambda jitted: function())
+    let_threads_have_the_hook()
+    executable = getattr(_pxla, "ExecuteReplicated", None)
+    if executable is not None:
+        executable.__call__ = _followed(executable.__call__, function)
+
+
+def _followed(call: Callable[..., Any], function: Callable[[], None]) -> Callable[..., Any]:
+    @functools.wraps(call)
+    def call_and_more(self: Any, *args: Any) -> Any:
+        try:
+            return call(self, *args)
+        finally:
+            function()
+
+    return call_and_more
+
+
 def notice_dispatches(note: Callable[[], None]) -> None:
     """Has JAX call `note()` after each program that the calling thread dispatches from now on.
 
@@ -81,7 +105,9 @@ def notice_dispatches(note: Callable[[], None]) -> None:
     _keep_hooks()
     call: Any = executable.__call__
     if not hasattr(call, "notices"):
-        executable.__call__ = _noticing(call)
+        noticing: Any = _followed(call, _note)
+        noticing.notices = True
+        executable.__call__ = noticing
     _this_thread.note = note
     _restore_hook()
 
@@ -93,17 +119,9 @@ class _ThisThread(threading.local):
 _this_thread = _ThisThread()
 
 
-def _noticing(call: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(call)
-    def call_and_note(self: Any, *args: Any) -> Any:
-        try:
-            return call(self, *args)
-        finally:
-            if _this_thread.note is not None:
-                _this_thread.note()
-
-    call_and_note.notices = True  # type: ignore[attr-defined]
-    return call_and_note
+def _note() -> None:
+    if _this_thread.note is not None:
+        _this_thread.note()
 
 
 class _OwnHook:

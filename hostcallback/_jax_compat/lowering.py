@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -17,7 +18,7 @@ from jax._src import (
     sharding_impls as _sharding_impls,  # the axis context in lowering rules
     xla_bridge as _xla_bridge,  # get_backend
 )
-from jax._src.interpreters import mlir as _mlir  # jaxpr_subcomp, TokenSet, set_sharding
+from jax._src.interpreters import mlir as _mlir  # jaxpr_subcomp, TokenSet, set_sharding, global_thread_pool
 from jax._src.lib.mlir import ir as _ir  # types of lowered values
 from jax._src.lib.mlir.dialects import hlo as _hlo  # TokenType, PartitionIdOp
 
@@ -45,6 +46,14 @@ def lowering_platform(platform: str) -> str:
         return platform
     # Devices have the platform `gpu` for both (0.8 to 0.12).
     return str(getattr(_xla_bridge.get_backend(platform), "_raw_platform", platform))
+
+
+def keep_compiler_threads() -> None:
+    """Keeps JAX's pool of compiler threads from being deleted in a forked child, which has none of these threads.
+
+    At its end, the child would wait for them (seen on 0.8 to 0.12: it hangs or crashes, also without this package).
+    """
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(getattr(_mlir, "global_thread_pool", None)))
 
 
 def uint8_attribute(data: bytes) -> Any:

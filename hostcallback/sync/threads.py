@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from queue import SimpleQueue
 from types import FrameType
 from typing import Any, NamedTuple
@@ -188,10 +189,10 @@ def _thread_states() -> tuple[frozenset[int] | None, int]:
 HOLD_SEC = 5.0
 """Seconds for which a daemon thread is held: an exit handler may wait for it."""
 
-HOLD_WITHIN_SEC = 0.2
-"""Seconds to wait for daemon threads that use processor time."""
+HOLD_WITHIN_SEC = 1.0
+"""Seconds to wait for daemon threads that run, or wait for the interpreter lock."""
 
-COMPILED_WITHIN_SEC = 2.0
+COMPILED_WITHIN_SEC = 10.0
 """Seconds to wait for daemon threads that are in JAX's own Python code, such as a first call, which compiles."""
 
 SAMPLE_SEC = 0.01
@@ -202,33 +203,68 @@ def hold_daemon_threads() -> None:
 
     Python ends a daemon thread where it next asks for the interpreter lock, by unwinding its stack. Where that is in
     JAX's C++ code, the process aborts ("FATAL: exception not rethrown", before Python 3.14). A held thread does not
-    ask. Waits until these threads use no processor time, with limits; returns at once if there are none.
+    ask. Waits until these threads are held or asleep, with limits; returns at once if there are none.
     """
     threads = [thread for thread in threading.enumerate() if _is_users_daemon(thread)]
     if not threads:
         return
-    held: set[int] = set()
-    wakes = threading.Event()
-
-    def hold(jitted: Any) -> None:
-        ident = threading.get_ident()
-        if ident not in held and _is_users_daemon(threading.current_thread()):
-            held.add(ident)
-            wakes.wait(HOLD_SEC)
-
-    compat.call_after_each_jit(hold)
-    compat.let_threads_have_the_hook()
+    _hold.begin()
     began = time.perf_counter()
     while (waited := time.perf_counter() - began) < COMPILED_WITHIN_SEC:
-        before = [_processor_ns(thread) for thread in threads]
-        wakes.wait(SAMPLE_SEC)
+        before = [_sleep_of(thread) for thread in threads]
+        time.sleep(SAMPLE_SEC)
         frames = sys._current_frames()
-        in_jax = any(
-            _is_in_jax(frames.get(thread.ident or 0)) for thread in threads if thread.ident not in held
-        )
-        works = waited < HOLD_WITHIN_SEC and before != [_processor_ns(thread) for thread in threads]
-        if not in_jax and not works:
+        free = [
+            (thread, sleep)
+            for thread, sleep in zip(threads, before, strict=True)
+            if thread.is_alive() and not _hold.holds(thread.ident)
+        ]
+        in_jax = any(_is_in_jax(frames.get(thread.ident or 0)) for thread, _ in free)
+        runs = any(sleep is None or sleep != _sleep_of(thread) for thread, sleep in free)
+        if not in_jax and not (runs and waited < HOLD_WITHIN_SEC):
             return
+
+
+class _Hold:
+    # Holds each of the user's daemon threads once after each `begin`.
+
+    def __init__(self) -> None:
+        self._until: dict[int | None, float] = {}
+        self._begun = False
+
+    def begin(self) -> None:
+        self._until = {ident: end for ident, end in self._until.items() if time.perf_counter() < end}
+        if not self._begun:
+            self._begun = True
+            compat.call_after_each_dispatch(self._hold)
+
+    def holds(self, ident: int | None) -> bool:
+        return time.perf_counter() < self._until.get(ident, 0.0)
+
+    def _hold(self) -> None:
+        ident = threading.get_ident()
+        if ident not in self._until and _is_users_daemon(threading.current_thread()):
+            self._until[ident] = time.perf_counter() + HOLD_SEC
+            if native_library.available():
+                native_library.load().hcb_hold_thread(int(HOLD_SEC * 1e9))
+            else:  # a thread that wakes up while the interpreter ends may abort the process
+                time.sleep(HOLD_SEC)
+
+
+_hold = _Hold()
+
+
+def _sleep_of(thread: threading.Thread) -> tuple[str, int | None] | None:
+    # What stays the same while a thread sleeps; None while it runs. A thread that waits for the interpreter lock wakes
+    # up again and again.
+    with contextlib.suppress(OSError, IndexError):
+        status = Path(f"/proc/self/task/{thread.native_id}/status").read_text(
+            encoding="utf-8", errors="replace"
+        )
+        if status.partition("\nState:")[2].split()[0] not in "SD":
+            return None
+        return status.partition("\nvoluntary_ctxt_switches:")[2], _processor_ns(thread)
+    return "", _processor_ns(thread)  # without /proc
 
 
 def _is_in_jax(frame: FrameType | None) -> bool:
@@ -281,8 +317,9 @@ def held_program(device: jax.Device) -> Callable[[], Any]:
 
 
 def forget() -> None:
-    """Drops compiled programs, for a forked child."""
+    """Drops compiled programs, for a forked child, which has none of its parent's threads."""
     held_program.cache_clear()
+    compat.keep_compiler_threads()
 
 
 processes.in_child(processes.Stage.PROGRAM, forget)

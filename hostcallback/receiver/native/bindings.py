@@ -240,6 +240,7 @@ _FUNCTIONS = {
     "hcb_default_float_mode": (None, ()),
     "hcb_thread_states": (c_int64, (c_void_p, c_uint64, POINTER(c_uint64))),
     "hcb_hold_begin": (None, ()),
+    "hcb_hold_thread": (None, (c_int64,)),
     "hcb_hold_end": (c_int32, ()),
     "hcb_after_fork_child": (None, ()),
     "hcb_test_produce": (c_uint64, (c_void_p, c_uint32, c_uint64, c_uint64)),

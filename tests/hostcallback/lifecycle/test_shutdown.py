@@ -71,6 +71,28 @@ def test_daemon_threads_that_run_programs_do_not_abort_the_exit(call: str) -> No
 
 
 @pytest.mark.slow
+def test_daemon_threads_that_compile_do_not_abort_the_exit() -> None:
+    # Each call is a first one. Without taps, 10 of 12 such processes abort.
+    program = """
+    began = threading.Barrier(4)
+
+    def forever():
+        for count in range(100_000):
+            jax.jit(lambda x: hcb.id_tap(lambda value: None, jnp.tanh(x @ x) + count)[0, 0])(jnp.ones((8, 8)))
+            if count == 0:
+                began.wait()
+
+    for _ in range(3):
+        threading.Thread(target=forever, daemon=True).start()
+    began.wait()
+    threading.Event().wait({delay})
+    """
+    for delay in (0.0, 0.05, 0.11, 0.2):
+        result = run(textwrap.dedent(program).format(delay=delay))
+        assert (result.returncode, result.stderr) == (0, "")
+
+
+@pytest.mark.slow
 def test_an_exit_handler_may_wait_for_a_daemon_thread() -> None:
     program = """
     import atexit, threading
@@ -333,6 +355,45 @@ def test_a_forked_child_can_use_a_new_receiver() -> None:
     )
     assert "receiver True" in result.stdout
     assert "exit 0" in result.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this platform")
+@pytest.mark.parametrize("running", [False, True], ids=["idle", "running"])
+@pytest.mark.parametrize("record", [False, True], ids=["delivered", "recorded"])
+def test_a_forked_child_ends_by_sys_exit(record: bool, running: bool, tmp_path: Any) -> None:
+    # Without taps, JAX's pool of compiler threads hangs or crashes such a child at its end.
+    result = run(
+        f"""
+        import contextlib, warnings; warnings.simplefilter("ignore")
+        began = threading.Event()
+        def note(x): began.set()
+        def body(i, x):
+            x = jnp.tanh(x @ x)
+            hcb.id_tap(note, x[0, 0])
+            return x
+        g = hcb.jit(lambda x: lax.fori_loop(0, 1000, body, x))
+        with hcb.outfeed_receiver(record={str(tmp_path) if record else None!r}):
+            program = threading.Thread(target=lambda: g(jnp.ones((128, 128)) * 0.01).block_until_ready())
+            program.start()
+            began.wait()
+            if not {running}:
+                program.join()
+                hcb.barrier_wait()
+            pid = os.fork()
+            if pid == 0:
+                sys.exit(3)
+            deadline = time.monotonic() + 30
+            while not (ended := os.waitpid(pid, os.WNOHANG))[0] and time.monotonic() < deadline:
+                threading.Event().wait(0.01)
+            if not ended[0]:
+                os.kill(pid, signal.SIGKILL)
+            print("child", os.waitstatus_to_exitcode(ended[1]) if ended[0] else "hangs")
+            program.join()
+        """
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == "child 3\n"
 
 
 @pytest.mark.slow

@@ -328,6 +328,8 @@ void hcb_default_float_mode(void) { std::fesetenv(FE_DFL_ENV); }
 
 int64_t hcb_thread_states(uint64_t* ids, uint64_t capacity, uint64_t* made) { return hcb::ThreadStates(ids, capacity, made); }
 
+void hcb_hold_thread(int64_t nanoseconds) { hcb::HoldThread(nanoseconds); }
+
 void hcb_hold_begin(void) { hcb::BeginHold(); }
 
 int32_t hcb_hold_end(void) { return hcb::EndHold() ? 1 : 0; }

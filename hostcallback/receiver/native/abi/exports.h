@@ -168,6 +168,9 @@ HCB_EXPORT void hcb_default_float_mode(void);
 /* From now on programs wait when they call the handler hcb_hold, until hcb_hold_end. That continues them on the calling thread, and returns
  * whether the hold was on. */
 HCB_EXPORT void hcb_hold_begin(void);
+/* Holds the calling thread for that time, and without end if the interpreter is being finalized then: the thread would be
+   ended where it asks for the interpreter lock. Called without that lock. */
+HCB_EXPORT void hcb_hold_thread(int64_t nanoseconds);
 HCB_EXPORT int32_t hcb_hold_end(void);
 
 /* Lists the ids of Python's thread states, up to `capacity`, and returns their number, or -1 if there is no Python. `made` is the id of a

@@ -2,6 +2,9 @@
 
 #include <dlfcn.h>
 
+#include <chrono>
+#include <thread>
+
 namespace hcb {
 namespace {
 
@@ -65,6 +68,11 @@ bool IsFinalizing() {
     return function;
   }();
   return found != nullptr && found() != 0;
+}
+
+void HoldThread(int64_t nanoseconds) {
+  std::this_thread::sleep_for(std::chrono::nanoseconds(nanoseconds));
+  while (IsFinalizing()) std::this_thread::sleep_for(std::chrono::hours(1));
 }
 
 }  // namespace hcb

@@ -14,6 +14,9 @@ int64_t ThreadStates(uint64_t* ids, uint64_t capacity, uint64_t* made);
 // first call.
 bool IsFinalizing();
 
+// See hcb_hold_thread.
+void HoldThread(int64_t nanoseconds);
+
 }  // namespace hcb
 
 #endif  // HOSTCALLBACK_OS_INTERPRETER_H_

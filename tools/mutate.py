@@ -1,0 +1,250 @@
+"""Changes random lines of the package, one at a time, and counts the changes that tests notice.
+
+`python tools/mutate.py [--lines 200] [--seed 0] [--room receiver/wire]` copies the checkout to a temporary folder,
+changes one place there (a comparison, a number, an `and`, a `not`, a call left out), and runs the quick tests of its
+room; what they do not notice runs through the fast tests of all rooms with `--all`. Prints each survivor, and how many
+of all were noticed. Changes in the native library are built first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = Path("hostcallback")
+
+ROOMS = {
+    "api/observe": ("observe",),
+    "api/watch": ("nonfinite",),
+    "api/capsule": ("capsule",),
+    "api/outputs": ("outputs",),
+    "api": ("taps", "calls", "checks", "progress", "accelerate", "breakpoints", "debug"),
+    "lowering": ("taps", "calls", "programs"),
+    "primitives": ("transformations", "taps", "calls"),
+    "tracing": ("taps", "checks"),
+    "lifecycle": ("hostcallback/lifecycle",),
+    "sync": ("hostcallback/sync", "hostcallback/lifecycle"),
+    "_jax_compat": ("programs", "taps", "calls"),
+    "receiver/ui": ("ui",),
+    "receiver/capsule": ("capsule", "hostile/test_capsule_files.py"),
+    "receiver/failures": ("checks", "receiver/test_failure_texts.py"),
+    "receiver/sinks": ("receiver/sinks", "outputs", "progress", "taps"),
+    "receiver/runtime": ("receiver/runtime", "hostcallback/lifecycle"),
+    "": ("taps", "receiver/wire", "receiver/taplog"),
+}
+"""The folders in tests/ that notice a change, by room. Rooms of the receiver have a folder of their name."""
+
+SECONDS = 600
+"""How long the tests may take. A change that makes them hang is noticed."""
+
+
+class Mutation(NamedTuple):
+    """A change of a file: the text between two offsets is replaced."""
+
+    path: Path
+    line: int
+    start: int
+    end: int
+    text: str
+
+    def __str__(self) -> str:
+        source = (ROOT / self.path).read_text(encoding="utf-8")
+        return f"{self.path}:{self.line}: {source[self.start : self.end]!r} becomes {self.text!r}"
+
+
+SWAPPED = {
+    ast.Lt: ("<", "<="),
+    ast.LtE: ("<=", "<"),
+    ast.Gt: (">", ">="),
+    ast.GtE: (">=", ">"),
+    ast.Eq: ("==", "!="),
+    ast.NotEq: ("!=", "=="),
+    ast.Is: ("is", "is not"),
+    ast.IsNot: ("is not", "is"),
+    ast.In: ("in", "not in"),
+    ast.NotIn: ("not in", "in"),
+    ast.And: ("and", "or"),
+    ast.Or: ("or", "and"),
+    ast.Add: ("+", "-"),
+    ast.Sub: ("-", "+"),
+}
+
+
+def python_mutations(path: Path) -> Iterator[Mutation]:
+    """The changes that a Python module offers."""
+    source = (ROOT / path).read_text(encoding="utf-8")
+    lines = [0]
+    for line in source.splitlines(keepends=True):
+        lines.append(lines[-1] + len(line.encode()))
+    data = source.encode()
+
+    def offset(line: int, column: int) -> int:
+        return len(data[: lines[line - 1] + column].decode())
+
+    def span(node: ast.expr | ast.stmt) -> tuple[int, int]:
+        assert node.end_lineno is not None
+        assert node.end_col_offset is not None
+        return offset(node.lineno, node.col_offset), offset(node.end_lineno, node.end_col_offset)
+
+    def between(left: ast.expr, right: ast.expr, operator: object) -> Iterator[Mutation]:
+        old, new = SWAPPED.get(type(operator), ("", ""))
+        start, end = span(left)[1], span(right)[0]
+        if old and (found := re.search(rf"(?<!\w){re.escape(old)}(?!\w)", source[start:end])):
+            yield Mutation(path, right.lineno, start + found.start(), start + found.end(), new)
+
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Compare):
+            for left, operator, right in zip(
+                [node.left, *node.comparators], node.ops, node.comparators, strict=False
+            ):
+                yield from between(left, right, operator)
+        elif isinstance(node, ast.BoolOp):
+            yield from between(node.values[0], node.values[1], node.op)
+        elif isinstance(node, ast.BinOp):
+            yield from between(node.left, node.right, node.op)
+        elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            yield Mutation(path, node.lineno, span(node)[0], span(node.operand)[0], "")
+        elif isinstance(node, ast.Constant) and type(node.value) is int:
+            yield Mutation(path, node.lineno, *span(node), str(node.value + 1))
+        elif isinstance(node, ast.Constant) and type(node.value) is bool:
+            yield Mutation(path, node.lineno, *span(node), str(not node.value))
+        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+            yield Mutation(path, node.lineno, *span(node), "pass")
+
+
+NATIVE = (("<=", "<"), (" < ", " <= "), (" > ", " >= "), (">=", ">"), ("==", "!="), ("!=", "=="), ("&&", "||"),
+          ("||", "&&"), (" + 1", " + 2"), (" - 1", " - 2"), ("true;", "false;"), ("false;", "true;"))  # fmt: skip
+
+
+def native_mutations(path: Path) -> Iterator[Mutation]:
+    """The changes that a C++ file offers."""
+    source = (ROOT / path).read_text(encoding="utf-8")
+    for old, new in NATIVE:
+        for found in re.finditer(re.escape(old), source):
+            line = source.count("\n", 0, found.start()) + 1
+            text = source.splitlines()[line - 1].strip()
+            if not text.startswith(("//", "#", "static_assert", "template", "constexpr bool")):
+                yield Mutation(path, line, found.start(), found.end(), new)
+
+
+def sample(count: int, seed: int, room: str) -> list[Mutation]:
+    """Random changes, at most one per line, each line as likely as any other."""
+    by_line: dict[tuple[Path, int], list[Mutation]] = {}
+    for file in sorted((ROOT / PACKAGE / room).rglob("*")):
+        path = file.relative_to(ROOT)
+        if "third_party" in path.parts or file.suffix not in (".py", ".cc"):
+            continue
+        offers = python_mutations if file.suffix == ".py" else native_mutations
+        for mutation in offers(path):
+            by_line.setdefault((path, mutation.line), []).append(mutation)
+    chance = random.Random(seed)
+    lines = chance.sample(sorted(by_line), min(count, len(by_line)))
+    return [chance.choice(by_line[line]) for line in lines]
+
+
+def tests_of(path: Path) -> list[str]:
+    """The folders and files of tests of a module's room."""
+    room = "/".join(path.relative_to(PACKAGE).parts[:-1])
+    while True:
+        known = [f"tests/{folder}" for folder in ROOMS.get(room, ())]
+        if not known and room.startswith("receiver/") and (ROOT / "tests" / room).exists():
+            known = [f"tests/{room}"]
+        if known:
+            return known
+        room = room.rpartition("/")[0]
+
+
+class Copy:
+    """A copy of the checkout in which changes are tried."""
+
+    def __init__(self, folder: Path) -> None:
+        self._root = folder / "checkout"
+        kept = shutil.ignore_patterns(
+            ".git", ".venv", ".matrix", ".upstream", "build", "__pycache__", ".*_cache"
+        )
+        shutil.copytree(ROOT, self._root, symlinks=True, ignore=kept)
+        self._environment = {
+            **os.environ,
+            "PYTHONPATH": str(self._root),
+            "HOSTCALLBACK_TRANSPORT": "native",
+            "PYTHONDONTWRITEBYTECODE": "1",  # a change of the same length in the same second would not be seen
+        }
+
+    def notices(self, mutation: Mutation, tests: list[str]) -> bool:
+        """Whether these tests fail with a change."""
+        file = self._root / mutation.path
+        source = file.read_text(encoding="utf-8")
+        file.write_text(source[: mutation.start] + mutation.text + source[mutation.end :], encoding="utf-8")
+        try:
+            return not self.passes(tests, build=file.suffix == ".cc")
+        finally:
+            file.write_text(source, encoding="utf-8")
+            if file.suffix == ".cc":
+                self._run(["tools/build_native.py"])
+
+    def passes(self, tests: list[str], build: bool = False) -> bool:
+        """Whether these tests pass; False if what is to be built does not compile."""
+        if build and self._run(["tools/build_native.py"]):
+            return False
+        options = ["-q", "-x", "-p", "no:cacheprovider", "-m", "not slow and not eager", "-n", "2"]
+        return self._run(["-m", "pytest", *options, *tests]) == 0
+
+    def _run(self, arguments: list[str]) -> int:
+        command = [sys.executable, *arguments]
+        try:
+            return subprocess.run(
+                command,
+                cwd=self._root,
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                timeout=SECONDS,
+            ).returncode
+        except subprocess.TimeoutExpired:
+            return 1
+
+
+def main() -> int:
+    """Tries the changes; returns 1 if the tests fail without one."""
+    parser = argparse.ArgumentParser(
+        prog="python tools/mutate.py", description=(__doc__ or "").partition("\n")[0]
+    )
+    parser.add_argument("--lines", type=int, default=200, help="number of lines that are changed (200)")
+    parser.add_argument("--seed", type=int, default=0, help="which lines (0)")
+    parser.add_argument("--room", default="", help="a folder of the package, such as receiver/wire (all)")
+    parser.add_argument("--all", action="store_true", help="run the fast tests of all rooms for survivors")
+    options = parser.parse_args()
+    mutations = sample(options.lines, options.seed, options.room)
+    noticed, survived = 0, 0
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Copy(Path(folder))
+        for room in sorted({tuple(tests_of(mutation.path)) for mutation in mutations}):
+            if not copy.passes(list(room)):
+                print(f"without a change, the tests of {' '.join(room)} fail here: mend them first")
+                return 1
+        for mutation in mutations:
+            if copy.notices(mutation, tests_of(mutation.path)):
+                noticed += 1
+            elif options.all and copy.notices(mutation, ["tests"]):
+                print(f"noticed by the fast tests only: {mutation}", flush=True)
+            else:
+                survived += 1
+                print(f"survived: {mutation}", flush=True)
+    print(f"{len(mutations)} changes: {noticed} noticed by the room's quick tests, {survived} survived")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
