@@ -70,6 +70,10 @@ class Evaluator:
         """Returns the records of one `while_loop` iteration that are combined by `or` over all: bool scalars."""
         return {}
 
+    def add(self, records: Records, inner: Records) -> None:
+        """Adds the records of the programs that an equation holds to those of its program."""
+        records.update(inner)
+
     def evaluate(
         self, jaxpr: AnyJaxpr, values: Sequence[Any], position: Position = OUTERMOST
     ) -> tuple[list[Any], Records]:
@@ -104,7 +108,7 @@ class Evaluator:
             return self._evaluate(programs[0][0], values, position.inside(equation), records)
         self.ends(position)
         outs, inner = _RULES[kind](self, equation, values, position)
-        records.update(inner)
+        self.add(records, inner)
         return outs
 
 
@@ -266,6 +270,32 @@ def _nothing(shape: Any) -> Any:
 _RULES: Mapping[str, Callable[..., Results]] = {
     "call": _jit, "remat": _remat, "cond": _cond, "scan": _scan, "while": _while, "shard_map": _shard_map,
 }  # fmt: skip
+
+
+FAILED = "failed"
+
+
+class Tester(Evaluator):
+    """Evaluates a program in which subclasses test values; its one record, `FAILED`, says whether a test failed."""
+
+    def failed(
+        self, jaxpr: AnyJaxpr, values: Sequence[Any], position: Position = OUTERMOST
+    ) -> tuple[list[Any], Any]:
+        """Evaluates a program; returns its results, and whether a test failed: a bool scalar."""
+        outs, records = self.evaluate(jaxpr, values, position)
+        return outs, records.get(FAILED, jnp.zeros((), bool))
+
+    def fail_if(self, records: Records, failed: Any) -> None:
+        """Adds a test, which failed if any element of a bool array holds."""
+        failed = jnp.any(failed)
+        records[FAILED] = records[FAILED] | failed if FAILED in records else failed
+
+    def add(self, records: Records, inner: Records) -> None:
+        for failed in inner.values():
+            self.fail_if(records, failed)
+
+    def of_iteration(self, records: Records) -> Records:
+        return records
 
 
 _DEBUGGING = {"debug_callback", "debug_print"}

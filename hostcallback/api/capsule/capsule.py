@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import functools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,7 +17,7 @@ from hostcallback.api.capsule.held_program import HeldProgram
 from hostcallback.api.public import public, refuse_compiled
 from hostcallback.lowering import xray
 from hostcallback.lowering.equations import Position, structure_of
-from hostcallback.lowering.evaluator import Evaluator, Records
+from hostcallback.lowering.evaluator import Records, Tester
 from hostcallback.lowering.inputs import (
     any_not_finite,
     is_inexact,
@@ -150,18 +149,19 @@ class Capsules(xray.Xray):
             return None
         held = HeldProgram(self, program)
         sends = always or tests or any(map(_is_check, taps))
-        kept_program = replace(program, donated=held.donated)
-
-        def evaluate(values: Sequence[Any]) -> Any:
-            outs, failed = _OwnTaps(held).evaluate(program.tapped, values)
-            return outs, [jnp.any(flag) for flag in failed.values()]
+        own_taps = _OwnTaps(held)
 
         def run(*values: Any) -> list[Any]:
+            def evaluate(values: Sequence[Any]) -> tuple[list[Any], Any]:
+                return own_taps.failed(program.tapped, values)
+
             if not sends:
-                return list(evaluate(values)[0])
-            (outs, failed), kept = run_keeping_inputs(kept_program, values, evaluate)
+                return evaluate(values)[0]
+            (outs, failed), kept = run_keeping_inputs(
+                replace(program, donated=held.donated), values, evaluate
+            )
             bad = any_not_finite(outs, program.devices) if tests else jnp.zeros((), bool)
-            any_failed = functools.reduce(jnp.logical_or, failed, bad | always)
+            any_failed = failed | bad | always
             send_inputs_if(any_failed, [*(kept[i] for i in held.sent), bad], held, f"capsule:{held.name}")
             return list(outs)
 
@@ -194,12 +194,11 @@ def _is_held(tapped: AnyJaxpr, capsules: Capsules) -> bool:
     return any(isinstance(origin, HeldProgram) and origin.options is capsules for origin in found)
 
 
-class _OwnTaps(Evaluator):
-    """Gives the taps of a program consumers of their own. Its records say which checks failed: bool arrays."""
+class _OwnTaps(Tester):
+    """Gives the taps of a program consumers of their own, and tests whether a check failed."""
 
     def __init__(self, held: HeldProgram) -> None:
         self._held = held
-        self._labels: dict[tuple[int, ...], str] = {}
 
     def enters(self, equation: JaxprEqn, position: Position) -> bool:
         return any(_taps_in(*(program for program, _ in structure_of(equation).programs)))
@@ -215,8 +214,4 @@ class _OwnTaps(Evaluator):
         self, equation: JaxprEqn, values: list[Any], outs: Sequence[Any], position: Position, records: Records
     ) -> None:
         if _is_check(equation):
-            label = self._labels.setdefault((*position.key, id(equation)), str(len(self._labels)))
-            records[label] = ~jnp.all(values[0])
-
-    def of_iteration(self, records: Records) -> Records:
-        return {label: jnp.any(failed) for label, failed in records.items()}
+            self.fail_if(records, ~jnp.asarray(values[0]))

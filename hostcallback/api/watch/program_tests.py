@@ -13,25 +13,22 @@ import numpy as np
 from hostcallback import _jax_compat as compat
 from hostcallback._jax_compat.types import AnyJaxpr, Aval, Jaxpr, JaxprEqn, Var
 from hostcallback.lowering.equations import (
-    OUTERMOST,
     Position,
     equations_in,
     loop_of,
     structure_of,
     variables,
 )
-from hostcallback.lowering.evaluator import Evaluator, Records, Silent, where_it_goes_on
+from hostcallback.lowering.evaluator import Evaluator, Records, Silent, Tester, where_it_goes_on
 from hostcallback.lowering.inputs import any_not_finite, is_inexact
 from hostcallback.tracing import source_line
-
-FAILED = "failed"
 
 Chosen = Callable[[JaxprEqn, Position], bool]
 """Whether an equation of the program at a position is watched."""
 
 
-class Tests(Evaluator):
-    """Evaluates a program under a trace; its record `FAILED` says whether a test failed."""
+class Tests(Tester):
+    """Tests the results of operations for values that are not finite."""
 
     def __init__(self, chosen: Chosen, *, every: bool, evaluator: Evaluator | None = None) -> None:
         """Makes the evaluator.
@@ -49,13 +46,6 @@ class Tests(Evaluator):
         self._evaluator = evaluator or Evaluator()
         self._leaving: set[Var] = set()
         self._flags: dict[tuple[int, int], tuple[Records, Any, Any]] = {}
-
-    def failed(
-        self, jaxpr: AnyJaxpr, values: Sequence[Any], position: Position = OUTERMOST
-    ) -> tuple[list[Any], Any]:
-        """Evaluates a program; returns its results, and whether a test failed: a bool scalar."""
-        outs, records = self.evaluate(jaxpr, values, position)
-        return outs, jnp.any(records[FAILED]) if FAILED in records else jnp.zeros((), bool)
 
     def enters(self, equation: JaxprEqn, position: Position) -> bool:
         if not self._every and self._chosen(equation, position):
@@ -94,10 +84,7 @@ class Tests(Evaluator):
                     held &= ~self._flag(records, jnp.asarray(value))
         else:
             held = any_not_finite(results)
-        records[FAILED] = jnp.any(records[FAILED]) | held if FAILED in records else held
-
-    def of_iteration(self, records: Records) -> Records:
-        return {FAILED: jnp.any(records[FAILED])} if FAILED in records else {}
+        self.fail_if(records, held)
 
     def _flag(self, records: Records, value: Any) -> Any:
         # By the records, because a value may be used in several traces. The entry keeps both alive, and with them ids.
