@@ -217,7 +217,7 @@ _seen: Counter[int] = Counter()  # programs, by their checksum
 _seen_lock = threading.Lock()
 
 
-def verdict(failed: Any, program: str) -> Any:
+def verdict(failed: jax.Array, program: str) -> Any:
     """Counts a call, and says whether it failed and whether it is the first of a series. In a whole program's trace.
 
     Args:
@@ -242,12 +242,12 @@ def forget() -> None:
         native_library.load().hcb_verdict_forget()
 
 
-def _reference(failed: Any) -> list[Any]:
+def _reference(failed: jax.Array) -> list[Any]:
     first = jnp.where(jnp.any(failed), jnp.uint32(FIRST), jnp.uint32(FINE))
     return [jnp.stack([first, jnp.uint32(NOT_COUNTED)])]
 
 
-def _lower_verdict(ctx: LoweringRuleContext, failed: Any, *, program: int) -> Any:
+def _lower_verdict(ctx: LoweringRuleContext, failed: jax.Array, *, program: int) -> Any:
     context = compat.LoweringContext(ctx)
     if not _is_native(context, ctx.avals_in, ["bool"]) or context.manual or context.device_count > 1:
         return compat.lower_function(context, _reference, [failed])

@@ -11,6 +11,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from jax.sharding import Sharding
+
 from hostcallback import _jax_compat as compat
 from hostcallback._jax_compat.types import ClosedJaxpr, LoweringRuleContext
 from hostcallback.primitives.effects import TapEffect
@@ -37,7 +39,7 @@ def _lower(ctx: LoweringRuleContext, *args: Any, closed: ClosedJaxpr) -> Any:
     return compat.lower_discharged(ctx, closed, args, TapEffect)
 
 
-def discharge(closed: ClosedJaxpr, inner: Any) -> Any:
+def discharge(closed: ClosedJaxpr, inner: ClosedJaxpr) -> Any:
     """Returns a program that runs `inner` without its tap effects, with the inputs and results of `closed`."""
     from hostcallback.lifecycle import effect_dispatch
 
@@ -47,7 +49,11 @@ def discharge(closed: ClosedJaxpr, inner: Any) -> Any:
 
 
 def rewrite(
-    closed: ClosedJaxpr, name: str, donated: Sequence[bool], shardings: Sequence[Any], devices: int
+    closed: ClosedJaxpr,
+    name: str,
+    donated: Sequence[bool],
+    shardings: Sequence[Sharding | None],
+    devices: int,
 ) -> Any:
     """Returns what JAX lowers in place of a program; the same object if it has no taps and no X-ray is on.
 

@@ -255,7 +255,7 @@ def _while(self: Evaluator, equation: JaxprEqn, values: Sequence[Any], position:
     return list(carry), held
 
 
-def where_it_goes_on(predicate: Any, new: Sequence[Any], old: Sequence[Any]) -> list[Any]:
+def where_it_goes_on(predicate: jax.Array, new: Sequence[Any], old: Sequence[Any]) -> list[Any]:
     """Selects the carry after an iteration of a while loop: after vmap the predicate has one value per element."""
     if not predicate.ndim:
         return list(new)
@@ -285,7 +285,7 @@ class Tester(Evaluator):
         outs, records = self.evaluate(jaxpr, values, position)
         return outs, records.get(FAILED, jnp.zeros((), bool))
 
-    def fail_if(self, records: Records, failed: Any) -> None:
+    def fail_if(self, records: Records, failed: jax.Array) -> None:
         """Adds a test, which failed if any element of a bool array holds."""
         failed = jnp.any(failed)
         records[FAILED] = records[FAILED] | failed if FAILED in records else failed

@@ -79,7 +79,7 @@ def is_inexact(value: Any) -> bool:
 
 
 def send_inputs_if(
-    failed: Any,
+    failed: jax.Array,
     values: Sequence[Any],
     receive: Callable[[Message], None],
     name: str,

@@ -17,9 +17,11 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from types import TracebackType
 from typing import Any, ClassVar, NamedTuple, ParamSpec, TypeVar
 
 import jax
+from jax.sharding import Sharding
 
 from hostcallback import _jax_compat as compat
 from hostcallback._jax_compat.types import ClosedJaxpr
@@ -81,7 +83,7 @@ class Program:
     tapped: ClosedJaxpr
     name: str
     donated: tuple[bool, ...]
-    shardings: tuple[Any, ...]
+    shardings: tuple[Sharding | None, ...]
     devices: int
     constants: tuple[Any, ...]
     paths: tuple[tuple[str, ...], ...]
@@ -110,7 +112,7 @@ class Program:
         return replace(self, tapped=self.closed, constants=(None,) * len(self.constants))
 
     @contextlib.contextmanager
-    def own_work(self, device: Any = None) -> Iterator[None]:
+    def own_work(self, device: object = None) -> Iterator[None]:
         """A block for programs of our own about this one: with its settings, on a device, without taps.
 
         Other settings that the user has made for programs of their own do not hold.
@@ -199,7 +201,9 @@ class Context:
         _set_key_here()
         return self
 
-    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         self.close()
         if error is None:
             self.xray.left(self, None)
@@ -314,7 +318,11 @@ def closed() -> Iterator[None]:
 
 
 def tapped(
-    closed: ClosedJaxpr, name: str, donated: Sequence[bool], shardings: Sequence[Any], devices: int
+    closed: ClosedJaxpr,
+    name: str,
+    donated: Sequence[bool],
+    shardings: Sequence[Sharding | None],
+    devices: int,
 ) -> ClosedJaxpr | None:
     """Returns the program with the taps of the contexts that are open, of its constants and inputs; None for no taps.
 

@@ -13,6 +13,7 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import Sharding
 
 from hostcallback import _jax_compat as compat
 from hostcallback._jax_compat.types import AnyJaxpr, Aval, JaxprEqn, aval_of
@@ -87,7 +88,7 @@ def struct_of(aval: Aval, *, wide: bool = False) -> Any:
     return jax.ShapeDtypeStruct(aval.shape, promoted_dtype(aval.dtype) if wide else aval.dtype)
 
 
-def mesh_of(sharding: Any, dims: int = 0) -> tuple[Any, Any]:
+def mesh_of(sharding: Sharding | None, dims: int = 0) -> tuple[Any, Any]:
     """The axes of the mesh of a sharding over several devices, and the axes of each dimension; empty for others.
 
     Only named shardings can be made again elsewhere; the devices of others are those that the program names.
@@ -369,7 +370,7 @@ class Digest:
     stats: tuple[float, ...]
 
 
-def digests(capsule: Capsule, program: str = WATCHED, device: Any = None) -> list[Digest]:
+def digests(capsule: Capsule, program: str = WATCHED, device: jax.Device | None = None) -> list[Digest]:
     """Runs a program of digests on a device, or where the inputs are; returns what it sends, in program order.
 
     Raises:

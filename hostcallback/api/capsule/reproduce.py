@@ -315,7 +315,7 @@ def bisect(capsule: Capsule, against: str) -> tuple[Divergence | None, int, int]
     return first_divergence(digests(capsule), _digests_of_other(capsule, against), 0.0)
 
 
-def _device(text: str) -> Any:
+def _device(text: str) -> jax.Device:
     number, devices = text.partition(":")[2], jax.devices()
     if not number.isdecimal() or int(number) >= len(devices):
         raise CapsuleError(f"--bisect {text}: this process has the devices 0 to {len(devices) - 1}")

@@ -272,7 +272,7 @@ class _Notes:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # protects all of it
+        self._lock = threading.Lock()  # protects what is not public
         self.programs = 0
         self.hits: set[_Asked] = set()
         self._missed: dict[_Asked, None] = {}

@@ -136,7 +136,7 @@ class WatchedProgram:
         return chosen
 
     def diagnose(
-        self, arrays: Sequence[Any], device: Any, call: int | None, known: Container[Unsound] = ()
+        self, arrays: Sequence[Any], device: object, call: int | None, known: Container[Unsound] = ()
     ) -> Diagnosis:
         """Finds where the values of a failed call ceased to be finite. Receiver threads; compiles and runs programs.
 

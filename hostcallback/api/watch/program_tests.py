@@ -153,7 +153,7 @@ def search(
     return run
 
 
-def _tests_of(carry: Sequence[Any], outs: Sequence[Any], inside: Any) -> Any:
+def _tests_of(carry: Sequence[Any], outs: Sequence[Any], inside: jax.Array) -> Any:
     # Whether an iteration makes a value that is not finite, and whether one of its results has a NaN: bool [2].
     new = inside | any_not_finite(outs[len(carry) :])
     for before, after in zip(carry, outs, strict=False):
