@@ -23,6 +23,7 @@ import numpy as np
 
 from hostcallback import _jax_compat as compat
 from hostcallback._jax_compat import Primitive
+from hostcallback._jax_compat.types import LoweringRuleContext
 from hostcallback.lifecycle import receivers as transport
 from hostcallback.lowering.partition import shard_starts
 from hostcallback.primitives import device_ops
@@ -34,7 +35,7 @@ CALLBACK_INTERVAL_US = 20_000
 """Microseconds between two readings through Python, which take some 50 microseconds each."""
 
 
-def _lower_clock(ctx: Any, step: Any) -> Any:
+def _lower_clock(ctx: LoweringRuleContext, step: Any) -> Any:
     context = compat.LoweringContext(ctx)
     token = context.token_in(TAP_EFFECT)
     # If the compiler partitions the program, all devices must read the same time, or they would take different
@@ -69,6 +70,7 @@ STATISTICS_TARGET = "hostcallback_statistics"
 SHARE_TARGET = "hostcallback_share_statistics"
 MERGE_TARGET = "hostcallback_merged_statistics"
 COPY_TARGET = "hostcallback_copy"
+VERDICT_TARGET = "hostcallback_verdict"
 
 NATIVE_DTYPES = ("bfloat16", "float16", "float32", "float64", "complex64", "complex128")
 PARTITIONED_NAME = "hostcallback_partitioned_statistics"
@@ -78,27 +80,29 @@ COPIED_DTYPES = (
 )  # fmt: skip
 
 
-def _lower_not_finite(ctx: Any, *operands: Any, groups: tuple[int, ...]) -> Any:
+def _lower_not_finite(ctx: LoweringRuleContext, *operands: Any, groups: tuple[int, ...]) -> Any:
     attributes = {"groups": np.asarray(groups, np.int32)}
     reference = functools.partial(device_ops.reduce_not_finite, groups=groups)
     return _lower_reduction(ctx, operands, NOT_FINITE_TARGET, attributes, reference)
 
 
-def _lower_statistics(ctx: Any, operand: Any) -> Any:
+def _lower_statistics(ctx: LoweringRuleContext, operand: Any) -> Any:
     return _lower_reduction(ctx, [operand], STATISTICS_TARGET, {}, device_ops.reduce_statistics)
 
 
-def _lower_share_statistics(ctx: Any, operand: Any, devices: int) -> Any:
+def _lower_share_statistics(ctx: LoweringRuleContext, operand: Any, devices: int) -> Any:
     context = compat.LoweringContext(ctx)
     is_divided = context.automatic and not context.partially_manual and context.device_count == devices
     if not is_divided or not _is_native(context, ctx.avals_in, NATIVE_DTYPES):
         reference = functools.partial(device_ops.reduce_share_statistics, devices=devices)
         return compat.lower_function(context, reference, [operand])
-    _register_reduction()
+    _register()
     return [compat.call_of_shares(context, PARTITIONED_NAME, operand, ctx.avals_out[0], str(devices))]
 
 
-def _lower_merged_statistics(ctx: Any, operand: Any, shapes: tuple[tuple[int, ...], ...]) -> Any:
+def _lower_merged_statistics(
+    ctx: LoweringRuleContext, operand: Any, shapes: tuple[tuple[int, ...], ...]
+) -> Any:
     # Each device gets all rows, which is the one exchange, and merges them.
     reference = functools.partial(device_ops.reduce_merged_statistics, shapes=shapes)
     return _lower_reduction(ctx, [operand], MERGE_TARGET, {}, reference, divided=True)
@@ -146,7 +150,7 @@ def shares_of_shards(
     return table
 
 
-def _lower_copies(ctx: Any, *operands: Any) -> Any:
+def _lower_copies(ctx: LoweringRuleContext, *operands: Any) -> Any:
     # Elsewhere XLA copies what is read after it is written over.
     reference: Callable[..., Any] = lambda *arrays: [*arrays, *arrays]  # noqa: E731
     count = len(operands)
@@ -154,7 +158,7 @@ def _lower_copies(ctx: Any, *operands: Any) -> Any:
 
 
 def _lower_reduction(
-    ctx: Any,
+    ctx: LoweringRuleContext,
     operands: Any,
     target: str,
     attributes: dict[str, Any],
@@ -169,11 +173,11 @@ def _lower_reduction(
     is_allowed = not context.automatic or (divided and not context.partially_manual)
     if not is_allowed or not _is_native(context, ctx.avals_in, dtypes):
         return compat.lower_function(context, reference, operands)
-    _register_reduction()
+    _register()
     return compat.pure_call(context, target, operands, ctx.avals_out, attributes, in_place=in_place)
 
 
-def _is_native(context: Any, avals: Any, dtypes: Sequence[str]) -> bool:
+def _is_native(context: compat.LoweringContext, avals: Any, dtypes: Sequence[str]) -> bool:
     # Another process may lack the handlers.
     if context.for_export or tuple(context.platforms) != ("cpu",):
         return False
@@ -181,7 +185,7 @@ def _is_native(context: Any, avals: Any, dtypes: Sequence[str]) -> bool:
 
 
 @functools.cache
-def _register_reduction() -> None:
+def _register() -> None:
     # Not called at import, because JAX reports a registration before the backend exists as a failure of the backend.
     library = native_library.load()
     handlers = {
@@ -190,6 +194,7 @@ def _register_reduction() -> None:
         SHARE_TARGET: library.hcb_share_statistics,
         MERGE_TARGET: library.hcb_merged_statistics,
         COPY_TARGET: library.hcb_copy,
+        VERDICT_TARGET: library.hcb_verdict,
     }
     for target, handler in handlers.items():
         jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(handler), platform="cpu")
@@ -207,14 +212,12 @@ FINE, FIRST, FURTHER = range(3)
 NOT_COUNTED = np.uint32(0xFFFFFFFF)
 """The number of a call where nothing counts them."""
 
-TARGET = "hostcallback_verdict"
-
 verdict_p = Primitive("verdict")
 _seen: Counter[int] = Counter()  # programs, by their checksum
 _seen_lock = threading.Lock()
 
 
-def verdict(failed: Any, program: str) -> Any:
+def verdict(failed: jax.Array, program: str) -> Any:
     """Counts a call, and says whether it failed and whether it is the first of a series. In a whole program's trace.
 
     Args:
@@ -239,26 +242,18 @@ def forget() -> None:
         native_library.load().hcb_verdict_forget()
 
 
-def _reference(failed: Any) -> list[Any]:
+def _reference(failed: jax.Array) -> list[Any]:
     first = jnp.where(jnp.any(failed), jnp.uint32(FIRST), jnp.uint32(FINE))
     return [jnp.stack([first, jnp.uint32(NOT_COUNTED)])]
 
 
-def _lower_verdict(ctx: Any, failed: Any, *, program: int) -> Any:
+def _lower_verdict(ctx: LoweringRuleContext, failed: jax.Array, *, program: int) -> Any:
     context = compat.LoweringContext(ctx)
-    is_native = tuple(context.platforms) == ("cpu",) and transport.use_native("cpu")
-    if not is_native or context.for_export or context.manual or context.device_count > 1:
+    if not _is_native(context, ctx.avals_in, ["bool"]) or context.manual or context.device_count > 1:
         return compat.lower_function(context, _reference, [failed])
-    _register_verdict()
+    _register()
     attributes = {"program": np.asarray([program], np.int32)}
-    return compat.pure_call(context, TARGET, [failed], ctx.avals_out, attributes)
-
-
-@functools.cache
-def _register_verdict() -> None:
-    # Not called at import, because JAX reports a registration before the backend exists as a failure of the backend.
-    handler = native_library.load().hcb_verdict
-    jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(handler), platform="cpu")
+    return compat.pure_call(context, VERDICT_TARGET, [failed], ctx.avals_out, attributes)
 
 
 verdict_p.def_abstract_eval(lambda failed, program: jax.core.ShapedArray((2,), np.dtype(np.uint32)))

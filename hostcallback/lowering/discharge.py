@@ -11,7 +11,10 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from jax.sharding import Sharding
+
 from hostcallback import _jax_compat as compat
+from hostcallback._jax_compat.types import ClosedJaxpr, LoweringRuleContext
 from hostcallback.primitives.effects import TapEffect
 from hostcallback.receiver import environment
 from hostcallback.receiver.log import logger
@@ -24,19 +27,19 @@ boundary_p = compat.Primitive("tap_boundary")
 boundary_p.multiple_results = True
 
 
-def _other_effects(closed: Any) -> set[Any]:
+def _other_effects(closed: ClosedJaxpr) -> set[Any]:
     return {effect for effect in closed.effects if not isinstance(effect, TapEffect)}
 
 
-def _abstract(*avals: Any, closed: Any) -> Any:
+def _abstract(*avals: Any, closed: ClosedJaxpr) -> Any:
     return closed.out_avals, _other_effects(closed)
 
 
-def _lower(ctx: Any, *args: Any, closed: Any) -> Any:
+def _lower(ctx: LoweringRuleContext, *args: Any, closed: ClosedJaxpr) -> Any:
     return compat.lower_discharged(ctx, closed, args, TapEffect)
 
 
-def discharge(closed: Any, inner: Any) -> Any:
+def discharge(closed: ClosedJaxpr, inner: ClosedJaxpr) -> Any:
     """Returns a program that runs `inner` without its tap effects, with the inputs and results of `closed`."""
     from hostcallback.lifecycle import effect_dispatch
 
@@ -45,7 +48,13 @@ def discharge(closed: Any, inner: Any) -> Any:
     return compat.as_one_equation(closed, inner, boundary_p, _other_effects(inner))
 
 
-def rewrite(closed: Any, name: str, donated: Sequence[bool], shardings: Sequence[Any], devices: int) -> Any:
+def rewrite(
+    closed: ClosedJaxpr,
+    name: str,
+    donated: Sequence[bool],
+    shardings: Sequence[Sharding | None],
+    devices: int,
+) -> Any:
     """Returns what JAX lowers in place of a program; the same object if it has no taps and no X-ray is on.
 
     Args:

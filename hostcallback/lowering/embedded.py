@@ -19,6 +19,7 @@ import jax
 
 from hostcallback import _jax_compat as compat
 from hostcallback._jax_compat import Primitive
+from hostcallback._jax_compat.types import ClosedJaxpr, LoweringRuleContext
 from hostcallback.lifecycle import receivers as transport
 from hostcallback.lowering import partition
 from hostcallback.primitives import late_rules
@@ -35,10 +36,10 @@ TARGETS = (
 """Of taps and progress bars. A program with calls (`hcb.call`) cannot be exported."""
 
 
-def _explain(target: str, place: str) -> str:
+def _explain(target: str, line: str) -> str:
     what = "reads the clock for a progress bar" if target == transport.FFI_CLOCK_TARGET else "has a tap"
     return (
-        f"jax.export got a program that {what}{place and f' at {place}'}, and no permission for the custom call "
+        f"jax.export got a program that {what}{line and f' at {line}'}, and no permission for the custom call "
         f"{target}: pass disabled_checks=hcb.export_checks() to jax.export.export. The process that runs the program "
         "imports hostcallback, and gives taps with functions theirs by hcb.bind"
     )
@@ -88,11 +89,11 @@ _body_p = Primitive("tapped_partition")
 _body_p.multiple_results = True
 
 
-def _abstract(*avals: Any, closed: Any, kept: Any) -> Any:
+def _abstract(*avals: Any, closed: ClosedJaxpr, kept: Any) -> Any:
     return closed.out_avals, {e for e in closed.effects if not isinstance(e, TapEffect)}
 
 
-def _lower(ctx: Any, *operands: Any, closed: Any, kept: _Kept) -> Any:
+def _lower(ctx: LoweringRuleContext, *operands: Any, closed: ClosedJaxpr, kept: _Kept) -> Any:
     _check_body(compat.LoweringContext(ctx), closed)
     return compat.lower_discharged(compat.keeping_alive_in(ctx, kept.leases), closed, operands, TapEffect)
 
@@ -114,7 +115,9 @@ def _with_taps(body: Callable[..., Any], kept: _Kept) -> Callable[..., Any]:
 def _lowering(lower: Callable[..., Any]) -> Callable[..., Any]:
     # JAX's rule, with taps in the bodies.
     @functools.wraps(lower)
-    def lower_with_taps(ctx: Any, *operands: Any, call: Any, partition: Any, **params: Any) -> Any:
+    def lower_with_taps(
+        ctx: LoweringRuleContext, *operands: Any, call: Any, partition: Any, **params: Any
+    ) -> Any:
         kept = _Kept()
 
         @functools.wraps(partition)
@@ -137,7 +140,7 @@ def _lowering(lower: Callable[..., Any]) -> Callable[..., Any]:
     return lower_with_taps
 
 
-def _check_body(context: compat.LoweringContext, closed: Any) -> None:
+def _check_body(context: compat.LoweringContext, closed: ClosedJaxpr) -> None:
     """Refuses taps and calls that a device cannot run in such a body."""
     for equation in compat.equations_of([closed.jaxpr], (tap_p, call_p)):
         is_call = equation.primitive is call_p

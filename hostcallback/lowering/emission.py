@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from hostcallback import _jax_compat as compat
+from hostcallback._jax_compat.types import Aval, LoweringRuleContext
 from hostcallback.lifecycle import receivers as transport, reentrant_calls as reentrant
 from hostcallback.lowering import partition
 from hostcallback.primitives.call import call_p, call_where, masked_call_p
@@ -29,6 +30,7 @@ from hostcallback.tracing.tap_spec import (
     Float0Leaves,
     Shards,
     TapSpec,
+    Transform,
     public_transforms,
 )
 
@@ -36,11 +38,17 @@ MAX_BRANCHES = 32
 """Number of taps of one program from which on checks have no branch around them: a check costs 0.1 us, not 0.05."""
 
 
-def _lower(ctx: Any, *results: Any, tap: TapSpec, transforms: Any, float0_leaves: Float0Leaves) -> Any:
+def _lower(
+    ctx: LoweringRuleContext,
+    *results: Any,
+    tap: TapSpec,
+    transforms: tuple[Transform, ...],
+    float0_leaves: Float0Leaves,
+) -> Any:
     context = compat.LoweringContext(ctx)
     _check_supported(context, tap, ctx.avals_in)
     levels = mask_levels(transforms)
-    operands, avals = list(results), list(ctx.avals_in)
+    operands, avals = list(results), list[Aval](ctx.avals_in)
     if levels is not None and all(dims[-1] is None for dims in levels):
         # No vmap batched the condition: what runs takes part.
         transforms, operands, avals, levels = transforms[:-1], operands[:-1], avals[:-1], None
@@ -105,7 +113,7 @@ def _wait_for_output(context: compat.LoweringContext, token: Any) -> Any:
     return context.custom_call(transport.FFI_OUTPUT_TARGET, token, [], {})
 
 
-def _check_supported(context: compat.LoweringContext, tap: TapSpec, avals: Sequence[Any]) -> None:
+def _check_supported(context: compat.LoweringContext, tap: TapSpec, avals: Sequence[Aval]) -> None:
     if len(context.platforms) > 1:
         raise NotImplementedError(
             f"the tap {tap.name} at {tap.source_line} is in a program that is lowered for several platforms at once, "
@@ -160,7 +168,7 @@ class _Emission(NamedTuple):
     context: compat.LoweringContext
     token: Any
     operands: Sequence[Any]
-    avals: Sequence[Any]
+    avals: Sequence[Aval]
     tap: TapSpec
     consumer: Consumer
     consumer_id: int
@@ -252,7 +260,7 @@ def _predicate(context: compat.LoweringContext) -> int:
 
 
 def _whole_axes(
-    context: compat.LoweringContext, tap: TapSpec, transforms: Any, avals: Sequence[Any]
+    context: compat.LoweringContext, tap: TapSpec, transforms: tuple[Transform, ...], avals: Sequence[Aval]
 ) -> Sequence[Sequence[int]]:
     # To get a device's shards of each element of a batch, as JAX's callbacks do, all elements must be on the device.
     # So must they to leave out those that take no part.
@@ -270,11 +278,11 @@ def _whole_axes(
 
 
 def _on_one_device(context: compat.LoweringContext, tap: TapSpec) -> bool:
-    # With some manual axes, each place along them has separate devices, and XLA has no first device.
+    # With some manual axes, each index along them has separate devices, and XLA has no first device.
     return ON_ONE_DEVICE in tap.options.params and context.automatic and not context.partially_manual
 
 
-def _called(tap: TapSpec, transforms: Any, float0_leaves: Float0Leaves) -> Consumer:
+def _called(tap: TapSpec, transforms: tuple[Transform, ...], float0_leaves: Float0Leaves) -> Consumer:
     # Returns the tap as a call without results. Its id differs from the tap's, because equal ids mean equal consumers.
     consumer = tap.consumer(transforms, float0_leaves)
     consumer_id = tap.consumer_id((*transforms, ("call", None)), float0_leaves)
@@ -321,12 +329,17 @@ def _is_silent(context: compat.LoweringContext, tap: TapSpec, shards: Shards | N
 compat.register_lowering(tap_p, _lower)
 
 
-def _describe(call: TapSpec, transforms: Any, consumer_id: int) -> TapDescriptor:
+def _describe(call: TapSpec, transforms: tuple[Transform, ...], consumer_id: int) -> TapDescriptor:
     return dataclasses.replace(call.describe(transforms, ()), consumer_id=consumer_id)
 
 
 def _lower_call(
-    ctx: Any, *operands: Any, call: TapSpec, transforms: Any, result_avals: Any, vmap_method: str | None
+    ctx: LoweringRuleContext,
+    *operands: Any,
+    call: TapSpec,
+    transforms: tuple[Transform, ...],
+    result_avals: Any,
+    vmap_method: str | None,
 ) -> Any:
     context = compat.LoweringContext(ctx)
     _check_program(context, call)
@@ -346,8 +359,9 @@ def _lower_call(
     context.keep_alive(runtime.registry.lease(consumer))
     compat.dispatch_synchronously(context)
     flags = Flags.CALL | (Flags.ORDERED if call.options.ordered else Flags(0))
-    dtypes = [np.dtype(aval.dtype) for aval in ctx.avals_in]
-    specs = [ArraySpec.of(dtype, aval.shape) for dtype, aval in zip(dtypes, ctx.avals_in, strict=True)]
+    avals: Sequence[Aval] = ctx.avals_in
+    dtypes = [np.dtype(aval.dtype) for aval in avals]
+    specs = [ArraySpec.of(dtype, aval.shape) for dtype, aval in zip(dtypes, avals, strict=True)]
     prefix = encode_prefix(consumer.consumer_id, flags, specs)
     token = context.token_in(TAP_EFFECT)
     if native:
@@ -388,7 +402,7 @@ def _check_program(context: compat.LoweringContext, call: TapSpec) -> None:
         )
 
 
-def _lower_where(ctx: Any, *operands: Any, **params: Any) -> Any:
+def _lower_where(ctx: LoweringRuleContext, *operands: Any, **params: Any) -> Any:
     return compat.lower_function(
         compat.LoweringContext(ctx), functools.partial(call_where, **params), operands
     )

@@ -1,24 +1,31 @@
 """Evaluates a whole program equation by equation, also in its loops, branches and calls, while it is traced again.
 
 This is for programs that JAX is about to lower, which nothing differentiates or batches any more: functions with custom
-derivatives are calls, and a checkpoint is one with a barrier. `structure_of` is the one table of JAX's primitives that
-hold programs; whatever else holds programs (custom_root, pallas_call, ...) is one operation.
-`Silent` leaves out the effects of a program that runs a second time.
+derivatives are calls, and a checkpoint is one with a barrier. `Silent` leaves out the effects of a program that runs a
+second time.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from hostcallback import _jax_compat as compat
-from hostcallback._jax_compat import Literal
+from hostcallback._jax_compat.types import AnyJaxpr, Jaxpr, JaxprEqn
+from hostcallback.lowering.equations import (
+    OUTERMOST,
+    Position,
+    equations_in,
+    interpret,
+    loop_of,
+    structure_of,
+)
 from hostcallback.primitives.call import call_p
 from hostcallback.primitives.tap import tap_p
 from hostcallback.tracing.source_line import first_user_line
@@ -26,137 +33,36 @@ from hostcallback.tracing.source_line import first_user_line
 Records = dict[str, Any]
 """What was measured, by label. A scan adds a leading axis of iterations to each array, a shard_map one of devices."""
 
-CALLS = {
-    "jit", "pjit", "remat2", "remat", "checkpoint", "custom_jvp_call", "custom_vjp_call", *compat.INLINE_CALLS,
-}  # fmt: skip
-
-
-class Structure(NamedTuple):
-    """The programs that an equation holds.
-
-    Attributes:
-        kind: "call", "remat", "cond", "scan", "while" or "shard_map"; "other" if they cannot be evaluated one equation
-            at a time.
-        programs: each with the operands of the equation that are its inputs, in order; empty where there is no such
-            order. Of a while loop the body only.
-    """
-
-    kind: str
-    programs: Sequence[tuple[Any, list[Any]]]
-
-
-def structure_of(equation: Any) -> Structure | None:
-    """The programs that an equation holds; None if it holds none."""
-    params, operands, name = equation.params, list(equation.invars), equation.primitive.name
-    if name == "while":
-        return Structure("while", [(params["body_jaxpr"], operands[params["cond_nconsts"] :])])
-    if name == "cond":
-        return Structure("cond", [(branch, operands[1:]) for branch in params["branches"]])
-    found = [params[key] for key in ("jaxpr", "call_jaxpr") if hasattr(params.get(key), "eqns")]
-    if name in ("scan", "shard_map") and found:
-        return Structure(name, [(found[0], operands)])
-    if name in CALLS and found:
-        is_remat = name in ("remat2", "remat", "checkpoint")
-        return Structure("remat" if is_remat else "call", [(found[0], operands)])
-    if found:
-        return Structure("other", [(jaxpr, []) for jaxpr in found])
-    values = [v for value in params.values() for v in (value if isinstance(value, tuple | list) else [value])]
-    inner: list[tuple[Any, list[Any]]] = [(value, []) for value in values if hasattr(value, "eqns")]
-    return Structure("other", inner) if inner else None
-
-
-class Loop(NamedTuple):
-    """A scan or a while loop: what an iteration takes.
-
-    Attributes:
-        body: the program of an iteration: of the constants, the carry, and the elements of `xs`.
-        consts: the constants of the body.
-        init: the first carry.
-        xs: what a scan is over.
-        length: the number of iterations; None of a while loop.
-        reverse: whether a scan begins with the last element.
-        condition: the program that says whether a while loop goes on, of its constants and the carry; None of a scan.
-        condition_consts: its constants.
-    """
-
-    body: Any
-    consts: list[Any]
-    init: list[Any]
-    xs: list[Any]
-    length: int | None
-    reverse: bool
-    condition: Any
-    condition_consts: list[Any]
-
-    def number(self, step: Any) -> Any:
-        """The number of the iteration that runs after `step` others."""
-        return self.length - 1 - step if self.length is not None and self.reverse else step
-
-
-def loop_of(equation: Any, operands: Sequence[Any]) -> Loop:
-    """Splits a scan or while loop with these operands into its parts."""
-    params = equation.params
-    if equation.primitive.name == "scan":
-        consts, init, xs = compat.scan_groups(params, operands)
-        return Loop(params["jaxpr"], consts, init, xs, params["length"], params["reverse"], None, [])
-    first, second = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
-    of_condition, consts, init = list(operands[:first]), list(operands[first:second]), list(operands[second:])
-    return Loop(params["body_jaxpr"], consts, init, [], None, False, params["cond_jaxpr"], of_condition)
-
-
-@dataclass(frozen=True)
-class Place:
-    """The position of a program: the equations around it, outermost first.
-
-    Attributes:
-        equations: the equations around it, outermost first.
-        iterations: the number of the current iteration of each loop around it, outermost first: int32 scalars; only
-            for evaluators that count them.
-    """
-
-    equations: tuple[Any, ...] = ()
-    iterations: tuple[Any, ...] = ()
-
-    def inside(self, equation: Any, *iterations: Any) -> Place:
-        """Returns the position of a program inside an equation of this program."""
-        return Place((*self.equations, equation), (*self.iterations, *iterations))
-
 
 class Evaluator:
     """Evaluates a program; subclasses say which equations to enter, and see the values. The thread that lowers.
 
     Attributes:
-        counts: whether places know the numbers of iterations, which costs loops a counter.
+        counts: whether positions know the numbers of iterations, which costs loops a counter.
     """
 
     counts = False
 
-    def enters(self, jaxpr: Any, number: int, equation: Any, place: Place) -> bool:
-        """Whether to evaluate the programs of an equation one equation at a time."""
+    def enters(self, equation: JaxprEqn, position: Position) -> bool:
+        """Whether to evaluate the programs of an equation, which is open, one equation at a time."""
         return False
 
-    def given(self, jaxpr: Any, values: Sequence[Any], place: Place, records: Records) -> None:
+    def given(self, jaxpr: Jaxpr, values: Sequence[Any], position: Position, records: Records) -> None:
         """Called with the constants and inputs of a program."""
 
-    def bind(self, equation: Any, values: Sequence[Any]) -> list[Any]:
+    def bind(self, equation: JaxprEqn, values: Sequence[Any]) -> list[Any]:
         """Evaluates an equation that is not entered."""
         return compat.bind_equation(equation, values)
 
     def made(
-        self,
-        jaxpr: Any,
-        equation: Any,
-        values: Sequence[Any],
-        outs: Sequence[Any],
-        place: Place,
-        records: Records,
+        self, equation: JaxprEqn, values: list[Any], outs: Sequence[Any], position: Position, records: Records
     ) -> None:
         """Called after each equation, with its operands and its results."""
 
-    def ends(self, place: Place) -> None:
+    def ends(self, position: Position) -> None:
         """Called at the end of a program, and before each program inside it."""
 
-    def holds(self, jaxpr: Any, values: Sequence[Any]) -> Any:
+    def holds(self, jaxpr: AnyJaxpr, values: Sequence[Any]) -> Any:
         """Evaluates the condition of a `while_loop`."""
         return compat.eval_jaxpr(jaxpr, *values)[0]
 
@@ -164,94 +70,79 @@ class Evaluator:
         """Returns the records of one `while_loop` iteration that are combined by `or` over all: bool scalars."""
         return {}
 
-    def evaluate(self, jaxpr: Any, values: Sequence[Any], place: Place) -> tuple[list[Any], Records]:
+    def add(self, records: Records, inner: Records) -> None:
+        """Adds the records of the programs that an equation holds to those of its program."""
+        records.update(inner)
+
+    def evaluate(
+        self, jaxpr: AnyJaxpr, values: Sequence[Any], position: Position = OUTERMOST
+    ) -> tuple[list[Any], Records]:
         """Evaluates a jaxpr, closed or without constants; returns its results and the records."""
         records: Records = {}
-        outs = self._evaluate(jaxpr, values, place, records)
-        self.ends(place)
+        outs = self._evaluate(jaxpr, values, position, records)
+        self.ends(position)
         return outs, records
 
-    def _evaluate(self, jaxpr: Any, values: Sequence[Any], place: Place, records: Records) -> list[Any]:
-        jaxpr, consts = compat.open_jaxpr(jaxpr)
-        env: dict[Any, Any] = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *values), strict=True))
-        self.given(jaxpr, (*consts, *values), place, records)
-        last = last_uses(jaxpr)
+    def _evaluate(
+        self, jaxpr: AnyJaxpr, values: Sequence[Any], position: Position, records: Records
+    ) -> list[Any]:
+        program, consts = compat.open_jaxpr(jaxpr)
+        self.given(program, (*consts, *values), position, records)
 
-        def read(atom: Any) -> Any:
-            return atom.val if isinstance(atom, Literal) else env[atom]
-
-        for number, equation in enumerate(jaxpr.eqns):
-            operands = [read(atom) for atom in equation.invars]
+        def step(equation: JaxprEqn, operands: list[Any]) -> list[Any]:
             with compat.equation_context(equation):
-                if self.enters(jaxpr, number, equation, place):
-                    outs = self._enter(equation, operands, place, records)
+                if structure_of(equation).is_open and self.enters(equation, position):
+                    outs = self._enter(equation, operands, position, records)
                 else:
                     outs = self.bind(equation, operands)
-                self.made(jaxpr, equation, operands, outs, place, records)
-            env.update(zip(equation.outvars, outs, strict=True))
-            for variable in last.get(number, ()):
-                env.pop(variable, None)
-        return [read(atom) for atom in jaxpr.outvars]
+                self.made(equation, operands, outs, position, records)
+            return outs
 
-    def _enter(self, equation: Any, values: list[Any], place: Place, records: Records) -> list[Any]:
-        structure = structure_of(equation)
-        assert structure is not None
-        if structure.kind == "call" and not _has_shardings(equation):
-            return self._evaluate(structure.programs[0][0], values, place.inside(equation), records)
-        self.ends(place)
-        outs, inner = _RULES[structure.kind](self, equation, values, place)
-        records.update(inner)
+        return interpret(jaxpr, values, step)
+
+    def _enter(
+        self, equation: JaxprEqn, values: list[Any], position: Position, records: Records
+    ) -> list[Any]:
+        kind, programs = structure_of(equation)
+        if kind == "call" and not _shardings_of(equation):
+            return self._evaluate(programs[0][0], values, position.inside(equation), records)
+        self.ends(position)
+        outs, inner = _RULES[kind](self, equation, values, position)
+        self.add(records, inner)
         return outs
 
 
-def last_uses(jaxpr: Any) -> Mapping[int, list[Any]]:
-    """Returns, by equation number, the variables whose last use is that equation."""
-    last: dict[Any, int] = {}
-    for number, equation in enumerate(jaxpr.eqns):
-        last.update({atom: number for atom in equation.invars if not isinstance(atom, Literal)})
-        last.update(dict.fromkeys(equation.outvars, number))
-    kept = {atom for atom in jaxpr.outvars if not isinstance(atom, Literal)}
-    result: dict[int, list[Any]] = {}
-    for variable, number in last.items():
-        if variable not in kept:
-            result.setdefault(number, []).append(variable)
-    return result
-
-
-def _has_shardings(equation: Any) -> bool:
-    params = equation.params
-    return any(
-        name in params and compat.jit_shardings(params, name) is not None
-        for name in ("in_shardings", "out_shardings")
-    )
+def _shardings_of(equation: JaxprEqn) -> dict[str, Any]:
+    # The shardings that a nested jit specifies.
+    names = [name for name in ("in_shardings", "out_shardings") if name in equation.params]
+    found = {name: compat.jit_shardings(equation.params, name) for name in names}
+    return {name: shardings for name, shardings in found.items() if shardings is not None}
 
 
 Results = tuple[list[Any], Records]
 
 
-def _jit(self: Evaluator, equation: Any, values: Sequence[Any], place: Place) -> Results:
+def _jit(self: Evaluator, equation: JaxprEqn, values: Sequence[Any], position: Position) -> Results:
     params = equation.params
 
     def inside(*values: Any) -> Results:
-        return self.evaluate(params["jaxpr"], values, place.inside(equation))
+        return self.evaluate(params["jaxpr"], values, position.inside(equation))
 
-    # In the place of the jit equation: same name, options and shardings; its second result is free.
+    # Instead of the jit equation: same name, options and shardings; its second result is free.
     inside.__name__ = inside.__qualname__ = params["name"]
-    options = compat.jit_options(params)
-    if (shardings := compat.jit_shardings(params, "in_shardings")) is not None:
-        options["in_shardings"] = shardings
-    if (shardings := compat.jit_shardings(params, "out_shardings")) is not None:
-        options["out_shardings"] = (list(shardings), None)
+    options = {**compat.jit_options(params), **_shardings_of(equation)}
+    if "out_shardings" in options:
+        options["out_shardings"] = (list(options["out_shardings"]), None)
     outs, records = jax.jit(inside, **options)(*values)
     return outs, records
 
 
-def _cond(self: Evaluator, equation: Any, values: Sequence[Any], place: Place) -> Results:
+def _cond(self: Evaluator, equation: JaxprEqn, values: Sequence[Any], position: Position) -> Results:
     branches = equation.params["branches"]
     axes = compat.varying_axes(v.aval for v in (*equation.invars, *equation.outvars))
-    inner, shapes = place.inside(equation), {}
+    inner, shapes = position.inside(equation), {}
     for branch in branches:
-        evaluate = functools.partial(self.evaluate, branch, place=inner)
+        evaluate = functools.partial(self.evaluate, branch, position=inner)
         shapes.update(jax.eval_shape(lambda *xs, evaluate=evaluate: evaluate(xs)[1], *values[1:]))
 
     def inside(branch: Any, *values: Any) -> Any:
@@ -268,32 +159,34 @@ def _cond(self: Evaluator, equation: Any, values: Sequence[Any], place: Place) -
     return outs, records
 
 
-def _remat(self: Evaluator, equation: Any, values: Sequence[Any], place: Place) -> Results:
+def _remat(self: Evaluator, equation: JaxprEqn, values: Sequence[Any], position: Position) -> Results:
     params = dict(equation.params)
     jaxpr, tree = params.pop("jaxpr"), None
 
     def inside(iterations: Any, *values: Any) -> Any:
         nonlocal tree
-        outs, records = self.evaluate(jaxpr, values, replace(place.inside(equation), iterations=iterations))
+        outs, records = self.evaluate(
+            jaxpr, values, replace(position.inside(equation), iterations=iterations)
+        )
         leaves, tree = jax.tree.flatten(records)
         return [*outs, *leaves]
 
     # Binds the primitive, because jax.checkpoint has no argument that says whether this is already a backward pass.
-    closed, consts = compat.constants_to_inputs(jax.make_jaxpr(inside)(place.iterations, *values))
+    closed, consts = compat.constants_to_inputs(jax.make_jaxpr(inside)(position.iterations, *values))
     outs = compat.remat_p.bind(
-        *consts, *place.iterations, *values, jaxpr=compat.open_jaxpr(closed)[0], **params
+        *consts, *position.iterations, *values, jaxpr=compat.open_jaxpr(closed)[0], **params
     )
     count = len(equation.outvars)
     return list(outs[:count]), jax.tree.unflatten(tree, outs[count:])
 
 
-def _shard_map(self: Evaluator, equation: Any, values: Sequence[Any], place: Place) -> Results:
+def _shard_map(self: Evaluator, equation: JaxprEqn, values: Sequence[Any], position: Position) -> Results:
     params = equation.params
     axes = compat.shard_map_axes(params)
     varying = frozenset(axes) if params["check_vma"] else frozenset()
 
     def inside(iterations: Any, *values: Any) -> Any:
-        there = replace(place.inside(equation), iterations=iterations)
+        there = replace(position.inside(equation), iterations=iterations)
         outs, records = self.evaluate(params["jaxpr"], values, there)
         # Each device returns its own records along a new axis.
         return outs, jax.tree.map(lambda value: compat.vary_over(varying, jnp.asarray(value))[None], records)
@@ -305,16 +198,16 @@ def _shard_map(self: Evaluator, equation: Any, values: Sequence[Any], place: Pla
         out_specs=(list(params["out_specs"]), PartitionSpec(axes)),
         axis_names=set(axes),
         check_vma=params["check_vma"],
-    )(place.iterations, *values)
+    )(position.iterations, *values)
     return outs, records
 
 
-def _scan(self: Evaluator, equation: Any, values: Sequence[Any], place: Place) -> Results:
+def _scan(self: Evaluator, equation: JaxprEqn, values: Sequence[Any], position: Position) -> Results:
     params, loop = equation.params, loop_of(equation, values)
 
     def step(state: Any, x: Any) -> Any:
         i, carry = state
-        there = place.inside(equation, *(() if i is None else (loop.number(i),)))
+        there = position.inside(equation, *(() if i is None else (loop.number(i),)))
         outs, records = self.evaluate(loop.body, [*loop.consts, *carry, *x], there)
         return (None if i is None else i + 1, outs[: len(carry)]), (outs[len(carry) :], records)
 
@@ -331,11 +224,11 @@ def _scan(self: Evaluator, equation: Any, values: Sequence[Any], place: Place) -
     return [*carry, *ys], records
 
 
-def _while(self: Evaluator, equation: Any, values: Sequence[Any], place: Place) -> Results:
+def _while(self: Evaluator, equation: JaxprEqn, values: Sequence[Any], position: Position) -> Results:
     loop = loop_of(equation, values)
 
     def iterate(i: Any, carry: Sequence[Any]) -> Results:
-        there = place.inside(equation, *(() if i is None else (i,)))
+        there = position.inside(equation, *(() if i is None else (i,)))
         outs, records = self.evaluate(loop.body, [*loop.consts, *carry], there)
         return outs, self.of_iteration(records)
 
@@ -362,7 +255,7 @@ def _while(self: Evaluator, equation: Any, values: Sequence[Any], place: Place) 
     return list(carry), held
 
 
-def where_it_goes_on(predicate: Any, new: Sequence[Any], old: Sequence[Any]) -> list[Any]:
+def where_it_goes_on(predicate: jax.Array, new: Sequence[Any], old: Sequence[Any]) -> list[Any]:
     """Selects the carry after an iteration of a while loop: after vmap the predicate has one value per element."""
     if not predicate.ndim:
         return list(new)
@@ -379,6 +272,32 @@ _RULES: Mapping[str, Callable[..., Results]] = {
 }  # fmt: skip
 
 
+FAILED = "failed"
+
+
+class Tester(Evaluator):
+    """Evaluates a program in which subclasses test values; its one record, `FAILED`, says whether a test failed."""
+
+    def failed(
+        self, jaxpr: AnyJaxpr, values: Sequence[Any], position: Position = OUTERMOST
+    ) -> tuple[list[Any], Any]:
+        """Evaluates a program; returns its results, and whether a test failed: a bool scalar."""
+        outs, records = self.evaluate(jaxpr, values, position)
+        return outs, records.get(FAILED, jnp.zeros((), bool))
+
+    def fail_if(self, records: Records, failed: jax.Array) -> None:
+        """Adds a test, which failed if any element of a bool array holds."""
+        failed = jnp.any(failed)
+        records[FAILED] = records[FAILED] | failed if FAILED in records else failed
+
+    def add(self, records: Records, inner: Records) -> None:
+        for failed in inner.values():
+            self.fail_if(records, failed)
+
+    def of_iteration(self, records: Records) -> Records:
+        return records
+
+
 _DEBUGGING = {"debug_callback", "debug_print"}
 _CALLS = {"io_callback", call_p.name}
 
@@ -387,30 +306,14 @@ class NotRepeatableError(Exception):
     """A program calls a host function whose results it uses and which a second run must not call again."""
 
 
-def silently(equation: Any, values: Sequence[Any], callbacks: list[str]) -> list[Any]:
-    """Evaluates an equation; taps, checks, prints and callbacks without results do nothing.
-
-    Adds the name and line of a `pure_callback`, which is called, to `callbacks`.
-
-    Raises:
-        NotRepeatableError: the equation uses the results of a callback that may have side effects.
-    """
+def is_only_effect(equation: JaxprEqn) -> bool:
+    """Whether an equation only has an effect on the host: a tap, a print, a callback without results."""
     name = equation.primitive.name
-    if equation.primitive is tap_p:
-        return list(values)
-    if name in _DEBUGGING or (name in _CALLS and not equation.outvars):
-        return []
-    if name in _CALLS or name == "pure_callback":
-        line = first_user_line(compat.equation_frames(equation))
-        call = f"{name} at {line}" if line else name
-        if name in _CALLS:
-            raise NotRepeatableError(call)
-        callbacks.append(call)
-    return compat.bind_equation(equation, values)
+    return equation.primitive is tap_p or name in _DEBUGGING or (name in _CALLS and not equation.outvars)
 
 
 class Silent(Evaluator):
-    """Evaluates a program under a trace without its effects; see `silently`.
+    """Evaluates a program without its effects: taps, checks, prints and callbacks without results do nothing.
 
     Attributes:
         callbacks: names and lines of the `pure_callback`s, which are called.
@@ -420,18 +323,31 @@ class Silent(Evaluator):
         """Makes the evaluator."""
         self.callbacks: list[str] = []
 
-    def enters(self, jaxpr: Any, number: int, equation: Any, place: Place) -> bool:
-        structure = structure_of(equation)
-        return structure is not None and structure.kind != "other" and _is_loud(equation)
+    def enters(self, equation: JaxprEqn, position: Position) -> bool:
+        return _is_loud(equation)
 
-    def bind(self, equation: Any, values: Sequence[Any]) -> list[Any]:
-        return silently(equation, values, self.callbacks)
+    def bind(self, equation: JaxprEqn, values: Sequence[Any]) -> list[Any]:
+        """Evaluates an equation without its effects.
+
+        Raises:
+            NotRepeatableError: the equation uses the results of a callback that may have side effects.
+        """
+        if is_only_effect(equation):
+            return list(values)[: len(equation.outvars)]
+        name = equation.primitive.name
+        if name in _CALLS or name == "pure_callback":
+            line = first_user_line(compat.equation_frames(equation))
+            call = f"{name} at {line}" if line else name
+            if name in _CALLS:
+                raise NotRepeatableError(call)
+            self.callbacks.append(call)
+        return compat.bind_equation(equation, values)
 
 
-def _is_loud(equation: Any) -> bool:
-    name = equation.primitive.name
-    if equation.primitive is tap_p or name in _DEBUGGING or name in _CALLS or name == "pure_callback":
-        return True
-    structure = structure_of(equation)
-    programs = structure.programs if structure else ()
-    return any(_is_loud(inner) for program, _ in programs for inner in compat.open_jaxpr(program)[0].eqns)
+def _is_loud(equation: JaxprEqn) -> bool:
+    loud = {tap_p.name, "pure_callback", *_DEBUGGING, *_CALLS}
+    return equation.primitive.name in loud or any(
+        inner.primitive.name in loud
+        for program, _ in structure_of(equation).programs
+        for inner, _ in equations_in(program)
+    )

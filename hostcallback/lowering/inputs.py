@@ -26,22 +26,13 @@ def run_keeping_inputs(
 ) -> tuple[Any, list[Any]]:
     """Runs a program in a trace so that its inputs are still there at its end.
 
-    What the program may write over (donated inputs) is copied before, on CPUs by one native call.
-
-    Args:
-        program: the program.
-        values: its constants and inputs, traced.
-        run: gets the values to run on.
-
-    Returns:
-        What `run` returns, and the inputs for `send_inputs_if`.
+    What the program may write over (donated inputs) is copied before, on CPUs by one native call. Returns what `run`
+    returns, which gets the values to run on, and the inputs for `send_inputs_if`.
     """
-    # Constants come first; `donated` is about what follows them.
-    first = len(values) - len(program.donated)
     numbers = [
-        first + i
+        i
         for i, donated in enumerate(program.donated)
-        if donated and not jnp.issubdtype(values[first + i].dtype, jax.dtypes.extended)
+        if donated and not jnp.issubdtype(values[i].dtype, jax.dtypes.extended)
     ]
     inner, kept = _apart(program, values), list(values)
     if not numbers:
@@ -66,12 +57,7 @@ def _apart(program: Program, values: Sequence[Any]) -> list[Any]:
 
 
 def any_not_finite(values: Sequence[Any], devices: int = 1) -> Any:
-    """Whether any element of any floating-point or complex array among the values is not finite: a bool scalar.
-
-    Args:
-        values: the values.
-        devices: the number of devices that the program is for.
-    """
+    """Whether any element of any floating-point or complex array among the values is not finite: a bool scalar."""
     return jnp.any(groups_not_finite(values, devices))
 
 
@@ -93,7 +79,7 @@ def is_inexact(value: Any) -> bool:
 
 
 def send_inputs_if(
-    failed: Any,
+    failed: jax.Array,
     values: Sequence[Any],
     receive: Callable[[Message], None],
     name: str,

@@ -2,7 +2,7 @@
 
 Under automatic sharding a tap is a custom call named `CALL_NAME`, for which XLA calls `_partition` once it knows the
 sharding of the operands. The result is the code of each device: the platform's tap on its shards, and before them the
-device's row of a table with the places of its shards (see `hostcallback.receiver.sinks.sharding.shard_record`). No
+device's row of a table with the indices of its shards (see `hostcallback.receiver.sinks.sharding.shard_record`). No
 operand is moved, so no collective is added, except for taps with `whole_axes`. The result depends only on the call's
 text, so it is equal in all processes.
 """
@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from hostcallback import _jax_compat as compat
+from hostcallback._jax_compat.types import LoweringRuleContext
 from hostcallback.primitives.effects import TapEffect
 from hostcallback.receiver.sinks.sharding.shard_record import ProcessShare, shard_record
 from hostcallback.receiver.wire import ArraySpec, encode_prefix
@@ -58,7 +59,7 @@ def call_config(
     return json.dumps(settings)
 
 
-def _with_own_processes(ctx: Any, config: str) -> str:
+def _with_own_processes(ctx: LoweringRuleContext, config: str) -> str:
     # A program may be exported on devices of one process and called on those of several, or the other way round. Its
     # readers take the values for shared by several processes if its description or a shard record says so.
     settings = json.loads(config)
@@ -70,15 +71,15 @@ def _with_own_processes(ctx: Any, config: str) -> str:
 
 
 def split_mesh(devices: int, mesh: Mesh) -> tuple[list[int], list[int]]:
-    """Returns per partition its group (its place on the manual axes), and its place within the group.
+    """Returns per partition its group (its index on the manual axes), and its index within the group.
 
     Partitions are numbered along the mesh, the last axis fastest.
     """
     groups, members = [0] * devices, list(range(devices))
     if mesh:
-        for partition, place in enumerate(np.ndindex(*(size for size, _ in mesh))):
+        for partition, index in enumerate(np.ndindex(*(size for size, _ in mesh))):
             group = member = 0
-            for coordinate, (size, manual) in zip(place, mesh, strict=True):
+            for coordinate, (size, manual) in zip(index, mesh, strict=True):
                 if manual:
                     group = group * size + coordinate
                 else:
@@ -96,7 +97,7 @@ def shard_starts(
         rank: rank of the array.
         tile: the shards' shape; shards at the end may be padded to it.
         sharding: XLA's `HloSharding` of the array, over all partitions or over those of one group.
-        members: per partition its place within its group.
+        members: per partition its index within its group.
     """
     if sharding.is_replicated() or sharding.is_manual():
         return [(0,) * rank] * len(members)
@@ -107,7 +108,7 @@ def shard_starts(
         int(partition): tuple(c * n for c, n in zip(coordinates, tile, strict=False))
         for coordinates, partition in np.ndenumerate(assignment)
     }
-    # Otherwise the sharding is of one group of a partly manual mesh, and its numbers are places within the
+    # Otherwise the sharding is of one group of a partly manual mesh, and its numbers are indices within the
     # group.
     if len(starts) == len(members):
         return [starts[partition] for partition in range(len(members))]

@@ -8,7 +8,6 @@ it is lowered.
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import functools
 import itertools
@@ -17,14 +16,17 @@ import threading
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from types import TracebackType
 from typing import Any, ClassVar, NamedTuple, ParamSpec, TypeVar
 
 import jax
+from jax.sharding import Sharding
 
 from hostcallback import _jax_compat as compat
+from hostcallback._jax_compat.types import ClosedJaxpr
 from hostcallback.lowering import discharge
-from hostcallback.lowering.evaluator import structure_of
+from hostcallback.lowering.equations import equations_in
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.runtime.runtime import runtime
 from hostcallback.tracing import source_line
@@ -56,6 +58,10 @@ def _only_key() -> _Key:
     return _Key(context, *compat.user_context_setters(context))
 
 
+SETTINGS = ("jax_enable_x64", "jax_default_matmul_precision", "jax_threefry_partitionable")
+"""Settings of JAX on which the code of a program depends; a thread may have its own."""
+
+
 @dataclass(frozen=True)
 class Program:
     """A program that is about to be lowered.
@@ -65,36 +71,66 @@ class Program:
         tapped: the same with the taps of the X-rays that came before.
         name: of its module, such as `jit(step)`.
         donated: for each input, whether the program may take its memory.
+        shardings: for each input, its sharding; None where the compiler decides.
         devices: the number of devices that it is for.
         constants: the values of its first inputs.
-        shardings: for each input, its sharding; None where the compiler decides.
-        paths: for each of its other inputs, its path in the user's arguments, such as `("params", "w")`.
+        paths: for each input, its path in the user's arguments, such as `("params", "w")`; empty for a constant.
         mark: the scope of the equations that are meant; "" for all.
+        settings: the settings of JAX with which it is lowered, in the order of `SETTINGS`.
     """
 
-    closed: Any
-    tapped: Any
+    closed: ClosedJaxpr
+    tapped: ClosedJaxpr
     name: str
     donated: tuple[bool, ...]
-    shardings: tuple[Any, ...]
+    shardings: tuple[Sharding | None, ...]
     devices: int
     constants: tuple[Any, ...]
     paths: tuple[tuple[str, ...], ...]
     mark: str = ""
+    settings: tuple[Any, ...] = field(
+        default_factory=lambda: tuple(getattr(jax.config, name) for name in SETTINGS)
+    )
 
     @property
     def function(self) -> str:
         """The name of the jitted function."""
         return self.name.removeprefix("jit(").removeprefix("pmap(").removesuffix(")")
 
-    def run(self, function: Callable[..., list[Any]]) -> Any:
+    def run(self, function: Callable[..., list[Any]]) -> ClosedJaxpr:
         """Traces `function(*values)` of the program's constants and inputs, which returns the program's results.
 
         Returns:
             The value for `tapped` of the next X-ray: a closed jaxpr with the inputs and results of the program.
         """
         with jax.disable_jit(False):
-            return compat.lower_to_primitives(jax.make_jaxpr(function)(*self.closed.in_avals))
+            traced: ClosedJaxpr = compat.lower_to_primitives(jax.make_jaxpr(function)(*self.closed.in_avals))
+            return traced
+
+    def without_values(self) -> Program:
+        """The program without what need not live as long as it: the values of constants, and the taps."""
+        return replace(self, tapped=self.closed, constants=(None,) * len(self.constants))
+
+    @contextlib.contextmanager
+    def own_work(self, device: object = None) -> Iterator[None]:
+        """A block for programs of our own about this one: with its settings, on a device, without taps.
+
+        Other settings that the user has made for programs of their own do not hold.
+        """
+        x64, precision, threefry = self.settings
+        with (
+            closed(),
+            jax.disable_jit(False),
+            jax.transfer_guard("allow"),
+            jax.debug_nans(False),
+            jax.debug_infs(False),
+            jax.check_tracer_leaks(False),
+            jax.enable_x64(x64),
+            jax.default_matmul_precision(precision),
+            jax.threefry_partitionable(threefry),
+            jax.default_device(device) if isinstance(device, jax.Device) else contextlib.nullcontext(),
+        ):
+            yield
 
 
 class Xray(ABC):
@@ -107,7 +143,7 @@ class Xray(ABC):
     order: ClassVar[int] = 0
 
     @abstractmethod
-    def rewrite(self, program: Program, context: Context) -> Any:
+    def rewrite(self, program: Program, context: Context) -> ClosedJaxpr | None:
         """Returns `program.run(...)` with taps; None if there is nothing to tap in this program.
 
         Raises:
@@ -137,11 +173,7 @@ class Context:
     """
 
     def __init__(self, xray: Xray, *, all_threads: bool = False) -> None:
-        """Opens nothing yet.
-
-        Args:
-            xray: what is done to the programs.
-            all_threads: whether programs that other threads call are meant too.
+        """Opens nothing yet; `all_threads` says whether programs that other threads call are meant too.
 
         Raises:
             RuntimeError: this JAX lowers its programs in another way.
@@ -169,7 +201,9 @@ class Context:
         _set_key_here()
         return self
 
-    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         self.close()
         if error is None:
             self.xray.left(self, None)
@@ -189,17 +223,14 @@ class Context:
         _set_key_here()
 
     def _take_from(self, opened: list[Context]) -> None:
-        if opened and opened[-1] is self:
-            opened.pop()
-            return
-        place = next((n for n in reversed(range(len(opened))) if opened[n] is self), None)
-        if place is None:
+        numbers = [number for number, each in enumerate(opened) if each is self]
+        if not numbers:
             raise RuntimeError(
                 f"a block of {type(self.xray).__name__.lower()} was left that is not open on this thread: leave it "
                 "once for each time that it was entered, on the thread that entered it (all_threads=True makes one "
                 "that any thread may leave)"
             )
-        del opened[place]
+        del opened[numbers[-1]]
 
     def wrap(self, function: Callable[P, R]) -> Callable[P, R]:
         """Returns a function that calls `function` in the context."""
@@ -248,10 +279,10 @@ def _intern(xray: Xray) -> Xray:
         return found or xray
 
 
-_marked: weakref.WeakValueDictionary[str, Context] = weakref.WeakValueDictionary()
-MAX_RECENT = 1 << 16
-_recent: collections.deque[Context] = collections.deque(maxlen=MAX_RECENT)
-"""The last contexts that marked equations: a wrapper that is made within a trace ends before its program is lowered."""
+MAX_MARKS = 1 << 16
+_marks_lock = threading.Lock()  # protects `_marked`
+_marked: dict[str, Context] = {}
+"""By mark, the contexts that marked equations last: a wrapper may be gone before the program around it is lowered."""
 
 
 def _set_key_everywhere() -> None:
@@ -267,8 +298,11 @@ def _set_key_here() -> None:
 
 
 def _note_mark(mark: str, context: Context) -> None:
-    _marked[mark] = context
-    _recent.append(context)
+    with _marks_lock:
+        _marked.pop(mark, None)
+        _marked[mark] = context  # as the last one
+        while len(_marked) > MAX_MARKS:
+            del _marked[next(iter(_marked))]
 
 
 @contextlib.contextmanager
@@ -283,39 +317,39 @@ def closed() -> Iterator[None]:
         _here.contexts = contexts
 
 
-def tapped(closed: Any, name: str, donated: Sequence[bool], shardings: Sequence[Any], devices: int) -> Any:
-    """Returns the program with the taps of the contexts that are open; None if it gets none.
+def tapped(
+    closed: ClosedJaxpr,
+    name: str,
+    donated: Sequence[bool],
+    shardings: Sequence[Sharding | None],
+    devices: int,
+) -> ClosedJaxpr | None:
+    """Returns the program with the taps of the contexts that are open, of its constants and inputs; None for no taps.
 
-    Args:
-        closed: a program that is about to be lowered.
-        name: of its module.
-        donated: for each input, whether the program may take its memory.
-        shardings: for each input, its sharding; None where the compiler decides.
-        devices: the number of devices that it is for.
-
-    Returns:
-        A closed jaxpr of its constants and inputs.
+    See `hostcallback.lowering.discharge.rewrite` for the arguments.
     """
     # By the key, because a context for all threads may have been opened since the program was traced.
     contexts = [
         (context, "") for context in (*_everywhere, *_here.contexts) if context.xray in _key().context.value
     ]
-    if _marked or _recent:
-        known = dict(_marked)
-        marks = _marks_in(closed)
-        contexts += [(known[mark], mark) for mark in marks if mark in known]
-        if any(mark not in known for mark in marks):
+    if _marked:
+        found = {mark: _marked.get(mark) for mark in _marks_in(closed)}
+        contexts += [(context, mark) for mark, context in found.items() if context is not None]
+        if None in found.values():
             logger.warning(
                 "%s has a function that was wrapped by hcb.observe, hcb.watch_nonfinite or hcb.capsule where it was "
                 "traced, and %d wrappers were made since then, so that this one is forgotten: wrap the function once, "
-                "outside of what is traced", name, MAX_RECENT,
+                "outside of what is traced", name, MAX_MARKS,
             )  # fmt: skip
     contexts = _once(contexts)
     if not contexts or runtime.serves(threading.current_thread()) or _is_ours(closed):
         return None
     inner, constants = compat.constants_to_inputs(closed)
-    paths = tuple(compat.input_paths(closed))
-    program = Program(inner, inner, name, tuple(donated), tuple(shardings), devices, tuple(constants), paths)
+    first = len(constants)
+    program = Program(
+        inner, inner, name, (*[False] * first, *donated), (*[None] * first, *shardings), devices, tuple(constants),
+        (*[()] * first, *compat.input_paths(closed)),
+    )  # fmt: skip
     for context, mark in sorted(contexts, key=lambda pair: pair[0].xray.order):
         context.seen += not mark
         try:
@@ -339,21 +373,12 @@ def _once(contexts: list[tuple[Context, str]]) -> list[tuple[Context, str]]:
     return [*reversed(whole.values()), *(pair for pair in contexts if pair[1] and pair[0].xray not in whole)]
 
 
-def _is_ours(closed: Any) -> bool:
+def _is_ours(closed: ClosedJaxpr) -> bool:
     # Barriers and taps outside of jit run programs of this package, but a loop with a bar runs the user's function.
     source = compat.traced_function(closed) or ""
     return _PACKAGE in source and "paced_loops.py" not in source
 
 
-def _marks_in(jaxpr: Any) -> Sequence[str]:
-    found: dict[str, None] = {}
-    pending = [jaxpr]
-    while pending:
-        program, _ = compat.open_jaxpr(pending.pop())
-        for equation in program.eqns:
-            stack = str(equation.source_info.name_stack)
-            if source_line.MARK in stack:
-                found.update(dict.fromkeys(source_line.marks_in(stack)))
-            structure = structure_of(equation)
-            pending.extend(inner for inner, _ in (structure.programs if structure else ()))
-    return list(found)
+def _marks_in(closed: ClosedJaxpr) -> Sequence[str]:
+    stacks = dict.fromkeys(str(equation.source_info.name_stack) for equation, _ in equations_in(closed))
+    return list(dict.fromkeys(mark for stack in stacks for mark in source_line.marks_in(stack)))

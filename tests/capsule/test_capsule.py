@@ -22,7 +22,7 @@ import hostcallback as hcb
 from checkout import ROOT
 from hostcallback.api import failures
 from hostcallback.api.capsule.programs import arrays_of, digests
-from hostcallback.api.capsule.reproduce import Reproduction, place_of_failure, reproduce
+from hostcallback.api.capsule.reproduce import Reproduction, operation_that_failed, reproduce
 from hostcallback.receiver import Capsule
 from hostcallback.receiver.cli import main
 
@@ -230,7 +230,7 @@ def test_a_nan_is_found_in_the_operation_that_made_it(tmp_path: Path) -> None:
     again: Reproduction = reproduce(capsule)
     assert again.is_exact
     assert again.same == capsule.failure
-    first = place_of_failure(digests(capsule), capsule.failure)
+    first = operation_that_failed(digests(capsule), capsule.failure)
     assert first is not None
     assert digests(capsule)[first].name.startswith("exp ")
 

@@ -39,14 +39,13 @@ LISTED = 46
 def written(path: Path, program: bytes = b"none", **about: Any) -> Path:
     """A capsule with two inputs, one of them in two shards."""
     writer = CapsuleWriter(path, 1 << 30)
-    shards = [Shard("", k, (k * 2, 0), (2, 3)) for k in range(2)]
+    shards = tuple(Shard("", k, (k * 2, 0), (2, 3)) for k in range(2))
     whole = np.arange(12, dtype=np.float32).reshape(4, 3)
     writer.add("program.jaxexport", program)
     writer.add_inputs(
         [
-            (Input("args[0]", "float32", (4, 3), (), (("data", 2),), (("data",), ())),
-             [(shard, lambda k=k: whole[k * 2 : k * 2 + 2]) for k, shard in enumerate(shards)]),
-            (Input("args[1]", "int32", (), ()), [(Shard("", 0, (), ()), lambda: np.array(7, np.int32))]),
+            (Input("args[0]", "float32", (4, 3), shards, (("data", 2),), (("data",), ())), [whole[:2], whole[2:]]),
+            (Input("args[1]", "int32", (), (Shard("", 0, (), ()),)), [np.array(7, np.int32)]),
         ]
     )  # fmt: skip
     writer.add("report.txt", b"x is 7\n  at a.py:1")
@@ -448,7 +447,7 @@ def test_a_script_runs_no_text_of_the_capsule(text: str, tmp_path: Path) -> None
 def test_a_bool_is_0_or_1(tmp_path: Path, byte: int) -> None:
     writer, path = CapsuleWriter(tmp_path / "bool.hcb", 1 << 30), tmp_path / "bool.hcb"
     crafted = np.array([1, byte, 0], np.uint8)
-    writer.add_inputs([(Input("args[0]", "bool", (3,), ()), [(Shard("", 0, (0,), (3,)), lambda: crafted)])])
+    writer.add_inputs([(Input("args[0]", "bool", (3,), (Shard("", 0, (0,), (3,)),)), [crafted])])
     writer.finish({"name": "train"}, Failure("check", "x", "a.py:1 (f)", "x is 7", "cpu:0"))
     capsule = Capsule(path)
     if byte > 1:

@@ -51,6 +51,17 @@ def test_the_report_names_operation_line_scope_and_call() -> None:
     assert error.check.count == 3, "later calls only pass it on"
 
 
+def test_every_reports_a_failure_before_a_loop_in_which_nothing_fails() -> None:
+    @jax.jit
+    def step(x):
+        finite = jnp.where(x > 0, jnp.log(x), 0.0)
+        return lax.scan(lambda carry, each: (jnp.sin(carry + each), None), jnp.float32(0), finite)[0]
+
+    watched = hcb.watch_nonfinite(step, mode="every")
+    (error,) = errors_of(lambda: watched(jnp.array([-1.0, 2.0, 3.0])))
+    assert (error.primitive, error.nan_count) == ("log", 1)
+
+
 def test_a_step_that_stays_finite_is_not_run_again() -> None:
     traces = []
 

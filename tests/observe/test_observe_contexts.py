@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import gc
 import logging
@@ -329,7 +328,7 @@ def test_a_block_is_left_where_it_was_entered() -> None:
 def test_a_wrapper_that_is_forgotten_before_its_program_is_lowered_says_so(
     monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
-    monkeypatch.setattr(xray, "_recent", collections.deque(maxlen=1))
+    monkeypatch.setattr(xray, "MAX_MARKS", 1)
 
     @jax.jit
     def step(x: Any) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import functools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,10 +12,12 @@ from typing import Any, ParamSpec, TypedDict, TypeVar, Unpack, overload
 import jax.numpy as jnp
 
 from hostcallback import _jax_compat as compat
+from hostcallback._jax_compat.types import AnyJaxpr, ClosedJaxpr, JaxprEqn
 from hostcallback.api.capsule.held_program import HeldProgram
 from hostcallback.api.public import public, refuse_compiled
 from hostcallback.lowering import xray
-from hostcallback.lowering.evaluator import Evaluator, Place, Records, structure_of
+from hostcallback.lowering.equations import Position, structure_of
+from hostcallback.lowering.evaluator import Records, Tester
 from hostcallback.lowering.inputs import (
     any_not_finite,
     is_inexact,
@@ -135,7 +136,7 @@ class Capsules(xray.Xray):
     seen: set[str] = field(default_factory=set, compare=False)
     """The names of the jitted functions whose programs were lowered."""
 
-    def rewrite(self, program: Program, context: xray.Context) -> Any:
+    def rewrite(self, program: Program, context: xray.Context) -> ClosedJaxpr | None:
         """Returns the program extended so that a failing call sends its inputs. Its taps get separate consumers."""
         if compat.is_eager(program.closed) or _is_held(program.tapped, self):
             return None
@@ -148,20 +149,20 @@ class Capsules(xray.Xray):
             return None
         held = HeldProgram(self, program)
         sends = always or tests or any(map(_is_check, taps))
-        sent = [len(program.constants) + i for i in held.sent] if sends else []
-        kept_program = replace(program, donated=held.donated if sends else ())
-
-        def evaluate(values: Sequence[Any]) -> Any:
-            outs, failed = _OwnTaps(held).evaluate(program.tapped, values, Place())
-            return outs, [jnp.any(flag) for flag in failed.values()]
+        own_taps = _OwnTaps(held)
 
         def run(*values: Any) -> list[Any]:
+            def evaluate(values: Sequence[Any]) -> tuple[list[Any], Any]:
+                return own_taps.failed(program.tapped, values)
+
             if not sends:
-                return list(evaluate(values)[0])
-            (outs, failed), kept = run_keeping_inputs(kept_program, values, evaluate)
+                return evaluate(values)[0]
+            (outs, failed), kept = run_keeping_inputs(
+                replace(program, donated=held.donated), values, evaluate
+            )
             bad = any_not_finite(outs, program.devices) if tests else jnp.zeros((), bool)
-            any_failed = functools.reduce(jnp.logical_or, failed, bad | always)
-            send_inputs_if(any_failed, [*(kept[i] for i in sent), bad], held, f"capsule:{held.name}")
+            any_failed = failed | bad | always
+            send_inputs_if(any_failed, [*(kept[i] for i in held.sent), bad], held, f"capsule:{held.name}")
             return list(outs)
 
         return program.run(run)
@@ -179,34 +180,30 @@ class Capsules(xray.Xray):
             )  # fmt: skip
 
 
-def _taps_in(jaxpr: Any) -> Iterator[Any]:
-    return compat.equations_of([compat.open_jaxpr(jaxpr)[0]], (tap_p, call_p))
+def _taps_in(*jaxprs: AnyJaxpr) -> Iterator[JaxprEqn]:
+    return compat.equations_of([compat.open_jaxpr(jaxpr)[0] for jaxpr in jaxprs], (tap_p, call_p))
 
 
-def _is_check(equation: Any) -> bool:
-    return equation.primitive is tap_p and equation.params["tap"].options.kind.is_check
+def _is_check(equation: JaxprEqn) -> bool:
+    return equation.primitive is tap_p and bool(equation.params["tap"].options.kind.is_check)
 
 
-def _is_held(tapped: Any, capsules: Capsules) -> bool:
+def _is_held(tapped: AnyJaxpr, capsules: Capsules) -> bool:
     # A function that was wrapped and called in a trace, in a program that was called in the context too.
     found = [e.params["tap"].origin for e in _taps_in(tapped) if e.primitive is tap_p]
     return any(isinstance(origin, HeldProgram) and origin.options is capsules for origin in found)
 
 
-class _OwnTaps(Evaluator):
-    """Gives the taps of a program consumers of their own. Its records say which checks failed: bool arrays."""
+class _OwnTaps(Tester):
+    """Gives the taps of a program consumers of their own, and tests whether a check failed."""
 
     def __init__(self, held: HeldProgram) -> None:
         self._held = held
-        self._labels: dict[tuple[int, ...], str] = {}
 
-    def enters(self, jaxpr: Any, number: int, equation: Any, place: Place) -> bool:
-        structure = structure_of(equation)
-        if structure is None or structure.kind == "other":
-            return False
-        return any(True for inner, _ in structure.programs for _ in _taps_in(inner))
+    def enters(self, equation: JaxprEqn, position: Position) -> bool:
+        return any(_taps_in(*(program for program, _ in structure_of(equation).programs)))
 
-    def bind(self, equation: Any, values: Sequence[Any]) -> list[Any]:
+    def bind(self, equation: JaxprEqn, values: Sequence[Any]) -> list[Any]:
         key = {tap_p: "tap", call_p: "call"}.get(equation.primitive)
         if key is None:
             return compat.bind_equation(equation, values)
@@ -214,11 +211,7 @@ class _OwnTaps(Evaluator):
         return list(equation.primitive.bind(*values, **params))
 
     def made(
-        self, jaxpr: Any, equation: Any, values: Sequence[Any], outs: Sequence[Any], place: Place, records: Records
-    ) -> None:  # fmt: skip
+        self, equation: JaxprEqn, values: list[Any], outs: Sequence[Any], position: Position, records: Records
+    ) -> None:
         if _is_check(equation):
-            where = tuple(map(id, (*place.equations, equation)))
-            records[self._labels.setdefault(where, str(len(self._labels)))] = ~jnp.all(values[0])
-
-    def of_iteration(self, records: Records) -> Records:
-        return {label: jnp.any(failed) for label, failed in records.items()}
+            self.fail_if(records, ~jnp.asarray(values[0]))

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import collections
-import contextlib
-import functools
 import itertools
 import math
 import reprlib
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import jax
 import numpy as np
 
 from hostcallback import _jax_compat as compat
@@ -22,18 +19,21 @@ from hostcallback.api.capsule.programs import data_of, mesh_of, programs, struct
 from hostcallback.api.failures import about_this_process, add_report, capsule_path, described, is_nonfinite
 from hostcallback.api.watch import watch
 from hostcallback.lifecycle import unsettled
-from hostcallback.lowering import xray
 from hostcallback.lowering.xray import Program
 from hostcallback.receiver.capsule.file_format import Input, Shard
-from hostcallback.receiver.capsule.writing import CapsuleWriter, Fetch
+from hostcallback.receiver.capsule.writing import CapsuleWriter
 from hostcallback.receiver.errors import TapFailure
 from hostcallback.receiver.failures import deferred_errors
 from hostcallback.receiver.failures.check_report import FailedCheck
+from hostcallback.receiver.failures.deferred_errors import MultipleFailures
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.messages import Message
-from hostcallback.receiver.sinks.nonfinite import NonFiniteSink, Watched
+from hostcallback.receiver.sinks.nonfinite import Explains, Watched
 from hostcallback.receiver.sources.ring_batch import RingConfig
 from hostcallback.tracing.tap_spec import TapSpec
+
+if TYPE_CHECKING:
+    from hostcallback.api.capsule.capsule import Capsules
 
 Reported = FailedCheck | TapFailure
 Arrays = Sequence[np.ndarray[Any, Any]]
@@ -46,9 +46,6 @@ WAITING = 4
 
 DESCRIPTION_BYTES = 128
 """More than the description of one array has in a message; the descriptions must fit into half of the ring."""
-
-SETTINGS = ("jax_enable_x64", "jax_default_matmul_precision", "jax_threefry_partitionable")
-"""Settings of JAX on which the code of a program depends; a thread may have its own."""
 
 NOT_SENT = (
     "a tap function raises when the inputs of its call are gone; hcb.capsule(..., exceptions=True) has programs with "
@@ -68,44 +65,29 @@ class HeldProgram:
         program: the program.
         name: of its function.
         constants: the program's constants, of typed keys their data.
-        sent: numbers of the inputs that are sent; others are too large.
+        sent: numbers of the inputs that are sent; constants are not, others are too large.
         donated: for each input, whether it must be copied before the program takes its memory.
     """
 
-    def __init__(self, options: Any, program: Program) -> None:
+    def __init__(self, options: Capsules, program: Program) -> None:
         """Keeps what a capsule of the program has, for as long as the compiled program lives."""
         self.options = options
-        self.program = replace(program, tapped=None)
+        self.program = program.without_values()
         self.name = "pmap" if compat.is_pmap(program.closed) else program.function
-        self._settings = {name: getattr(jax.config, name) for name in SETTINGS}
-        with self.own_work():  # a receiver thread must not wait for the device
+        with program.own_work():  # a receiver thread must not wait for the device
             self.constants = [data_of(value) for value in program.constants]
         ring_bytes = RingConfig.from_environment().capacity_bytes
         self.sent = _fitting(program, options.max_bytes, ring_bytes // 2 // DESCRIPTION_BYTES)
         self.donated = tuple(d and i in set(self.sent) for i, d in enumerate(program.donated))
         devices = {device for s in program.shardings if s is not None for device in s.device_set}
         self._waits = options.exceptions or len(devices) > 1
-        self._report = reporter(program, self.name)
+        self._diagnose = watch.diagnoser(self.program, self.name)
         self._number = next(_numbers)
         self._specs: dict[int, tuple[TapSpec, TapSpec]] = {}
 
     def own(self, spec: TapSpec) -> TapSpec:
         """Returns a copy of the tap for this program, so that its messages are known to come from it."""
         return self._specs.setdefault(id(spec), (spec, spec.of(self, self._number)))[1]
-
-    @contextlib.contextmanager
-    def own_work(self) -> Iterator[None]:
-        """A block in which programs are traced with the settings of this one, and get no taps."""
-        x64, precision, threefry = (self._settings[name] for name in SETTINGS)
-        with (
-            xray.closed(),
-            jax.disable_jit(False),
-            jax.transfer_guard("allow"),
-            jax.enable_x64(x64),
-            jax.default_matmul_precision(precision),
-            jax.threefry_partitionable(threefry),
-        ):
-            yield
 
     def __call__(self, message: Message) -> None:
         """Takes the inputs of a call; writes the capsule if its failure was reported, or else keeps them for it.
@@ -126,74 +108,58 @@ class HeldProgram:
         if failed is not None and failed.held is self:
             _write(failed, run, arrays)
         if is_bad:
-            self._report(message, self._all_inputs(arrays))
+            self._report(message, arrays)
 
-    def _all_inputs(self, arrays: Arrays) -> list[Any] | None:
-        # The constants and inputs of a call; None if some inputs were not sent.
-        if len(self.sent) < len(self.program.paths):
-            return None
-        with self.own_work():
-            return [*map(np.asarray, self.constants), *arrays]
+    def _report(self, message: Message, arrays: Arrays) -> None:
+        # Raises `MultipleFailures` with a `NonFiniteError`.
+        if len(self.constants) + len(self.sent) == len(self.program.paths):
+            with self.program.own_work():
+                constants = list(map(np.asarray, self.constants))
+            self._diagnose(message, [*constants, *arrays])
+        line = compat.traced_function(self.program.closed) or self.name
+        note = f"in the results of {self.name}"
+        explains = Explains(Watched("result", None, "", (), "float", False, False, None, note), 0, 0, ())
+        failure = explains.failure(message._replace(consumer=replace(message.consumer, source_line=line)))
+        raise MultipleFailures("operations made values that are not finite", [failure])
 
-    def inputs(
-        self, arrays: Mapping[int, Any], why_not: str
-    ) -> list[tuple[Input, list[tuple[Shard, Fetch]]]]:
-        """The constants and inputs of the program, with functions that return their elements.
+    def inputs(self, arrays: Arrays | None, why_not: str) -> Iterator[tuple[Input, list[Any]]]:
+        """The constants and inputs of the program, and the elements of those that are there.
 
         Args:
-            arrays: by the number of the input, its elements.
-            why_not: why others are not there.
+            arrays: those that were sent; None if they are not there.
+            why_not: why they are not there.
         """
-        program, first, names = self.program, len(self.constants), set[str]()
-        found: list[tuple[Input, list[tuple[Shard, Fetch]]]] = []
+        program, names = self.program, set[str]()
+        first = len(self.constants)
+        found = dict(enumerate(self.constants)) | dict(
+            zip(self.sent, arrays or (), strict=arrays is not None)
+        )
         for number, aval in enumerate(map(struct_of, program.closed.in_avals)):
-            own = number - first  # negative for a constant
-            path = f"constant {number}" if own < 0 else "/".join(program.paths[own]) or f"input {own}"
+            path = "/".join(program.paths[number]) or f"input {number - first}"
+            path = f"constant {number}" if number < first else path
             path = f"{path} ({number})" if path in names else path
             names.add(path)
-            mesh, spec = mesh_of(None if own < 0 else program.shardings[own], len(aval.shape))
             whole = Shard("", 0, (0,) * len(aval.shape), tuple(map(int, aval.shape)))
-            array = self.constants[number] if own < 0 else arrays.get(own)
-            left_out = why_not if array is None else ""
-            entry = Input(path, np.dtype(aval.dtype).name, whole.shape, (), mesh, spec, left_out)
-            found.append((entry, [(whole, functools.partial(np.asarray, array))]))
-        return found
+            left_out = why_not if arrays is None and number >= first else ""
+            yield (
+                Input(
+                    path, np.dtype(aval.dtype).name, whole.shape, (whole,),
+                    *mesh_of(program.shardings[number], len(aval.shape)), left_out,
+                ),
+                [found[number]] if number in found else [],
+            )  # fmt: skip
 
 
 def _fitting(program: Program, max_bytes: int, most: int) -> list[int]:
     """The numbers of the inputs that a message may have: the smallest first, in all `max_bytes`, and `most` arrays."""
-    sizes = [_nbytes(struct_of(aval)) for aval in program.closed.in_avals[len(program.constants) :]]
-    order = sorted(range(len(sizes)), key=sizes.__getitem__)[:most]
+    sizes = {
+        number: math.prod(array.shape) * np.dtype(array.dtype).itemsize
+        for number, array in enumerate(map(struct_of, program.closed.in_avals))
+        if number >= len(program.constants)
+    }
+    order = sorted(sizes, key=sizes.__getitem__)[:most]
     totals = itertools.accumulate(sizes[number] for number in order)
     return sorted(number for number, total in zip(order, totals, strict=True) if total <= max_bytes)
-
-
-def _nbytes(array: Any) -> int:
-    return int(math.prod(array.shape) * np.dtype(array.dtype).itemsize)
-
-
-def reporter(program: Program, name: str) -> Callable[[Message, Sequence[Any] | None], None]:
-    """Returns the function that reports a call with non-finite results; it diagnoses the inputs if they were sent.
-
-    Args:
-        program: the program.
-        name: of its function.
-
-    Returns:
-        A function of the message, and of the constants and inputs of the call; None for these if some are missing. A
-        receiver thread calls it. It raises `MultipleFailures` with a `NonFiniteError`.
-    """
-    diagnose = watch.diagnoser(program, name)
-    watched = Watched("result", None, "", (), "float", False, False, None, f"in the results of {name}")
-    sink = NonFiniteSink(lambda arrays: (True, [True], [0], [0], []), [watched])
-    line = compat.traced_function(program.closed) or name
-
-    def report(message: Message, arrays: Sequence[Any] | None) -> None:
-        if arrays is not None:
-            diagnose(message, arrays)
-        sink(message._replace(consumer=replace(message.consumer, source_line=line)))
-
-    return report
 
 
 # ---- Failures and their inputs ---------------------------------------------------------------------------------------
@@ -291,7 +257,7 @@ def _write(failed: _Failed, run: int, arrays: Arrays | None) -> None:
             while len(_written) > LAUNCHES:
                 _written.popitem(last=False)
     try:
-        with held.own_work():
+        with held.program.own_work():
             _write_to(path, failed, arrays)
     except Exception:  # the program goes on, and its failure is reported anyhow
         logger.exception("the capsule %s of %s could not be written", path, name)
@@ -316,16 +282,10 @@ def _write_to(path: Path, failed: _Failed, arrays: Arrays | None) -> None:
                 writer.left_out.append(f"{what}: jax.export refuses it: {type(error).__name__}: {error}")
             else:
                 writer.add(member, data)
-        found = dict(zip(held.sent, arrays or (), strict=arrays is not None))
-        why_not = f"the inputs kept are limited to {held.options.max_bytes:,} bytes (max_bytes=)"
+        why_not = NOT_ARRIVED if isinstance(reported, FailedCheck) else NOT_SENT
         if arrays is None:
-            why_not = NOT_ARRIVED if isinstance(reported, FailedCheck) else NOT_SENT
             writer.left_out.append(f"the inputs: {why_not}")
-        inputs = held.inputs(found, why_not)
-        writer.add_inputs(inputs)
-        if arrays is not None:
-            left_out = [entry for entry, _ in inputs if entry.left_out]
-            writer.left_out += [f"{e.path} ({_nbytes(e):,} bytes): {e.left_out}" for e in left_out]
+        writer.add_inputs(held.inputs(arrays, why_not))
         add_report(writer, reported, f"\n  the tap got: {failed.value}" if failed.value else "")
         about = {"name": held.name, "of": "program", "line": held.options.line}
         writer.finish(about | about_this_process(), described(reported))

@@ -13,19 +13,19 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import Sharding
 
 from hostcallback import _jax_compat as compat
+from hostcallback._jax_compat.types import AnyJaxpr, Aval, JaxprEqn, aval_of
 from hostcallback.api.barrier import barrier_wait
 from hostcallback.api.export import bind, export_checks, unbind
 from hostcallback.lowering import xray
-from hostcallback.lowering.evaluator import Evaluator, Place, Records, structure_of
-from hostcallback.primitives.call import call_p
-from hostcallback.primitives.tap import bind_tap, tap_p
+from hostcallback.lowering.equations import OUTERMOST, Position, structure_of
+from hostcallback.lowering.evaluator import Evaluator, Records, is_only_effect
+from hostcallback.primitives.tap import bind_tap
 from hostcallback.receiver.capsule.file_format import PROGRAM, PROMOTED, WATCHED, CapsuleError, Input
 from hostcallback.receiver.capsule.reading import Capsule
 from hostcallback.receiver.sinks.factory import Binding
-from hostcallback.tracing import source_line
-from hostcallback.tracing.source_line import first_user_line
 from hostcallback.tracing.tap_spec import TapOptions
 
 TAP = "capsule operations"
@@ -35,8 +35,6 @@ SMALL = ("int2", "int4", "uint2", "uint4", "int1", "uint1")
 
 FIRST = 4
 """Number of elements, the first ones, that a digest has."""
-
-_DEBUGGING = {"debug_callback", "debug_print"}
 
 
 # ---- Writing them ----------------------------------------------------------------------------------------------------
@@ -63,12 +61,10 @@ def _exported(program: xray.Program, evaluator: Evaluator, *, wide: bool = False
 
     def function(*arrays: Any) -> list[Any]:
         values = [compat.wrap_keys(a, t) if _is_key(t) else a for a, t in zip(arrays, avals, strict=True)]
-        outs, _ = evaluator.evaluate(program.closed, values, Place())
+        outs, _ = evaluator.evaluate(program.closed, values)
         return [data_of(out) for out in outs]
 
-    shardings = tuple(
-        s if mesh_of(s)[0] else None for s in (*[None] * len(program.constants), *program.shardings)
-    )
+    shardings = tuple(s if mesh_of(s)[0] else None for s in program.shardings)
     options: dict[str, Any] = {"in_shardings": shardings} if any(shardings) else {}
     with jax.enable_x64(wide or jax.config.read("jax_enable_x64")):
         given = [struct_of(aval, wide=wide) for aval in avals]
@@ -76,7 +72,7 @@ def _exported(program: xray.Program, evaluator: Evaluator, *, wide: bool = False
     return bytes(exported.serialize())
 
 
-def _is_key(aval: Any) -> bool:
+def _is_key(aval: Aval) -> bool:
     return bool(jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key))
 
 
@@ -85,14 +81,14 @@ def data_of(value: Any) -> Any:
     return jax.random.key_data(value) if _is_key(jax.typeof(value)) else value
 
 
-def struct_of(aval: Any, *, wide: bool = False) -> Any:
+def struct_of(aval: Aval, *, wide: bool = False) -> Any:
     """The shape and dtype of an array (of the key data for typed keys); with `wide` in 64 bits."""
     if _is_key(aval):
         return jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(aval.shape, aval.dtype))
     return jax.ShapeDtypeStruct(aval.shape, promoted_dtype(aval.dtype) if wide else aval.dtype)
 
 
-def mesh_of(sharding: Any, dims: int = 0) -> tuple[Any, Any]:
+def mesh_of(sharding: Sharding | None, dims: int = 0) -> tuple[Any, Any]:
     """The axes of the mesh of a sharding over several devices, and the axes of each dimension; empty for others.
 
     Only named shardings can be made again elsewhere; the devices of others are those that the program names.
@@ -122,38 +118,33 @@ class Digests(Evaluator):
         self._hashes: list[Any] = []
         self._stats: list[Any] = []
 
-    def enters(self, jaxpr: Any, number: int, equation: Any, place: Place) -> bool:
-        structure = structure_of(equation)
-        return structure is not None and structure.kind != "other"
+    def enters(self, equation: JaxprEqn, position: Position) -> bool:
+        return True
 
-    def bind(self, equation: Any, values: Sequence[Any]) -> list[Any]:
-        name = equation.primitive.name
-        if equation.primitive is tap_p:
-            return list(values)
-        if name in _DEBUGGING or (equation.primitive is call_p and not equation.outvars):
-            return []
+    def bind(self, equation: JaxprEqn, values: Sequence[Any]) -> list[Any]:
+        # What calls the host by `io_callback` cannot be exported, and that is reported.
+        if is_only_effect(equation) and equation.primitive.name != "io_callback":
+            return list(values)[: len(equation.outvars)]
         return self.compute(equation, values)
 
-    def compute(self, equation: Any, values: Sequence[Any]) -> list[Any]:
+    def compute(self, equation: JaxprEqn, values: Sequence[Any]) -> list[Any]:
         """Evaluates an operation of the program."""
         return compat.bind_equation(equation, values)
 
     def made(
-        self, jaxpr: Any, equation: Any, values: Sequence[Any], outs: Sequence[Any], place: Place, records: Records
-    ) -> None:  # fmt: skip
-        if self.enters(jaxpr, 0, equation, place):
-            return
+        self, equation: JaxprEqn, values: list[Any], outs: Sequence[Any], position: Position, records: Records
+    ) -> None:
         for out in outs:
-            if _is_digestible(out):
-                self._names.append(_name_of(equation, place, out))
+            if _is_digestible(out) and not structure_of(equation).is_open:
+                self._names.append(_name_of(equation, position, out))
                 self._hashes.append(_hash_of(out))
                 self._stats.append(_stats_of(out))
 
-    def ends(self, place: Place) -> None:
+    def ends(self, position: Position) -> None:
         if not self._names:
             return
         sent = {
-            "hash": jnp.stack(self._hashes), "stats": jnp.stack(self._stats), "iterations": list(place.iterations),
+            "hash": jnp.stack(self._hashes), "stats": jnp.stack(self._stats), "iterations": list(position.iterations),
         }  # fmt: skip
         names = "\n".join(self._names)  # a program is exported with plain keyword arguments only
         self._names, self._hashes, self._stats = [], [], []
@@ -166,41 +157,37 @@ class Digests(Evaluator):
 class PromotedDigests(Digests):
     """The same in 64 bits: floating-point and complex values are promoted, also where the program converts them."""
 
-    def evaluate(self, jaxpr: Any, values: Sequence[Any], place: Place) -> tuple[list[Any], Records]:
-        outs, records = super().evaluate(jaxpr, [_wide(value) for value in values], place)
+    def evaluate(
+        self, jaxpr: AnyJaxpr, values: Sequence[Any], position: Position = OUTERMOST
+    ) -> tuple[list[Any], Records]:
+        outs, records = super().evaluate(jaxpr, [_wide(value) for value in values], position)
         return [_wide(out) for out in outs], records
 
-    def holds(self, jaxpr: Any, values: Sequence[Any]) -> Any:
+    def holds(self, jaxpr: AnyJaxpr, values: Sequence[Any]) -> Any:
         # Not `self.evaluate`: its digests would be sent before each iteration.
-        return _Conditions().evaluate(jaxpr, values, Place())[0][0]
+        return _Conditions().evaluate(jaxpr, values)[0][0]
 
-    def compute(self, equation: Any, values: Sequence[Any]) -> list[Any]:
+    def compute(self, equation: JaxprEqn, values: Sequence[Any]) -> list[Any]:
         """Evaluates an operation in 64 bits if there is one that does; with its own types otherwise."""
-        avals = [v.aval for v in equation.outvars]
+        avals = list(map(aval_of, equation.outvars))
         wide = [_wide(value) for value in values]
-        params = {key: _wide_param(value) for key, value in equation.params.items()}
+        params = {
+            key: promoted_dtype(value) if isinstance(value, np.dtype) else value
+            for key, value in equation.params.items()
+        }
         try:
-            outs = compat.bind_equation(_Bound(equation.primitive, params), wide)
-            if all(
-                out.shape == aval.shape and out.dtype == promoted_dtype(aval.dtype)
-                for out, aval in zip(outs, avals, strict=True)
-            ):
+            outs = compat.bind_equation(equation.replace(params=params), wide)
+            if [(x.shape, x.dtype) for x in outs] == [(a.shape, promoted_dtype(a.dtype)) for a in avals]:
                 return outs
         except (TypeError, ValueError, NotImplementedError, AttributeError):
             pass  # it takes no such arrays: random bits, kernels, functions of frameworks
-        narrow = [_as(value, v.aval) for value, v in zip(values, equation.invars, strict=True)]
+        narrow = [_as(value, aval_of(v).dtype) for value, v in zip(values, equation.invars, strict=True)]
         return [_wide(out) for out in compat.bind_equation(equation, narrow)]
 
 
 class _Conditions(PromotedDigests):
     def made(self, *arguments: Any) -> None:
         return
-
-
-@dataclasses.dataclass(frozen=True)
-class _Bound:
-    primitive: Any
-    params: dict[str, Any]
 
 
 def promoted_dtype(dtype: Any) -> Any:
@@ -213,21 +200,12 @@ def promoted_dtype(dtype: Any) -> Any:
 
 
 def _wide(value: Any) -> Any:
-    aval = jax.typeof(value)
-    dtype = getattr(aval, "dtype", None)
-    if dtype is None or promoted_dtype(dtype) == dtype:
-        return value
-    return lax.convert_element_type(value, promoted_dtype(dtype))
+    dtype = getattr(jax.typeof(value), "dtype", None)
+    return value if dtype is None else _as(value, promoted_dtype(dtype))
 
 
-def _as(value: Any, aval: Any) -> Any:
-    if jax.typeof(value).dtype == aval.dtype:
-        return value
-    return lax.convert_element_type(value, aval.dtype)
-
-
-def _wide_param(value: Any) -> Any:
-    return promoted_dtype(value) if isinstance(value, np.dtype) else value
+def _as(value: Any, dtype: Any) -> Any:
+    return value if jax.typeof(value).dtype == dtype else lax.convert_element_type(value, dtype)
 
 
 def _nothing(value: Any, operations: Any) -> None:
@@ -241,18 +219,15 @@ def _is_digestible(value: Any) -> bool:
     return bool(np.dtype(dtype).kind in "biufcV")
 
 
-def _name_of(equation: Any, place: Place, out: Any) -> str:
-    lines = (first_user_line(compat.equation_frames(e)) for e in (equation, *reversed(place.equations)))
-    line = next((str(line) for line in lines if line is not None), "unknown line")
-    stacks = [str(e.source_info.name_stack) for e in (*place.equations, equation)]
-    scope = "/".join(part for stack in stacks for part in source_line.scope_of(stack))
-    backward = " (backward)" if source_line.is_backward(stacks[-1]) else ""
-    text = f"{equation.primitive.name}{backward} {list(np.shape(out))} at {line}"
+def _name_of(equation: JaxprEqn, position: Position, out: Any) -> str:
+    line, scope, is_backward = position.place_of(equation)
+    backward = " (backward)" if is_backward else ""
+    text = f"{equation.primitive.name}{backward} {list(np.shape(out))} at {line or 'unknown line'}"
     return f"{text}, scope {scope}" if scope else text
 
 
 def _hash_of(value: Any) -> Any:
-    # Depends on each bit and on its place. Unsigned sums wrap, so it does not depend on their order.
+    # Depends on each bit and on its index. Unsigned sums wrap, so it does not depend on their order.
     value = lax.stop_gradient(value)
     kind = np.dtype(value.dtype).kind
     if kind == "c":
@@ -313,11 +288,7 @@ def load(capsule: Capsule, program: str = PROGRAM) -> jax.export.Exported:
 
 
 def arrays_of(capsule: Capsule, devices: int = 1) -> list[Any]:
-    """Returns the inputs on this process's devices, partitioned as they were.
-
-    Args:
-        capsule: the capsule.
-        devices: number of devices on which the program runs, `load(capsule).nr_devices`.
+    """Returns the inputs on this process's devices, partitioned as they were, for a program on `devices` of them.
 
     Raises:
         CapsuleError: some were left out, or need more devices.
@@ -399,13 +370,8 @@ class Digest:
     stats: tuple[float, ...]
 
 
-def digests(capsule: Capsule, program: str = WATCHED, device: Any = None) -> list[Digest]:
-    """Runs a program of digests; returns what it sends, in program order.
-
-    Args:
-        capsule: the capsule.
-        program: the member.
-        device: where to run it; None for where the inputs are.
+def digests(capsule: Capsule, program: str = WATCHED, device: jax.Device | None = None) -> list[Digest]:
+    """Runs a program of digests on a device, or where the inputs are; returns what it sends, in program order.
 
     Raises:
         CapsuleError: the program was left out, or cannot be run here.

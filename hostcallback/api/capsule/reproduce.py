@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import math
 import os
+import pkgutil
 import subprocess
 import sys
 import tempfile
@@ -60,9 +60,7 @@ class Reproduction:
 def reproduce(capsule: Capsule, bindings: Mapping[str, Callable[..., Any]] | None = None) -> Reproduction:
     """Runs the program of a capsule. Its prints, logs and checks work as in the original run.
 
-    Args:
-        capsule: the capsule.
-        bindings: functions for its taps by name, see `hcb.bind`; other taps do nothing.
+    `bindings` has functions for its taps by name, see `hcb.bind`; other taps do nothing.
 
     Raises:
         CapsuleError: it cannot be run here.
@@ -115,13 +113,8 @@ def _compared(
     return Reproduction(failures, reports, same, bool(exact), got, results)
 
 
-def place_of_failure(operations: Sequence[Digest], failure: Failure) -> int | None:
-    """The operation at which a step failed: its number in program order, or None if it is not known.
-
-    Args:
-        operations: the digests of the step's run.
-        failure: of the capsule.
-    """
+def operation_that_failed(operations: Sequence[Digest], failure: Failure) -> int | None:
+    """The operation at which a step failed: its number among those of a run, or None if it is not known."""
     line = failure.source_line.partition(" (")[0]
     here = [number for number, digest in enumerate(operations) if f" at {line} (" in digest.name]
     if failure.kind == "nonfinite":
@@ -141,9 +134,9 @@ def _not_finite(capsule: Capsule, result: Reproduction, arrays: list[Any]) -> Re
     reports = [f"the input {bad[0]} has values that are not finite"] if bad else []
     is_same = bool(bad) if expected.name.startswith("input") else any(map(_is_bad, result.results))
     operations = digests(capsule)
-    place = place_of_failure(operations, expected)
-    if place is not None:
-        digest, line = operations[place], expected.source_line.partition(" (")[0]
+    number = operation_that_failed(operations, expected)
+    if number is not None:
+        digest, line = operations[number], expected.source_line.partition(" (")[0]
         low, high, *_ = digest.stats
         at = f", iteration {', '.join(map(str, digest.iterations))}" if digest.iterations else ""
         reports.append(f"not finite: {digest.name}{at}: min {low:g}, max {high:g}")
@@ -169,12 +162,9 @@ def function_of(text: str) -> Callable[..., Any]:
     Raises:
         ValueError: there is none.
     """
-    module, _, name = text.partition(":")
     sys.path.insert(0, os.getcwd())
     try:
-        found: Any = importlib.import_module(module)
-        for part in name.split("."):
-            found = getattr(found, part)
+        found = pkgutil.resolve_name(text)
     except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(f"{text!r} names no function: {error}; expected MODULE:FUNCTION") from None
     finally:
@@ -275,12 +265,7 @@ class Divergence:
 def first_divergence(
     left: Sequence[Digest], right: Sequence[Digest], tolerance: float
 ) -> tuple[Divergence | None, int, int]:
-    """Compares two runs in the order of the first.
-
-    Args:
-        left: the digests of one run.
-        right: of the other.
-        tolerance: largest relative difference that is none; 0 compares bits.
+    """Compares two runs in the order of the first, up to a relative difference of `tolerance`; 0 compares bits.
 
     Returns:
         The first operation that differs, or None; the number of operations compared before it; and of those that only
@@ -317,10 +302,8 @@ def _relative(left: Sequence[float], right: Sequence[float]) -> float:
 def bisect(capsule: Capsule, against: str) -> tuple[Divergence | None, int, int]:
     """Runs the step twice and compares; see `first_divergence`.
 
-    Args:
-        capsule: the capsule.
-        against: "float64"; "device:N", another device of this process; or the path of another Python, in which
-            hostcallback and another JAX are installed.
+    `against` is "float64"; "device:N", another device of this process; or the path of another Python, in which
+    hostcallback and another JAX are installed.
 
     Raises:
         CapsuleError: one of the runs is not possible.
@@ -332,7 +315,7 @@ def bisect(capsule: Capsule, against: str) -> tuple[Divergence | None, int, int]
     return first_divergence(digests(capsule), _digests_of_other(capsule, against), 0.0)
 
 
-def _device(text: str) -> Any:
+def _device(text: str) -> jax.Device:
     number, devices = text.partition(":")[2], jax.devices()
     if not number.isdecimal() or int(number) >= len(devices):
         raise CapsuleError(f"--bisect {text}: this process has the devices 0 to {len(devices) - 1}")

@@ -5,19 +5,21 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ParamSpec, Required, TypedDict, TypeVar, Unpack, overload
 
 import jax
 
 from hostcallback import _jax_compat as compat
+from hostcallback._jax_compat.types import ClosedJaxpr, Jaxpr, JaxprEqn, Var
 from hostcallback.api.observe.parameters import plan_parameters
-from hostcallback.api.observe.places import OUTSIDE, Modules, Selection, nearest, read_where
+from hostcallback.api.observe.places import OUTSIDE, Modules, Selection, Site, nearest, read_where
 from hostcallback.api.observe.plan import Around, Found, Plan, Planner
 from hostcallback.api.observe.report import check_statistics, measure, sender_of
 from hostcallback.api.outputs.metrics import metrics
 from hostcallback.api.public import public, refuse_compiled
-from hostcallback.lowering.evaluator import Evaluator, Place, Records
+from hostcallback.lowering.equations import OUTERMOST, Position
+from hostcallback.lowering.evaluator import Evaluator, Records
 from hostcallback.lowering.xray import Context, Program, UserError, Xray
 from hostcallback.receiver.log import logger
 from hostcallback.tracing import source_line
@@ -157,30 +159,32 @@ class Observe(Xray):
     tap_func: Callable[..., Any] | None
     name: str
     ordered: bool
+    notes: _Notes = field(default_factory=lambda: _Notes(), compare=False)
 
-    def rewrite(self, program: Program, context: Context) -> Any:
+    def rewrite(self, program: Program, context: Context) -> ClosedJaxpr | None:
         """Taps what is selected in this program; see `Xray`."""
         found, plan = Found(), Plan()
-        # What a selection matched nowhere is noted until the block ends; a wrapper in a trace has one program only.
-        missed: dict[tuple[str, str], Sequence[Selection]] = {}
+        missed: list[_Asked] = []
         for direction in self.directions:
             for item in self.items:
                 if part := _plan_item(item, direction, program, found):
                     plan.add(part)
+                    self.notes.hits.add((direction, item))
                 else:
-                    missed[direction, item[0].text] = item
-        _note(self, missed, found, program, {(d, i[0].text) for d in self.directions for i in self.items})
-        if program.mark and not plan and not self.notes["hits"]:
-            raise UserError(_matches_nothing(self.notes, missed, f"of {program.function}"))
+                    missed.append((direction, item))
+        self.notes.add(program, found, missed)
+        # A wrapper in a trace has one program only.
+        if program.mark and not self.notes.hits:
+            raise UserError(self.notes.error(missed, f"of {program.function}"))
         if not plan:
             return None
         names, devices = self.statistics, program.devices
         send = sender_of(self.tap_func, self.name, self.ordered, names)
         measured = functools.partial(measure, names=names, devices=devices)
-        collector = _Collector(plan, program.tapped, measured, send)
+        collector = _Collector(plan, measured, send)
 
         def run(*values: Any) -> list[Any]:
-            outs, records = collector.evaluate(program.tapped, values, Place())
+            outs, records = collector.evaluate(program.tapped, values)
             with jax.named_scope(source_line.OWN):
                 for label, update in plan.parameters.items():
                     records[label] = update(values, outs, measured)
@@ -192,52 +196,35 @@ class Observe(Xray):
 
     def left(self, context: Context, function: str | None) -> None:
         """Raises ValueError for selections that matched nothing; warns if no program was compiled. See `Xray`."""
-        with _notes_lock:
-            missed = dict(self.notes["missed"])
-        if missed:
-            count = self.notes["programs"]
-            raise ValueError(_matches_nothing(self.notes, missed, f"of {count} programs")) from None
-        if function is None and not context.seen and not self.notes["hits"]:
+        if missed := self.notes.missed():
+            raise ValueError(self.notes.error(missed, f"of {self.notes.programs} programs")) from None
+        if function is None and not context.seen and not self.notes.hits:
             logger.warning(
                 "%s saw no program: nothing was compiled in the block. Functions that were compiled ahead of time "
                 "(lower().compile()) before the block keep their programs",
                 self.name,
             )
 
-    @property
-    def notes(self) -> dict[str, Any]:
-        """Notes about each program, kept as long as the jit caches keep the program."""
-        empty = {"hits": set(), "missed": {}, "names": {}, "not entered": [], "programs": 0}
-        notes: dict[str, Any] = self.__dict__.setdefault("_notes", empty)
-        return notes
-
 
 class _Collector(Evaluator):
     """Evaluates a program, and measures the values of a plan."""
 
-    def __init__(
-        self, plan: Plan, jaxpr: Any, measure: Callable[[Any], Any], send: Callable[[Records], None]
-    ) -> None:
-        self._plans = dict(plan.by_place(jaxpr))
+    def __init__(self, plan: Plan, measure: Callable[[Any], Any], send: Callable[[Records], None]) -> None:
+        self._taps = plan.taps
+        self._entered = {key[:end] for key in plan.taps for end in range(1, len(key) + 1)}
         self._measure = measure
         self._send = send
 
-    def _plan(self, jaxpr: Any, place: Place) -> Plan | None:
-        return self._plans.get((*map(id, place.equations), id(jaxpr)))
+    def enters(self, equation: JaxprEqn, position: Position) -> bool:
+        return (*position.key, id(equation)) in self._entered
 
-    def enters(self, jaxpr: Any, number: int, equation: Any, place: Place) -> bool:
-        plan = self._plan(jaxpr, place)
-        return plan is not None and number in plan.inside
-
-    def given(self, jaxpr: Any, values: Sequence[Any], place: Place, records: Records) -> None:
-        if plan := self._plan(jaxpr, place):
-            self._record(plan, (*jaxpr.constvars, *jaxpr.invars), values, records)
+    def given(self, jaxpr: Jaxpr, values: Sequence[Any], position: Position, records: Records) -> None:
+        self._record((*jaxpr.constvars, *jaxpr.invars), values, position, records)
 
     def made(
-        self, jaxpr: Any, equation: Any, values: Sequence[Any], outs: Sequence[Any], place: Place, records: Records
-    ) -> None:  # fmt: skip
-        if plan := self._plan(jaxpr, place):
-            self._record(plan, equation.outvars, outs, records)
+        self, equation: JaxprEqn, values: list[Any], outs: Sequence[Any], position: Position, records: Records
+    ) -> None:
+        self._record(equation.outvars, outs, position, records)
 
     def of_iteration(self, records: Records) -> Records:
         with jax.named_scope(source_line.OWN):
@@ -245,25 +232,24 @@ class _Collector(Evaluator):
                 self._send(records)
         return {}
 
-    def _record(self, plan: Plan, variables: Sequence[Any], values: Sequence[Any], records: Records) -> None:
+    def _record(
+        self, variables: Sequence[Var], values: Sequence[Any], position: Position, records: Records
+    ) -> None:
+        taps = self._taps.get(position.key, {})
         for variable, value in zip(variables, values, strict=True):
-            labels = plan.taps.get(variable, ())
+            labels = taps.get(variable, ())
             with jax.named_scope(source_line.OWN):
                 records.update({label: self._measure(value) for label in labels})
-
-
-# ---- Selections that match nothing -----------------------------------------------------------------------------------
 
 
 def _plan_item(item: Sequence[Selection], what_of: str, program: Program, found: Found) -> Plan:
     """Plans the taps of one item of `where`: of the first of its selections that matches."""
     if what_of in PARAMETERS:
         return plan_parameters(item[0].text, what_of, program, found)
-    jaxpr = compat.open_jaxpr(program.tapped)[0]
-    paths = [()] * len(program.constants) + list(program.paths)
+    jaxpr, _ = compat.open_jaxpr(program.tapped)
     for selection in item:
-        modules = Modules.of_paths(selection.text, jaxpr.invars, paths)
-        around = Around(OUTSIDE, frozenset(), modules, [True] * len(jaxpr.outvars))
+        modules = Modules.of_paths(selection.text, jaxpr.invars, program.paths)
+        around = Around(OUTSIDE, OUTERMOST, modules, [True] * len(jaxpr.outvars))
         planner = Planner(selection, what_of, found, program.mark)
         planner.prepare(jaxpr, around)
         if plan := planner.plan(jaxpr, around):
@@ -271,45 +257,57 @@ def _plan_item(item: Sequence[Selection], what_of: str, program: Program, found:
     return Plan()
 
 
-_notes_lock = threading.Lock()  # protects the notes of X-rays
+# ---- Selections that match nothing -----------------------------------------------------------------------------------
+
+_Asked = tuple[str, tuple[Selection, ...]]
+"""One of `what_of`, and one item of `where`."""
 
 
-def _note(
-    xray: Observe,
-    missed: dict[tuple[str, str], Sequence[Selection]],
-    found: Found,
-    program: Program,
-    asked: set[tuple[str, str]],
-) -> None:
-    paths = program.paths
-    more = {
-        "module": dict.fromkeys("/".join(path[1:-1]) for path in paths if len(path) > 2),
-        "param": dict.fromkeys("/".join(path) for path in paths if path),
-    }
-    with _notes_lock:
-        notes = xray.notes
-        notes["programs"] += 1
-        notes["hits"] |= asked - set(missed)
-        both = {**notes["missed"], **missed}
-        notes["missed"] = {key: item for key, item in both.items() if key not in notes["hits"]}
-        for kind, names in (*found.names.items(), *more.items()):
-            notes["names"].setdefault(kind, {}).update(names)
-        notes["not entered"] = [*notes["not entered"], *found.not_entered][:MAX_NOT_ENTERED]
+class _Notes:
+    """What the programs of an X-ray had, for as long as the jit caches keep them. Any thread.
 
+    Attributes:
+        programs: number of programs.
+        hits: what matched in one of them.
+    """
 
-def _matches_nothing(
-    notes: dict[str, Any], missed: dict[tuple[str, str], Sequence[Selection]], of_what: str
-) -> str:
-    (what_of, text), item = next(iter(missed.items()))
-    if notes["not entered"]:
-        places = ", ".join(f"{s.function or s.primitive} at {s.source_line}" for s in notes["not entered"])
-        return (
-            f"hcb.observe: where={text!r} matches only inside of operations that cannot be rewritten: {places}; "
-            f"select their results with where='primitive:...', at {user_source_line()}"
-        )
-    kinds = ["param"] if what_of in PARAMETERS else [s.kind for s in item]
-    names = [name for kind in kinds for name in notes["names"].get(kind, ())]
-    others = "\n".join(f"    {name}" for name in nearest(text, names))
-    hint = f"; the nearest that there are:\n{others}" if others else ""
-    cotangents = " in a backward pass" if what_of == "grad" else ""
-    return f"hcb.observe: where={text!r} matches no {what_of} {of_what}{cotangents}, at {user_source_line()}{hint}"
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # protects what is not public
+        self.programs = 0
+        self.hits: set[_Asked] = set()
+        self._missed: dict[_Asked, None] = {}
+        self._names: dict[str, dict[str, None]] = {}
+        self._not_entered: list[Site] = []
+
+    def add(self, program: Program, found: Found, missed: Sequence[_Asked]) -> None:
+        """Adds what was found in a program, and what matched nothing there."""
+        modules = dict.fromkeys("/".join(path[1:-1]) for path in program.paths if len(path) > 2)
+        params = dict.fromkeys("/".join(path) for path in program.paths if path)
+        with self._lock:
+            self.programs += 1
+            self._missed.update(dict.fromkeys(missed))
+            for kind, names in {**found.names, "module": modules, "param": params}.items():
+                self._names.setdefault(kind, {}).update(names)
+            self._not_entered = [*self._not_entered, *found.not_entered][:MAX_NOT_ENTERED]
+
+    def missed(self) -> list[_Asked]:
+        """What matched nothing in any program."""
+        with self._lock:
+            return [asked for asked in self._missed if asked not in self.hits]
+
+    def error(self, missed: Sequence[_Asked], of_what: str) -> str:
+        """The error about the first of what matched nothing."""
+        what_of, item = missed[0]
+        text = item[0].text
+        if self._not_entered:
+            places = ", ".join(f"{s.function or s.primitive} at {s.source_line}" for s in self._not_entered)
+            return (
+                f"hcb.observe: where={text!r} matches only inside of operations that cannot be rewritten: {places}; "
+                f"select their results with where='primitive:...', at {user_source_line()}"
+            )
+        kinds = ["param"] if what_of in PARAMETERS else [selection.kind for selection in item]
+        names = [name for kind in kinds for name in self._names.get(kind, ())]
+        others = "\n".join(f"    {name}" for name in nearest(text, names))
+        hint = f"; the nearest that there are:\n{others}" if others else ""
+        cotangents = " in a backward pass" if what_of == "grad" else ""
+        return f"hcb.observe: where={text!r} matches no {what_of} {of_what}{cotangents}, at {user_source_line()}{hint}"

@@ -5,17 +5,17 @@ from __future__ import annotations
 import functools
 import itertools
 import re
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
 from hostcallback import _jax_compat as compat
-from hostcallback._jax_compat import Literal
-from hostcallback.api.observe.places import match_whole_path, variables
+from hostcallback._jax_compat.types import AnyJaxpr, Jaxpr, JaxprEqn, Var, aval_of
+from hostcallback.api.observe.places import match_whole_path
 from hostcallback.api.observe.plan import Found, Plan
 from hostcallback.api.observe.report import can_measure
-from hostcallback.lowering.evaluator import structure_of
+from hostcallback.lowering.equations import OUTERMOST, Position, interpret, structure_of, variables
 from hostcallback.lowering.xray import Program
 from hostcallback.primitives.device_ops import statistics
 from hostcallback.tracing import source_line
@@ -25,34 +25,25 @@ _TURNED = (*_VIEWS, "transpose", "broadcast_in_dim")
 
 
 def plan_parameters(pattern: str, what_of: str, program: Program, found: Found) -> Plan:
-    """Plans the taps of parameters whose paths match a glob.
-
-    Args:
-        pattern: the glob, such as `params/*/kernel` or `layers[2].weight`.
-        what_of: "param", "param grad" or "update".
-        program: a program of a training step.
-        found: gets the labels.
-    """
+    """Plans the taps of parameters whose paths match a glob, such as `params/*/kernel` or `layers[2].weight`."""
     plan, (jaxpr, _) = Plan(), compat.open_jaxpr(program.tapped)
-    paths = [()] * len(program.constants) + list(program.paths)
     labels = {
         number: label
-        for number, (variable, path) in enumerate(zip(jaxpr.invars, paths, strict=True))
+        for number, (variable, path) in enumerate(zip(jaxpr.invars, program.paths, strict=True))
         if (label := match_whole_path(pattern, path)) is not None and can_measure(variable.aval)
     }
     if what_of == "param":
         for number, label in labels.items():
-            plan.taps.setdefault(jaxpr.invars[number], []).append(found.new_label(label))
+            plan.tap(OUTERMOST, jaxpr.invars[number], found.new_label(label))
     elif labels:
         flow = _Flow()
         results = flow.results(jaxpr, [_Value({i: 0}, frozenset([i])) for i in range(len(jaxpr.invars))])
         if what_of == "param grad":
             for number, gradient in _gradients(jaxpr, flow, labels).items():
-                there = plan.inner(jaxpr, gradient.path)
                 label = found.new_label(f"param grad {labels[number]}")
-                there.taps.setdefault(gradient.variable, []).append(label)
+                plan.tap(gradient.position, gradient.variable, label)
         else:
-            updates = _updates(program, paths, results)
+            updates = _updates(program, results)
             for number in [number for number in labels if number in updates]:
                 label = found.new_label(f"update {labels[number]}")
                 plan.parameters[label] = functools.partial(_update, number, updates[number])
@@ -90,10 +81,10 @@ class _Value(NamedTuple):
 
 
 class _Gradient(NamedTuple):
-    """A value that leaves a backward pass, and the numbers of the equations around it, each with its program's."""
+    """A value that leaves a backward pass of the program at a position."""
 
-    path: tuple[tuple[int, int], ...]
-    variable: Any
+    position: Position
+    variable: Var
     makers: frozenset[Any]
 
 
@@ -111,56 +102,59 @@ class _Flow:
 
     def results(
         self,
-        jaxpr: Any,
+        jaxpr: AnyJaxpr,
         inputs: Sequence[_Value],
-        path: tuple[tuple[int, int], ...] = (),
+        position: Position = OUTERMOST,
         backward: bool = False,
     ) -> list[_Value]:
         """Returns the results of a program; `backward` says whether it is part of a backward pass."""
-        jaxpr, constants = compat.open_jaxpr(jaxpr)
-        known = (*[_Value()] * len(constants), *inputs)
-        values = dict(zip((*jaxpr.constvars, *jaxpr.invars), known, strict=True))
-        cotangents: dict[Any, int] = {}
-        leaving: dict[Any, None] = {}
+        cotangents: dict[Var, tuple[int, frozenset[Any]]] = {}
+        leaving: dict[Var, None] = {}
+        numbers = itertools.count()
 
-        def read(atom: Any) -> _Value:
-            return _Value() if isinstance(atom, Literal) else values[atom]
-
-        for number, equation in enumerate(jaxpr.eqns):
-            given = variables(equation.invars, cotangents)
+        def step(equation: JaxprEqn, operands: list[_Value]) -> list[_Value]:
+            number, given = next(numbers), [v for v in variables(equation.invars) if v in cotangents]
             is_backward = backward or source_line.is_backward(str(equation.source_info.name_stack))
+            outs = self._made(equation, operands, position, is_backward)
             if is_backward or (given and equation.primitive.name in ("add_any", *_VIEWS)):
-                cotangents.update(dict.fromkeys(equation.outvars, number))
+                made = zip(equation.outvars, outs, strict=True)
+                cotangents.update((variable, (number, value.makers)) for variable, value in made)
             else:
                 leaving.update(dict.fromkeys(given))
-            outs = self._made(equation, read, (path, number), is_backward)
-            values.update(zip(equation.outvars, outs, strict=True))
-        leaving.update(dict.fromkeys(variables(jaxpr.outvars, cotangents)))
+            return outs
+
+        results = interpret(jaxpr, inputs, step, lambda constant: _Value())
+        leaving.update(
+            dict.fromkeys(v for v in variables(compat.open_jaxpr(jaxpr)[0].outvars) if v in cotangents)
+        )
         if not backward:
-            last_first = sorted(leaving, key=lambda variable: -cotangents[variable])
-            self.gradients += [_Gradient(path, variable, values[variable].makers) for variable in last_first]
-        return list(map(read, jaxpr.outvars))
+            last_first = sorted(leaving, key=lambda variable: -cotangents[variable][0])
+            self.gradients += [
+                _Gradient(position, variable, cotangents[variable][1]) for variable in last_first
+            ]
+        return results
 
     def _made(
-        self, equation: Any, read: Callable[[Any], _Value], place: tuple[Any, int], backward: bool
+        self, equation: JaxprEqn, operands: list[_Value], position: Position, backward: bool
     ) -> list[_Value]:
-        name, operands, (path, number) = equation.primitive.name, list(map(read, equation.invars)), place
+        name, structure = equation.primitive.name, structure_of(equation)
         origin = compat.equation_origin(equation)
         origins = frozenset([origin] if origin else [])
         if not backward:
             for used in itertools.chain(*(operand.views for operand in operands)):
                 self.users.setdefault(used, set()).update(origins)
-        structure = structure_of(equation)
-        found = []
-        for i, (program, atoms) in enumerate(
-            structure.programs if structure and structure.kind != "other" else ()
-        ):
-            inputs = [read(atom)._replace(makers=frozenset()) for atom in atoms]
-            outs = self.results(program, inputs, (*path, (number, i)), backward)
-            found += [outs] if len(outs) == len(equation.outvars) else []
-        if found:
-            keeps = structure is not None and structure.kind in ("call", "remat", "cond")
-            return [_one_of(outs, origins, keeps) for outs in zip(*found, strict=True)]
+        if structure.is_open:
+            found = []
+            for program, atoms in structure.programs:
+                # Its inputs are the last operands.
+                inputs = [
+                    value._replace(makers=frozenset()) for value in operands[len(operands) - len(atoms) :]
+                ]
+                outs = self.results(program, inputs, position.inside(equation), backward)
+                found += [outs] if len(outs) == len(equation.outvars) else []
+            if found:
+                keeps = structure.kind in ("call", "remat", "cond")
+                return [_one_of(outs, origins, keeps) for outs in zip(*found, strict=True)]
         if name == "optimization_barrier":
             return operands
         views = operands[0].views if name in _TURNED else frozenset()
@@ -198,27 +192,27 @@ def _sum_with(primitive: str, operands: Sequence[_Value]) -> Mapping[int, int]:
 # ---- Gradients and updates -------------------------------------------------------------------------------------------
 
 
-def _gradients(jaxpr: Any, flow: _Flow, wanted: Container[int]) -> dict[int, _Gradient]:
+def _gradients(jaxpr: Jaxpr, flow: _Flow, wanted: Container[int]) -> dict[int, _Gradient]:
     """Returns the gradient of each input in `wanted` that has one, by the input's number.
 
     A gradient leaves the backward pass, and has the origin of an operation that uses its parameter. Where several are
     alike, as in a loop of Python, the backward pass has the reverse order of the operations.
     """
     result: dict[int, _Gradient] = {}
-    free = sorted(flow.gradients, key=lambda gradient: len(gradient.path))
+    free = sorted(flow.gradients, key=lambda gradient: len(gradient.position.equations))
     for number, users in flow.users.items():
-        shape = jaxpr.invars[number].aval.shape
+        shape = aval_of(jaxpr.invars[number]).shape
         for gradient in free if number in wanted else ():
             # A loop may have a gradient for each of its iterations.
-            shapes = (shape, shape[1:]) if gradient.path else (shape,)
-            if gradient.variable.aval.shape in shapes and not users.isdisjoint(gradient.makers):
+            shapes = (shape, shape[1:]) if gradient.position.equations else (shape,)
+            if aval_of(gradient.variable).shape in shapes and not users.isdisjoint(gradient.makers):
                 result[number] = gradient
                 free.remove(gradient)
                 break
     return result
 
 
-def _updates(program: Program, paths: Sequence[Sequence[str]], results: Sequence[_Value]) -> dict[int, int]:
+def _updates(program: Program, results: Sequence[_Value]) -> dict[int, int]:
     """Returns, by the number of an input, the number of the result that holds this parameter after the step.
 
     A sum of the parameter and something else. Of several, the one whose path has most in common with the parameter's,
@@ -226,7 +220,7 @@ def _updates(program: Program, paths: Sequence[Sequence[str]], results: Sequence
     """
     names = [re.findall(r"\w+", path) for path in compat.result_paths(program.closed)]
     found: dict[int, int] = {}
-    for number, (aval, path) in enumerate(zip(program.closed.in_avals, paths, strict=True)):
+    for number, (aval, path) in enumerate(zip(program.closed.in_avals, program.paths, strict=True)):
         ranks = {
             i: (_common_end(path, names[i]), value.backward, -value.sum_with[number])
             for i, (value, out) in enumerate(zip(results, program.closed.out_avals, strict=True))

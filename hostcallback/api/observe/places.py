@@ -8,13 +8,13 @@ from __future__ import annotations
 import difflib
 import fnmatch
 import re
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from hostcallback import _jax_compat as compat
-from hostcallback._jax_compat import Literal
-from hostcallback.lowering.evaluator import structure_of
+from hostcallback._jax_compat.types import AnyJaxpr, Atom, JaxprEqn, Literal, Var
+from hostcallback.lowering.equations import structure_of, variables
 from hostcallback.lowering.xray import UserError
 from hostcallback.tracing import source_line
 from hostcallback.tracing.source_line import SourceLine, called_name, first_user_line, user_source_line
@@ -60,7 +60,7 @@ OUTSIDE = Site("", (), (), "", False)
 """What is around a whole program."""
 
 
-def site_of(equation: Any, around: Site) -> Site:
+def site_of(equation: JaxprEqn, around: Site) -> Site:
     """Describes an equation of a program that the equation of another site holds."""
     stack = str(equation.source_info.name_stack)
     calls = [called_name(code, offset) for code, offset in compat.equation_origin(equation)]
@@ -76,7 +76,7 @@ def site_of(equation: Any, around: Site) -> Site:
     )
 
 
-def _function_of(equation: Any) -> str:
+def _function_of(equation: JaxprEqn) -> str:
     params = equation.params
     name = params.get("name")
     if isinstance(name, str):
@@ -86,12 +86,6 @@ def _function_of(equation: Any) -> str:
         info = getattr(jaxpr, "debug_info", None)
         return str(getattr(info, "func_name", "") or "").split(" ")[0].rpartition(".")[2]
     return ""
-
-
-def variables(atoms: Iterable[Any], among: Container[Any] | None = None) -> list[Any]:
-    """The variables (not literals) among operands or results; with `among`, only those in it."""
-    found = [atom for atom in atoms if not isinstance(atom, Literal)]
-    return found if among is None else [variable for variable in found if variable in among]
 
 
 # ---- Selections ------------------------------------------------------------------------------------------------------
@@ -244,15 +238,14 @@ def nearest(text: str, names: Iterable[str], count: int = 8) -> list[str]:
 
 @dataclass(frozen=True)
 class Labelled:
-    """An equation of a program, with its number in the program and the label of the place to which it belongs."""
+    """An equation of a program, and the label of the place to which it belongs."""
 
-    number: int
-    equation: Any
+    equation: JaxprEqn
     site: Site
     recomputed: bool
     label: str | None
 
-    def reads(self) -> list[Any]:
+    def reads(self) -> list[Var]:
         """The variables that it reads."""
         return variables(self.equation.invars)
 
@@ -264,41 +257,44 @@ Origins = dict[Any, set[str | None]]
 class Modules:
     """The parameters of selected modules among the values of one program: by variable, the label of the module."""
 
-    def __init__(self, labels: Mapping[Any, str]) -> None:
+    def __init__(self, labels: Mapping[Var, str]) -> None:
         self._labels = dict(labels)
-        self._updates: set[Any] = set()
+        self._updates: set[Var] = set()
 
     @classmethod
-    def of_paths(cls, pattern: str, variables: Sequence[Any], paths: Sequence[tuple[str, ...]]) -> Modules:
-        """The modules of a function's arguments, whose paths are in the same order as the variables.
+    def of_paths(cls, pattern: str, inputs: Sequence[Var], paths: Sequence[tuple[str, ...]]) -> Modules:
+        """The modules of a function's arguments, whose paths are in the same order as the inputs.
 
         The name of the argument may be left out of the pattern, and then is not in the label.
         """
         labels = {}
-        for variable, path in zip(variables, paths, strict=True):
+        for variable, path in zip(inputs, paths, strict=True):
             label = match_path(pattern, path[1:-1]) or match_path(pattern, path[:-1])
             if label is not None:
                 labels[variable] = label
         return cls(labels)
 
-    def inside(self, jaxpr: Any, operands: Sequence[Any]) -> Modules:
+    def inside(self, jaxpr: AnyJaxpr, operands: Sequence[Atom]) -> Modules:
         """The modules in a program that an equation holds."""
         jaxpr, _ = compat.open_jaxpr(jaxpr)
-        pairs = zip(jaxpr.invars, operands, strict=False) if len(jaxpr.invars) == len(operands) else ()
-        return Modules({v: label for v, atom in pairs if (label := self._of(atom)) is not None})
+        if len(jaxpr.invars) != len(operands):
+            return Modules({})
+        pairs = zip(jaxpr.invars, operands, strict=True)
+        known = [(v, atom) for v, atom in pairs if not isinstance(atom, Literal) and atom in self._labels]
+        return Modules({variable: self._labels[atom] for variable, atom in known})
 
-    def visit(self, equation: Any, site: Site) -> str | None:
+    def visit(self, equation: JaxprEqn, site: Site) -> str | None:
         """The label of the module to which an equation belongs; visits must be in the order of the program."""
         atoms = variables(equation.invars)
         # What comes after a backward pass, such as the step of an optimiser, uses parameters but is no module.
         if site.backward or any(atom in self._updates for atom in atoms):
             self._updates.update(equation.outvars)
             return None
-        labels = dict.fromkeys(label for atom in atoms if (label := self._of(atom)) is not None)
+        labels = dict.fromkeys(self._labels[atom] for atom in atoms if atom in self._labels)
         if not labels:
             return None
         label = next(iter(labels))
-        only_parameters = all(self._of(atom) is not None for atom in atoms)
+        only_parameters = all(atom in self._labels for atom in atoms)
         if only_parameters:
             self._labels.update(dict.fromkeys(equation.outvars, label))
             return None
@@ -313,8 +309,8 @@ class Modules:
         gradients of parameters is computed, they are those that use what the module was given.
         """
         owners = dict(self._labels)
-        entered: dict[Any, str] = {}
-        multiplied: dict[Any, str] = {}
+        entered: dict[Var, str] = {}
+        multiplied: dict[Var, str] = {}
         for one in equations:
             if one.label is not None:
                 owners.update(dict.fromkeys(one.equation.outvars, one.label))
@@ -334,14 +330,11 @@ class Modules:
         }
         return [_labelled(one, only_entered, {}) for one in result]
 
-    def _of(self, atom: Any) -> str | None:
-        return None if isinstance(atom, Literal) else self._labels.get(atom)
-
 
 _BILINEAR = ("dot_general", "conv_general_dilated", "ragged_dot_general")
 
 
-def _labelled(one: Labelled, owners: Mapping[Any, str], origins: Origins) -> Labelled:
+def _labelled(one: Labelled, owners: Mapping[Var, str], origins: Origins) -> Labelled:
     if one.label is not None or not one.site.backward or one.recomputed or _is_large(one.equation):
         return one
     known = origins.get(compat.equation_origin(one.equation), set())
@@ -349,7 +342,6 @@ def _labelled(one: Labelled, owners: Mapping[Any, str], origins: Origins) -> Lab
     return replace(one, label=next(iter(known if len(known) == 1 else of_reads), None))
 
 
-def _is_large(equation: Any) -> bool:
+def _is_large(equation: JaxprEqn) -> bool:
     # A jitted function of one module, such as that of an einsum, is a part of the module; other programs are entered.
-    structure = structure_of(equation)
-    return structure is not None and structure.kind != "call"
+    return structure_of(equation).kind not in ("", "call")

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
 from hostcallback import _jax_compat as compat
-from hostcallback._jax_compat import Literal
-from hostcallback.api.observe.places import (
-    Labelled,
-    Modules,
-    Origins,
-    Selection,
-    Site,
-    site_of,
-    variables,
-)  # fmt: skip
+from hostcallback._jax_compat.types import AnyJaxpr, Atom, Jaxpr, JaxprEqn, Literal, Var
+from hostcallback.api.observe.places import Labelled, Modules, Origins, Selection, Site, site_of
 from hostcallback.api.observe.report import can_measure
-from hostcallback.lowering.evaluator import structure_of
+from hostcallback.lowering.equations import Position, structure_of, variables
+from hostcallback.lowering.inputs import is_inexact
 from hostcallback.tracing import source_line
 
 PREFIXES = {"output": "", "input": "input ", "grad": "grad "}
@@ -29,49 +21,29 @@ PREFIXES = {"output": "", "input": "input ", "grad": "grad "}
 
 @dataclass
 class Plan:
-    """The values to tap in one program.
+    """The values to tap in a program and in those in it.
 
     Attributes:
-        taps: by variable, the labels of the value.
-        inside: by the number of an equation, the plans of the programs that it holds, for those with taps.
+        taps: by the key of the position of a program, and by variable, the labels of the value.
         parameters: by label, what measures an update from the program's inputs and results.
     """
 
-    taps: dict[Any, list[str]] = field(default_factory=dict)
-    inside: dict[int, list[Plan]] = field(default_factory=dict)
+    taps: dict[tuple[int, ...], dict[Var, list[str]]] = field(default_factory=dict)
     parameters: dict[str, Callable[..., Any]] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
-        return bool(self.taps or self.inside or self.parameters)
+        return bool(self.taps or self.parameters)
 
-    def inner(self, jaxpr: Any, path: Sequence[tuple[int, int]]) -> Plan:
-        """The plan of a program inside, by the numbers of the equations around it, each with that of its program."""
-        plan = self
-        for number, i in path:
-            structure = structure_of(compat.open_jaxpr(jaxpr)[0].eqns[number])
-            programs = structure.programs if structure else ()
-            plan, jaxpr = plan.inside.setdefault(number, [Plan() for _ in programs])[i], programs[i][0]
-        return plan
-
-    def by_place(self, jaxpr: Any, equations: tuple[int, ...] = ()) -> Iterator[tuple[tuple[int, ...], Plan]]:
-        """The plans of the program and of those in it, by the identities of the equations around and of the program."""
-        jaxpr, _ = compat.open_jaxpr(jaxpr)
-        yield (*equations, id(jaxpr)), self
-        for number, plans in self.inside.items():
-            structure = structure_of(jaxpr.eqns[number])
-            programs = structure.programs if structure else ()
-            for plan, (inner, _) in zip(plans, programs, strict=True):
-                yield from plan.by_place(inner, (*equations, id(jaxpr.eqns[number])))
+    def tap(self, position: Position, variable: Var, label: str) -> None:
+        """Adds a label to a value of the program at a position."""
+        self.taps.setdefault(position.key, {}).setdefault(variable, []).append(label)
 
     def add(self, other: Plan) -> None:
         """Adds the taps of another plan of the same program."""
         self.parameters.update(other.parameters)
-        for variable, labels in other.taps.items():
-            self.taps.setdefault(variable, []).extend(labels)
-        for number, plans in other.inside.items():
-            known = self.inside.setdefault(number, [Plan() for _ in plans])
-            for mine, more in zip(known, plans, strict=True):
-                mine.add(more)
+        for key, taps in other.taps.items():
+            for variable, labels in taps.items():
+                self.taps.setdefault(key, {}).setdefault(variable, []).extend(labels)
 
 
 @dataclass
@@ -115,14 +87,14 @@ class Around:
 
     Attributes:
         site: the equation that holds it.
-        marks: the marks of X-rays on the equations around it.
+        position: of the program.
         modules: the parameters among its inputs.
         needed: for each result, whether something else than a backward pass uses it.
         cotangents: for each input, whether a backward pass made it.
     """
 
     site: Site
-    marks: frozenset[str]
+    position: Position
     modules: Modules
     needed: Sequence[bool]
     cotangents: Sequence[bool] = ()
@@ -130,19 +102,14 @@ class Around:
     def inside(
         self,
         one: Labelled,
-        jaxpr: Any,
-        operands: Sequence[Any],
-        needed: Sequence[bool],
-        cotangents: Sequence[bool],
+        jaxpr: AnyJaxpr,
+        operands: Sequence[Atom],
+        needed: Sequence[bool] = (),
+        cotangents: Sequence[bool] = (),
     ) -> Around:
         """Returns the `Around` of a program inside an equation."""
-        return Around(
-            one.site, self.marks_of(one.equation), self.modules.inside(jaxpr, operands), needed, cotangents
-        )
-
-    def marks_of(self, equation: Any) -> frozenset[str]:
-        """The marks on an equation of the program."""
-        return self.marks.union(source_line.marks_in(str(equation.source_info.name_stack)))
+        position, modules = self.position.inside(one.equation), self.modules.inside(jaxpr, operands)
+        return Around(one.site, position, modules, needed, cotangents)
 
 
 class Planner:
@@ -160,25 +127,22 @@ class Planner:
         self._found = found
         self._origins: Origins = {}
 
-    def prepare(self, jaxpr: Any, around: Around) -> None:
+    def prepare(self, jaxpr: AnyJaxpr, around: Around) -> None:
         """Notes which operations belong to modules. Called before `plan`, which finds the backward pass by them."""
         if self._selection.kind != "module":
             return
-        jaxpr, _ = compat.open_jaxpr(jaxpr)
-        equations = self._forward(jaxpr, around)
-        for one in equations:
+        for one in self._forward(compat.open_jaxpr(jaxpr)[0], around):
             if one.site.backward:
                 continue
             origin = compat.equation_origin(one.equation)
             if origin:
                 self._origins.setdefault(origin, set()).add(one.label)
-            structure = structure_of(one.equation)
-            for inner, operands in structure.programs if structure and one.label is None else ():
-                self.prepare(inner, around.inside(one, inner, operands, (), ()))
+            for inner, operands in structure_of(one.equation).programs if one.label is None else ():
+                self.prepare(inner, around.inside(one, inner, operands))
 
-    def plan(self, jaxpr: Any, around: Around) -> Plan:
+    def plan(self, program: AnyJaxpr, around: Around) -> Plan:
         """Plans one program."""
-        jaxpr, _ = compat.open_jaxpr(jaxpr)
+        jaxpr, _ = compat.open_jaxpr(program)
         equations = self._equations(jaxpr, around)
         live, plan = _live(jaxpr, equations, around.needed), Plan()
         uses = _uses(jaxpr, equations, around.needed, live)
@@ -192,7 +156,7 @@ class Planner:
             else:
                 values = _entering(region)
                 values = [v for v in values if self._what_of == "input" or v in cotangents]
-            self._tap(plan, label, values)
+            self._tap(plan, around.position, label, values)
         return plan
 
     def _regions(self, equations: Sequence[Labelled]) -> list[tuple[str, list[Labelled]]]:
@@ -200,65 +164,61 @@ class Planner:
         for one in equations:
             in_direction = one.site.backward == (self._what_of == "grad") and not one.recomputed
             if one.label is not None and in_direction:
-                key = one.label if self._selection.is_region else one.number
+                key = one.label if self._selection.is_region else id(one.equation)
                 regions.setdefault(key, (one.label, []))[1].append(one)
         return list(regions.values())
 
-    def _equations(self, jaxpr: Any, around: Around) -> list[Labelled]:
+    def _equations(self, jaxpr: Jaxpr, around: Around) -> list[Labelled]:
         result = self._forward(jaxpr, around)
         if self._selection.kind == "module":
             return _with_between(around.modules.with_backward(result, self._origins), True)
         return result
 
-    def _forward(self, jaxpr: Any, around: Around) -> list[Labelled]:
+    def _forward(self, jaxpr: Jaxpr, around: Around) -> list[Labelled]:
         result = []
-        for number, equation in enumerate(jaxpr.eqns):
+        for equation in jaxpr.eqns:
             if source_line.is_own(str(equation.source_info.name_stack)):
                 continue  # of another X-ray
             site = site_of(equation, around.site)
-            is_meant = not self._mark or self._mark in around.marks_of(equation)
+            is_meant = around.position.has_mark(self._mark, equation)
             if is_meant:
                 self._found.note(site)
             is_module = self._selection.kind == "module"
             label = around.modules.visit(equation, site) if is_module else self._selection.label(site)
             recomputed = source_line.is_recomputed(str(equation.source_info.name_stack))
-            result.append(Labelled(number, equation, site, recomputed, label if is_meant else None))
+            result.append(Labelled(equation, site, recomputed, label if is_meant else None))
         return _with_between(result, False) if self._selection.kind == "module" else result
 
-    def _tap(self, plan: Plan, label: str, values: Sequence[Any]) -> None:
-        values = [v for v in values if can_measure(v.aval) and v not in plan.taps]
+    def _tap(self, plan: Plan, position: Position, label: str, values: Sequence[Var]) -> None:
+        known = plan.taps.get(position.key, {})
+        values = [v for v in values if can_measure(v.aval) and v not in known]
         for i, value in enumerate(values):
             name = PREFIXES[self._what_of] + label
-            unique = self._found.new_label(f"{name}[{i}]" if len(values) > 1 else name)
-            plan.taps.setdefault(value, []).append(unique)
+            plan.tap(position, value, self._found.new_label(f"{name}[{i}]" if len(values) > 1 else name))
 
     def _plan_inside(
-        self, plan: Plan, one: Labelled, around: Around, live: set[Any], cotangents: set[Any]
+        self, plan: Plan, one: Labelled, around: Around, live: set[Var], cotangents: set[Var]
     ) -> None:
-        carries = _carries(one.equation)
+        carries, structure = _carries(one.equation), structure_of(one.equation)
         # The next iteration uses a carry.
         needed = [i < carries or var in live for i, var in enumerate(one.equation.outvars)]
-        before = dict(self._found.labels)
-        plans = []
-        structure = structure_of(one.equation)
-        for jaxpr, operands in structure.programs if structure else ():
+        before, found = dict(self._found.labels), Plan()
+        for jaxpr, operands in structure.programs:
             results = len(compat.open_jaxpr(jaxpr)[0].outvars)
             of_results = needed if results == len(needed) else [True] * results
             given = [not isinstance(atom, Literal) and atom in cotangents for atom in operands]
-            inner = self.plan(jaxpr, around.inside(one, jaxpr, operands, of_results, given))
-            is_meant = not self._mark or self._mark in around.marks_of(one.equation)
+            inside = around.inside(one, jaxpr, operands, of_results, given)
+            found.add(self.plan(jaxpr, inside))
+            is_meant = around.position.has_mark(self._mark, one.equation)
             if self._selection.kind == "carry" and carries and is_meant:
-                self._tap_carry(inner, one, jaxpr, carries)
-            plans.append(inner)
-        if not any(plans):
-            return
-        if structure is not None and structure.kind != "other":
-            plan.inside[one.number] = plans
-        else:
+                self._tap_carry(found, one, jaxpr, inside.position, carries)
+        if structure.is_open:
+            plan.add(found)
+        elif found:
             self._found.labels = before
             self._found.not_entered.append(one.site)
 
-    def _tap_carry(self, plan: Plan, one: Labelled, jaxpr: Any, count: int) -> None:
+    def _tap_carry(self, plan: Plan, one: Labelled, jaxpr: AnyJaxpr, position: Position, count: int) -> None:
         if one.site.backward != (self._what_of == "grad"):
             return
         body, _ = compat.open_jaxpr(jaxpr)
@@ -266,32 +226,33 @@ class Planner:
         place = f"@{line.function.rpartition('.')[2]}:{line.line}" if line else ""
         for i, value in enumerate(body.outvars[:count]):
             if not isinstance(value, Literal) and value not in body.constvars:
-                self._tap(plan, f"{'/'.join((*one.site.scope, 'carry'))}{place}[{i}]", [value])
+                label = f"{'/'.join((*one.site.scope, 'carry'))}{place}[{i}]"
+                self._tap(plan, position, label, [value])
 
 
-def _carries(equation: Any) -> int:
+def _carries(equation: JaxprEqn) -> int:
     if equation.primitive.name == "scan":
         return len(compat.scan_groups(equation.params, equation.invars)[1])
     return len(equation.outvars) if equation.primitive.name == "while" else 0
 
 
-Uses = dict[Any, list[tuple[str | None, bool]]]
+Uses = dict[Var, list[tuple[str | None, bool]]]
 """By variable, the label of each equation that uses it, and whether only a backward pass needs that use."""
 
 
-def _uses(jaxpr: Any, equations: Sequence[Labelled], needed: Sequence[bool], live: set[Any]) -> Uses:
+def _uses(jaxpr: Jaxpr, equations: Sequence[Labelled], needed: Sequence[bool], live: set[Var]) -> Uses:
     uses: Uses = {}
     for one in equations:
         is_live = not one.site.backward and any(var in live for var in one.equation.outvars)
         for atom in one.reads():
             uses.setdefault(atom, []).append((one.label, not is_live))
-    for atom, is_needed in zip(jaxpr.outvars, needed, strict=True):
-        if not isinstance(atom, Literal):
-            uses.setdefault(atom, []).append((None, not is_needed))
+    for result, is_needed in zip(jaxpr.outvars, needed, strict=True):
+        if not isinstance(result, Literal):
+            uses.setdefault(result, []).append((None, not is_needed))
     return uses
 
 
-def _live(jaxpr: Any, equations: Sequence[Labelled], needed: Sequence[bool]) -> set[Any]:
+def _live(jaxpr: Jaxpr, equations: Sequence[Labelled], needed: Sequence[bool]) -> set[Var]:
     """The values that the program's results depend on, leaving out dependencies through a backward pass."""
     live = set(variables(atom for atom, is_needed in zip(jaxpr.outvars, needed, strict=True) if is_needed))
     _add_sources(live, equations)
@@ -305,20 +266,20 @@ def _live(jaxpr: Any, equations: Sequence[Labelled], needed: Sequence[bool]) -> 
     return live
 
 
-def _add_sources(live: set[Any], equations: Sequence[Labelled]) -> None:
+def _add_sources(live: set[Var], equations: Sequence[Labelled]) -> None:
     for one in reversed(equations):
         if not one.site.backward and any(v in live for v in one.equation.outvars):
             live.update(one.reads())
 
 
-def _last_result(values: Sequence[Any], made: Mapping[Any, Labelled]) -> Any | None:
+def _last_result(values: Sequence[Var], made: Mapping[Var, Labelled]) -> Var | None:
     """The result of the last operation among values in order; what its derivative needs has the same origin."""
-    floats = [v for v in values if jnp.issubdtype(v.aval.dtype, jnp.inexact)]
+    floats = [v for v in values if is_inexact(v.aval)]
     origins = [compat.equation_origin(made[v].equation) for v in floats]
     return floats[origins.index(origins[-1])] if floats else None
 
 
-def _leaving(region: Sequence[Labelled], uses: Uses) -> list[Any]:
+def _leaving(region: Sequence[Labelled], uses: Uses) -> list[Var]:
     label, single = region[0].label, len(region) == 1
     made = [var for one in region for var in one.equation.outvars]
     users = {v: [back for used_by, back in uses.get(v, ()) if used_by != label or single] for v in made}
@@ -330,19 +291,19 @@ def _leaving(region: Sequence[Labelled], uses: Uses) -> list[Any]:
     return [] if last is None else [last]
 
 
-def _entering(region: Sequence[Labelled]) -> list[Any]:
+def _entering(region: Sequence[Labelled]) -> list[Var]:
     made = {var for one in region for var in one.equation.outvars}
     return [var for var in dict.fromkeys(var for one in region for var in one.reads()) if var not in made]
 
 
-def _cotangents(equations: Sequence[Labelled], jaxpr: Any, around: Around) -> set[Any]:
+def _cotangents(equations: Sequence[Labelled], jaxpr: Jaxpr, around: Around) -> set[Var]:
     """The values that a backward pass made."""
     given = zip(jaxpr.invars, around.cotangents, strict=False)
     values = {var for var, is_cotangent in given if is_cotangent}
     for one in equations:
         # JAX adds cotangents outside of the scopes whose cotangents they are.
         adds = one.site.primitive == "add_any" and any(var in values for var in one.reads())
-        is_zero = not one.reads() and not any(np.any(atom.val) for atom in one.equation.invars)
+        is_zero = all(isinstance(atom, Literal) and not np.any(atom.val) for atom in one.equation.invars)
         if (one.site.backward and not one.recomputed and not is_zero) or adds:
             values.update(one.equation.outvars)
     return values
@@ -360,7 +321,7 @@ def _with_between(equations: list[Labelled], backward: bool) -> list[Labelled]:
 
 
 def _spread(equations: Sequence[Labelled], label: str, backward: bool, *, forward: bool) -> set[int]:
-    touched: set[Any] = set()
+    touched: set[Var] = set()
     found: set[int] = set()
     for i, one in enumerate(equations) if forward else reversed(list(enumerate(equations))):
         reads, makes = one.reads(), list(one.equation.outvars)

@@ -61,7 +61,7 @@ def can_measure(aval: Any) -> bool:
     return bool(real) and 0 not in aval.shape
 
 
-def measure(value: Any, names: tuple[str, ...] | None, devices: int) -> Any:
+def measure(value: jax.Array, names: tuple[str, ...] | None, devices: int) -> Any:
     """Returns the record of a value: itself, or a dict of float32 scalars (the histogram is int32 of 64 bins).
 
     Of a value that the compiler divides among devices it has, under `SHARES`, the statistics of their shares; `merged`
@@ -106,7 +106,7 @@ def _in_order(record: Mapping[str, Any], names: tuple[str, ...] | None) -> Order
     return OrderedDict((name, record[name]) for name in (*order, *(n for n in record if n not in order)))
 
 
-def _histogram(value: Any) -> Any:
+def _histogram(value: jax.Array) -> Any:
     _, exponent = jnp.frexp(jnp.where(jnp.isfinite(value), value, 0))
     low, count = HISTOGRAM_EXPONENTS.start, len(HISTOGRAM_EXPONENTS)
     bins = jnp.clip(exponent - 1 - low, 0, count - 1)

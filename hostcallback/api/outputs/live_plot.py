@@ -68,8 +68,8 @@ class LivePlot(OwnReceiver):
         """A new `matplotlib.figure.Figure` of the values so far. Wait for others with `hcb.barrier_wait()`."""
         with self._lock:
             panels = [
-                plotting.Panel(name, name in self._log, self._lines(place))
-                for place, name in enumerate(self._names)
+                plotting.Panel(name, name in self._log, self._lines(number))
+                for number, name in enumerate(self._names)
             ]
         return plotting.draw(panels, bool(self._smooth))
 
@@ -169,8 +169,8 @@ class LivePlot(OwnReceiver):
         with self._lock:
             plotted = {self._panel_of(name) for name, _ in self._curves}
             others = sorted(self._others)
-        for place, name in enumerate(self._names):
-            if place not in plotted:
+        for number, name in enumerate(self._names):
+            if number not in plotted:
                 near = difflib.get_close_matches(name, others, n=3) or others[:3]
                 there = f"; there were {', '.join(map(repr, near))}" if near else ""
                 logger.warning("hcb.live_plot got no value of the name %r%s", name, there)

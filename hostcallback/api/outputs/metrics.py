@@ -227,7 +227,7 @@ def _split(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, list[An
     sent: dict[str, Any] = {}
     forms: dict[str, list[Any]] = {}
     for path, leaf in leaves:
-        name = "/".join(_key(entry) for entry in path)
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
         value = text(leaf) if isinstance(leaf, str) else leaf
         if name in sent or name in forms:
             raise ValueError(f"hcb.metrics: two values have the name {name!r}, at {user_source_line()}")
@@ -239,13 +239,6 @@ def _split(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, list[An
         if not isinstance(value.arrays, list) or value.arrays:
             sent[name] = value.arrays
     return sent, forms
-
-
-def _key(entry: Any) -> str:
-    for attribute in ("key", "idx", "name"):
-        if hasattr(entry, attribute):
-            return str(getattr(entry, attribute))
-    return str(entry)
 
 
 def _check_scalar(name: str, value: Any) -> None:

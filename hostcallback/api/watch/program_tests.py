@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,155 +11,108 @@ import jax.numpy as jnp
 import numpy as np
 
 from hostcallback import _jax_compat as compat
-from hostcallback._jax_compat import Literal
-from hostcallback.lowering.evaluator import (
-    Evaluator,
-    Place,
-    Records,
-    Silent,
+from hostcallback._jax_compat.types import AnyJaxpr, Aval, Jaxpr, JaxprEqn, Var
+from hostcallback.lowering.equations import (
+    Position,
+    equations_in,
     loop_of,
-    silently,
     structure_of,
-    where_it_goes_on,
+    variables,
 )
+from hostcallback.lowering.evaluator import Evaluator, Records, Silent, Tester, where_it_goes_on
 from hostcallback.lowering.inputs import any_not_finite, is_inexact
 from hostcallback.tracing import source_line
 
-FAILED = "failed"
-
-Chosen = Callable[[Any, Place], bool]
-"""Whether an equation at a place is watched."""
+Chosen = Callable[[JaxprEqn, Position], bool]
+"""Whether an equation of the program at a position is watched."""
 
 
-class Tests(Evaluator):
-    """Evaluates a program under a trace; its record `FAILED` says whether a test failed."""
+class Tests(Tester):
+    """Tests the results of operations for values that are not finite."""
 
-    def __init__(self, chosen: Chosen, *, every: bool, silent: bool = False) -> None:
+    def __init__(self, chosen: Chosen, *, every: bool, evaluator: Evaluator | None = None) -> None:
         """Makes the evaluator.
 
         Args:
             chosen: the equations that are meant.
             every: whether to test each of their results, where their operands are finite; otherwise only those that
                 other equations, or what follows the program, use.
-            silent: whether this is a second run, without effects.
+            evaluator: evaluates operations; None for one that has their effects.
         """
-        self._chosen: Chosen = lambda equation, place: (
-            not source_line.is_own(str(equation.source_info.name_stack)) and chosen(equation, place)
+        self._chosen: Chosen = lambda equation, position: (
+            not source_line.is_own(str(equation.source_info.name_stack)) and chosen(equation, position)
         )
         self._every = every
-        self._silent = silent
-        self._leaving: dict[int, tuple[Any, set[Any]]] = {}
-        self._flags: dict[tuple[int, int], tuple[Any, Any, Any]] = {}
-        self.callbacks: list[str] = []
+        self._evaluator = evaluator or Evaluator()
+        self._leaving: set[Var] = set()
+        self._flags: dict[tuple[int, int], tuple[Records, Any, Any]] = {}
 
-    def failed(self, jaxpr: Any, values: Sequence[Any], place: Place) -> tuple[list[Any], Any]:
-        """Evaluates a program; returns its results, and whether a test failed: a bool scalar."""
-        outs, records = self.evaluate(jaxpr, values, place)
-        return outs, jnp.any(records[FAILED]) if FAILED in records else jnp.zeros((), bool)
-
-    def enters(self, jaxpr: Any, number: int, equation: Any, place: Place) -> bool:
-        structure = structure_of(equation)
-        if structure is None or structure.kind == "other":
-            return False
-        if not self._every and self._chosen(equation, place):
+    def enters(self, equation: JaxprEqn, position: Position) -> bool:
+        if not self._every and self._chosen(equation, position):
             return False  # its results are tested
-        inside = place.inside(equation)
-        return any(self._has_chosen(program, inside) for program, _ in structure.programs)
+        return any(
+            any(is_inexact(v.aval) for v in inner.outvars) and self._chosen(inner, there)
+            for program, _ in structure_of(equation).programs
+            for inner, there in equations_in(program, position.inside(equation))
+        )
 
-    def _has_chosen(self, program: Any, place: Place) -> bool:
-        for equation in compat.open_jaxpr(program)[0].eqns:
-            if any(is_inexact(v.aval) for v in equation.outvars) and self._chosen(equation, place):
-                return True
-            structure = structure_of(equation)
-            if structure is not None and any(
-                self._has_chosen(inner, place.inside(equation)) for inner, _ in structure.programs
-            ):
-                return True
-        return False
+    def bind(self, equation: JaxprEqn, values: Sequence[Any]) -> list[Any]:
+        return self._evaluator.bind(equation, values)
 
-    def bind(self, equation: Any, values: Sequence[Any]) -> list[Any]:
-        return silently(equation, values, self.callbacks) if self._silent else super().bind(equation, values)
+    def given(self, jaxpr: Jaxpr, values: Sequence[Any], position: Position, records: Records) -> None:
+        if not self._every:
+            self._leaving.update(variables(jaxpr.outvars))
+            for equation in jaxpr.eqns:
+                if not self._chosen(equation, position):
+                    self._leaving.update(variables(equation.invars))
 
     def made(
-        self,
-        jaxpr: Any,
-        equation: Any,
-        values: Sequence[Any],
-        outs: Sequence[Any],
-        place: Place,
-        records: Records,
-    ) -> None:
-        results = [out for out in outs if is_inexact(out)]
-        if not results or not self._chosen(equation, place):
+        self, equation: JaxprEqn, values: list[Any], outs: Sequence[Any], position: Position, records: Records
+    ) -> None:  # fmt: skip
+        results = [
+            out
+            for variable, out in zip(equation.outvars, outs, strict=True)
+            if is_inexact(out) and (self._every or variable in self._leaving)
+        ]
+        if not results or not self._chosen(equation, position):
             return
         if self._every:
+            held = functools.reduce(jnp.logical_or, (self._flag(records, out) for out in results))
             # What a NaN spreads to is no origin, and a mask of infinities is meant.
-            held = self._flag(records, results)
             for value in values:
                 if is_inexact(value):
-                    held &= ~self._flag(records, [jnp.asarray(value)])
+                    held &= ~self._flag(records, jnp.asarray(value))
         else:
-            leaving = self._leaving_of(jaxpr, place)
-            left = [
-                out for v, out in zip(equation.outvars, outs, strict=True) if v in leaving and is_inexact(out)
-            ]
-            if not left:
-                return
-            held = any_not_finite(left)
-        records[FAILED] = jnp.any(records[FAILED]) | held if FAILED in records else held
+            held = any_not_finite(results)
+        self.fail_if(records, held)
 
-    def of_iteration(self, records: Records) -> Records:
-        return {FAILED: jnp.any(records[FAILED])} if FAILED in records else {}
-
-    def _flag(self, records: Records, values: Sequence[Any]) -> Any:
+    def _flag(self, records: Records, value: Any) -> Any:
         # By the records, because a value may be used in several traces. The entry keeps both alive, and with them ids.
-        value = values[0]
         key = (id(records), id(value))
-        if len(values) > 1:
-            for each in values:
-                self._flag(records, [each])
-            return any_not_finite(values)
         if key not in self._flags:
-            self._flags[key] = (records, value, any_not_finite(values))
+            self._flags[key] = (records, value, any_not_finite([value]))
         return self._flags[key][2]
-
-    def _leaving_of(self, jaxpr: Any, place: Place) -> set[Any]:
-        if id(jaxpr) not in self._leaving:
-            found = {v for v in jaxpr.outvars if not isinstance(v, Literal)}
-            for equation in jaxpr.eqns:
-                if not self._chosen(equation, place):
-                    found |= {v for v in equation.invars if not isinstance(v, Literal)}
-            self._leaving[id(jaxpr)] = (jaxpr, found)
-        return self._leaving[id(jaxpr)][1]
-
-
-def marked(mark: str) -> Chosen:
-    """The equations that a mark is on."""
-
-    def chosen(equation: Any, place: Place) -> bool:
-        stacks = (str(e.source_info.name_stack) for e in (*place.equations, equation))
-        return not mark or any(mark in source_line.marks_in(stack) for stack in stacks)
-
-    return chosen
 
 
 # ---- Loops -----------------------------------------------------------------------------------------------------------
 
-Flags = Callable[[Any, Sequence[Any], Place], tuple[list[Any], Any]]
+Flags = Callable[[AnyJaxpr, Sequence[Any], Position], tuple[list[Any], Any]]
 """Evaluates the body of a loop under a trace; returns its results, and whether a value in it is not finite."""
 
 
-def only_results(jaxpr: Any, values: Sequence[Any], place: Place) -> tuple[list[Any], Any]:
+def only_results(jaxpr: AnyJaxpr, values: Sequence[Any], position: Position) -> tuple[list[Any], Any]:
     """The `Flags` that test only the carry of each iteration, which every search does."""
-    return Silent().evaluate(jaxpr, values, place)[0], jnp.zeros((), bool)
+    return Silent().evaluate(jaxpr, values, position)[0], jnp.zeros((), bool)
 
 
-def search(equation: Any, place: Place, flags: Flags) -> Callable[..., tuple[list[Any], Any, list[Any]]]:
+def search(
+    equation: JaxprEqn, position: Position, flags: Flags
+) -> Callable[..., tuple[list[Any], Any, list[Any]]]:
     """Returns a function that runs a loop and finds its first iterations that make a value that is not finite.
 
     Args:
         equation: a scan or a while loop.
-        place: of its body.
+        position: of its body.
         flags: how the body is tested.
 
     Returns:
@@ -182,7 +136,7 @@ def search(equation: Any, place: Place, flags: Flags) -> Callable[..., tuple[lis
             i, firsts, carry, ys = state
             number = loop.number(i)
             x = [jax.lax.dynamic_index_in_dim(each, number, keepdims=False) for each in loop.xs]
-            outs, inside = flags(loop.body, [*loop.consts, *carry, *x], place)
+            outs, inside = flags(loop.body, [*loop.consts, *carry, *x], position)
             firsts = jnp.where((firsts < 0) & _tests_of(carry, outs, inside), i, firsts)
             after = outs[:count] if loop.length is not None else where_it_goes_on(holds(carry), outs, carry)
             ys = [
@@ -199,7 +153,7 @@ def search(equation: Any, place: Place, flags: Flags) -> Callable[..., tuple[lis
     return run
 
 
-def _tests_of(carry: Sequence[Any], outs: Sequence[Any], inside: Any) -> Any:
+def _tests_of(carry: Sequence[Any], outs: Sequence[Any], inside: jax.Array) -> Any:
     # Whether an iteration makes a value that is not finite, and whether one of its results has a NaN: bool [2].
     new = inside | any_not_finite(outs[len(carry) :])
     for before, after in zip(carry, outs, strict=False):
@@ -208,7 +162,7 @@ def _tests_of(carry: Sequence[Any], outs: Sequence[Any], inside: Any) -> Any:
     return jnp.stack([new, jnp.any(jnp.stack(nan)) if nan else jnp.zeros((), bool)])
 
 
-def zeros(aval: Any) -> Any:
+def zeros(aval: Aval) -> Any:
     """An array of a type, of zeros."""
     if not jnp.issubdtype(aval.dtype, jax.dtypes.extended):
         return jnp.zeros(aval.shape, aval.dtype)

@@ -16,6 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from scipy import special  # type: ignore[import-untyped]
 
+from hostcallback._jax_compat.types import Aval, JaxprEqn, aval_of
+
 
 def numpy_of(value: Any) -> np.ndarray[Any, Any]:
     """Returns a value as a NumPy array; keys and references become an empty array."""
@@ -75,22 +77,20 @@ def _text(value: Any) -> str:
 
 Array = np.ndarray[Any, Any]
 
-_UNARY: dict[str, Callable[[Array], Any]] = {
-    "abs": np.abs, "acos": np.arccos, "asin": np.arcsin, "atan": np.arctan, "ceil": np.ceil, "cos": np.cos,
-    "erf": special.erf, "exp": np.exp, "exp2": np.exp2, "expm1": np.expm1, "floor": np.floor, "log": np.log,
-    "log1p": np.log1p, "logistic": lambda x: 1 / (1 + np.exp(-x)), "neg": np.negative,
-    "rsqrt": lambda x: 1 / np.sqrt(x), "sign": np.sign, "sin": np.sin, "sqrt": np.sqrt, "square": np.square,
-    "tan": np.tan, "tanh": np.tanh,
+_OF_FLOATS: dict[str, Callable[..., Any]] = {
+    "abs": np.abs, "acos": np.arccos, "asin": np.arcsin, "atan": np.arctan, "atan2": np.arctan2, "ceil": np.ceil,
+    "clamp": lambda low, x, high: np.minimum(np.maximum(x, low), high), "cos": np.cos, "div": np.divide,
+    "erf": special.erf, "exp": np.exp, "exp2": np.exp2, "expm1": np.expm1, "floor": np.floor, "is_finite": np.isfinite,
+    "log": np.log, "log1p": np.log1p, "logistic": lambda x: 1 / (1 + np.exp(-x)), "neg": np.negative, "pow": np.power,
+    "rem": np.fmod, "rsqrt": lambda x: 1 / np.sqrt(x), "sign": np.sign, "sin": np.sin, "sqrt": np.sqrt,
+    "square": np.square, "tan": np.tan, "tanh": np.tanh,
 }  # fmt: skip
-_BINARY: dict[str, Callable[[Array, Array], Any]] = {
-    "atan2": np.arctan2, "div": np.divide, "pow": np.power, "rem": np.fmod,
-}  # fmt: skip
-_OF_ANY_NUMBERS: dict[str, Callable[[Array, Array], Any]] = {
+_OF_ANY_NUMBERS: dict[str, Callable[..., Any]] = {
     "add": np.add, "add_any": np.add, "max": np.maximum, "min": np.minimum, "mul": np.multiply, "sub": np.subtract,
     "eq": np.equal, "ge": np.greater_equal, "gt": np.greater, "le": np.less_equal, "lt": np.less,
-    "ne": np.not_equal, "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor,
+    "ne": np.not_equal, "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor, "not": np.invert,
+    **dict.fromkeys(("copy", "copy_p", "name", "pvary"), lambda x: x),
 }  # fmt: skip
-_SAME = {"copy", "copy_p", "name", "pvary"}
 _REDUCED: dict[str, Callable[..., Any]] = {
     "reduce_and": np.all, "reduce_max": np.max, "reduce_min": np.min, "reduce_or": np.any, "reduce_prod": np.prod,
     "reduce_sum": np.sum,
@@ -106,59 +106,43 @@ _MOVED: dict[str, Callable[[Array, dict[str, Any]], Any]] = {
     "squeeze": lambda x, p: np.squeeze(x, tuple(p["dimensions"])),
     "transpose": lambda x, p: np.transpose(x, p["permutation"]),
 }
+_COMMON = {
+    "bool", "bfloat16", "float16", "float32", "float64", "int32", "int64", "uint32", "int8", "uint8",
+}  # fmt: skip
 
 
-def evaluated(equation: Any, values: Sequence[Any]) -> Array | None:
-    """Evaluates an equation.
-
-    Args:
-        equation: the equation.
-        values: its operands.
-
-    Returns:
-        Its only result; None if there is no rule for it.
-    """
-    if len(equation.outvars) != 1 or not _is_common(equation.outvars[0].aval):
+def evaluated(equation: JaxprEqn, values: Sequence[Any]) -> Array | None:
+    """Returns the only result of an equation with these operands; None if there is no rule for it."""
+    if not all(_is_common(atom.aval) for atom in (*equation.invars, *equation.outvars)):
         return None
     name, params = equation.primitive.name, equation.params
-    if name == "iota":
-        return _iota(params) if not values else None
-    if not values or not all(_is_common(atom.aval) for atom in equation.invars):
+    if len(equation.outvars) != 1 or (name != "iota" and not values):
         return None
-    operands = [
-        np.asarray(value, atom.aval.dtype) for value, atom in zip(values, equation.invars, strict=True)
-    ]
-    dtype = np.dtype(equation.outvars[0].aval.dtype)
+    operands = [np.asarray(x, aval_of(v).dtype) for x, v in zip(values, equation.invars, strict=True)]
+    dtype = np.dtype(aval_of(equation.outvars[0]).dtype)
     with np.errstate(all="ignore"):
         out = _evaluated(name, params, operands, dtype)
     if out is None:
         return None
     out = np.asarray(out, dtype)
-    return _without_denormals(out) if name not in _MOVED else out
+    return out if name in _MOVED else _without_denormals(out)
 
 
 def _evaluated(name: str, params: dict[str, Any], operands: list[Array], dtype: np.dtype[Any]) -> Any:
-    first = operands[0]
-    is_float = all(jnp.issubdtype(x.dtype, jnp.floating) for x in operands)
-    if name in _SAME:
-        return first
+    if name == "iota":
+        return _iota(params) if not operands else None
+    first, is_float = operands[0], all(jnp.issubdtype(x.dtype, jnp.floating) for x in operands)
     if name in _OF_ANY_NUMBERS:
         return _OF_ANY_NUMBERS[name](*operands)
     if name in _MOVED:
         return _MOVED[name](first, params) if len(operands) == 1 else None
     if name == "convert_element_type":
-        takes = is_float and not jnp.issubdtype(dtype, jnp.floating)
-        return None if takes else first.astype(dtype)
+        return None if is_float and not jnp.issubdtype(dtype, jnp.floating) else first.astype(dtype)
     if name == "select_n":
-        return (
-            np.where(first, operands[2], operands[1])
-            if first.dtype == np.bool_ and len(operands) == 3
-            else None
-        )
+        is_choice_of_two = first.dtype == np.bool_ and len(operands) == 3
+        return np.where(first, operands[2], operands[1]) if is_choice_of_two else None
     if name == "concatenate":
         return np.concatenate(operands, params["dimension"])
-    if name == "not":
-        return np.invert(first)
     if name in ("reduce_and", "reduce_or") and first.dtype != np.bool_:
         return None
     if name in _REDUCED:
@@ -167,35 +151,15 @@ def _evaluated(name: str, params: dict[str, Any], operands: list[Array], dtype: 
         return _REDUCED[name](wide, axis=axes) if all(wide.shape[axis] for axis in axes) else None
     if not is_float:
         return None
-    if name in _UNARY:
-        return _UNARY[name](first)
-    if name in _BINARY:
-        return _BINARY[name](*operands)
+    if name in _OF_FLOATS:
+        return _OF_FLOATS[name](*operands)
     if name == "integer_pow":
         return first ** params["y"]
-    if name == "is_finite":
-        return np.isfinite(first)
-    if name == "clamp":
-        return np.minimum(np.maximum(operands[1], first), operands[2])
-    if name == "dot_general":
-        return _dot_general(first, operands[1], params)
-    return None
+    return _dot_general(first, operands[1], params) if name == "dot_general" else None
 
 
-def _is_common(aval: Any) -> bool:
-    name = getattr(getattr(aval, "dtype", None), "name", "")
-    return name in (
-        "bool",
-        "bfloat16",
-        "float16",
-        "float32",
-        "float64",
-        "int32",
-        "int64",
-        "uint32",
-        "int8",
-        "uint8",
-    )
+def _is_common(aval: Aval) -> bool:
+    return getattr(getattr(aval, "dtype", None), "name", "") in _COMMON
 
 
 def _iota(params: dict[str, Any]) -> Array:

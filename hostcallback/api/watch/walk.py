@@ -17,16 +17,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from hostcallback import _jax_compat as compat
-from hostcallback._jax_compat import Literal
-from hostcallback.api.watch.program_tests import (
-    Chosen,
-    Flags,
-    only_results,
-    search,
-    zeros,
-)
+from hostcallback._jax_compat.types import AnyJaxpr, Aval, ClosedJaxpr, JaxprEqn
+from hostcallback.api.watch.program_tests import Chosen, Flags, only_results, search, zeros
 from hostcallback.api.watch.values import bad_of, evaluated, first_of, is_plain, numpy_of, operands_at
-from hostcallback.lowering.evaluator import Evaluator, Loop, Place, last_uses, loop_of, silently, structure_of
+from hostcallback.lowering.equations import OUTERMOST, Loop, Position, interpret, loop_of, structure_of
+from hostcallback.lowering.evaluator import Evaluator, Silent
 
 Sources = frozenset["Origin"]
 """The origins from which a value that is not finite comes; empty for constants, such as a mask of -inf."""
@@ -39,34 +34,20 @@ class Origin:
     Attributes:
         equation: the operation; None for an input.
         number: of the input, or of the operation's result.
-        place: the equations around it.
-        iteration: the iterations of the loops around it, outermost first.
+        position: of its program, with the iterations of the loops around it.
         value: the result, as NumPy array.
         element: the index of its first element that is not finite.
         operands: texts about the operands at that element, by name.
         device: of a `shard_map`, the index of the device in its mesh; None elsewhere.
     """
 
-    equation: Any
+    equation: JaxprEqn | None
     number: int
-    place: Place
-    iteration: tuple[int, ...]
+    position: Position
     value: np.ndarray[Any, Any]
     element: tuple[int, ...]
     operands: Mapping[str, str] = field(default_factory=dict)
     device: tuple[int, ...] | None = None
-
-
-@dataclass(frozen=True)
-class _Around:
-    """The position of the walk: the enclosing equations and iterations, and a shard_map's axis sizes."""
-
-    place: Place = field(default_factory=Place)
-    iteration: tuple[int, ...] = ()
-    mesh: tuple[int, ...] = ()
-
-    def inside(self, equation: Any, *iteration: int) -> _Around:
-        return replace(self, place=self.place.inside(equation), iteration=(*self.iteration, *iteration))
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,74 +100,58 @@ class Walk:
         """
         self.origins: list[Origin] = []
         self.entered: set[Origin] = set()
-        self.callbacks: list[str] = []
+        self._silent = Silent()
+        self.callbacks = self._silent.callbacks
         self._compiles = compiles
         self._progress = progress
         # An operation is an origin once, at its first iteration.
-        self._known: dict[tuple[Any, ...], Origin] = {}
+        self._known: dict[tuple[int, ...], Origin] = {}
         self._flags = flags
         self._chosen = chosen
 
-    def run(self, closed: Any, values: Sequence[Any]) -> list[Value]:
-        """Walks a program.
-
-        Args:
-            closed: the program, a closed jaxpr without constants.
-            values: its inputs.
-
-        Returns:
-            Its results.
-        """
+    def run(self, closed: ClosedJaxpr, values: Sequence[Any]) -> list[Value]:
+        """Walks a program without constants on its inputs; returns its results."""
         inputs = [self._input(number, value) for number, value in enumerate(values)]
-        return self._walk(closed, inputs, _Around())
+        return self._walk(closed, inputs, OUTERMOST)
 
     def _input(self, number: int, value: Any) -> Value:
         bad = bad_of(value)
         if bad is None:
             return Value(value, None)
-        origin = Origin(None, number, Place(), (), np.asarray(value), first_of(bad))
+        origin = Origin(None, number, OUTERMOST, np.asarray(value), first_of(bad))
         self.origins.append(origin)
         return Value(value, frozenset([origin]))
 
-    def _walk(self, jaxpr: Any, values: Sequence[Value], around: _Around) -> list[Value]:
-        jaxpr, consts = compat.open_jaxpr(jaxpr)
-        given = (*(Value.of(const, None) for const in consts), *values)
-        env: dict[Any, Value] = dict(zip((*jaxpr.constvars, *jaxpr.invars), given, strict=True))
-        last = last_uses(jaxpr)
+    def _walk(self, jaxpr: AnyJaxpr, values: Sequence[Value], position: Position) -> list[Value]:
+        return interpret(
+            jaxpr,
+            values,
+            lambda equation, operands: self._equation(equation, operands, position),
+            lambda constant: Value.of(constant, None),
+        )
 
-        def read(atom: Any) -> Value:
-            return Value.of(atom.val, None) if isinstance(atom, Literal) else env[atom]
-
-        for number, equation in enumerate(jaxpr.eqns):
-            outs = self._equation(equation, [read(atom) for atom in equation.invars], around)
-            env.update(zip(equation.outvars, outs, strict=True))
-            for variable in last.get(number, ()):
-                env.pop(variable, None)
-        return [read(atom) for atom in jaxpr.outvars]
-
-    def _equation(self, equation: Any, operands: list[Value], around: _Around) -> list[Value]:
+    def _equation(self, equation: JaxprEqn, operands: list[Value], position: Position) -> list[Value]:
         self._progress()
-        structure = structure_of(equation)
-        kind = structure.kind if structure else ""
+        kind, programs = structure_of(equation)
         if kind in ("call", "remat"):
-            assert structure is not None
-            return self._walk(structure.programs[0][0], operands, around.inside(equation))
+            return self._walk(programs[0][0], operands, position.inside(equation))
         if kind == "cond":
-            branches = equation.params["branches"]
-            index = min(max(int(operands[0].array), 0), len(branches) - 1)
-            return self._walk(branches[index], operands[1:], around.inside(equation))
+            index = min(max(int(operands[0].array), 0), len(programs) - 1)
+            return self._walk(programs[index][0], operands[1:], position.inside(equation))
         if kind in ("scan", "while"):
-            return self._loop(equation, operands, around)
+            return self._loop(equation, operands, position)
         if kind == "shard_map":
-            return self._shard_map(equation, operands, around)
-        if equation.primitive.name in _PLACES:  # where values are is no matter here
+            return self._shard_map(equation, operands, position)
+        if equation.primitive.name in _LAYOUTS:  # where values are is no matter here
             return operands
         arrays = [operand.array for operand in operands]
         simple = None if self._compiles else evaluated(equation, arrays)
-        made = [simple] if simple is not None else silently(equation, arrays, self.callbacks)
-        return [self._made(equation, number, out, operands, around) for number, out in enumerate(made)]
+        made = [simple] if simple is not None else self._silent.bind(equation, arrays)
+        return [self._made(equation, number, out, operands, position) for number, out in enumerate(made)]
 
-    def _made(self, equation: Any, number: int, out: Any, operands: list[Value], around: _Around) -> Value:
+    def _made(
+        self, equation: JaxprEqn, number: int, out: Any, operands: list[Value], position: Position
+    ) -> Value:
         bad = bad_of(out)
         if bad is None:
             return Value(out, None)
@@ -194,59 +159,59 @@ class Walk:
         is_constant = not sources and any(operand.sources is not None for operand in operands)
         # Infinite constants are meant, as in a mask; a NaN that is made of them is not.
         if not sources and not (is_constant and not np.isnan(numpy_of(out)).any()):
-            sources = frozenset([self._origin(equation, number, numpy_of(out), bad, operands, around)])
-        if self._chosen is not None and self._chosen(equation, around.place):
+            sources = frozenset([self._origin(equation, number, numpy_of(out), bad, operands, position)])
+        if self._chosen is not None and self._chosen(equation, position):
             self.entered |= sources
         return Value(out, sources)
 
     def _origin(
-        self, equation: Any, number: int, out: Any, bad: Any, operands: list[Value], around: _Around
+        self, equation: JaxprEqn, number: int, out: Any, bad: Any, operands: list[Value], position: Position
     ) -> Origin:
-        key = (equation, number, *around.place.equations)
+        key = (*position.key, id(equation), number)
         if key in self._known:
             return self._known[key]
         element, arrays = first_of(bad), [numpy_of(operand.array) for operand in operands]
-        texts, axes = operands_at(arrays, out.shape, element), len(around.mesh)
-        device = None
-        if axes and out.shape[:axes] == around.mesh:  # a device has one element of these axes
+        texts, device, around = operands_at(arrays, out.shape, element), None, shard_map_around(position)
+        mesh = compat.mesh_sizes(around.params) if around else ()
+        axes = len(mesh)
+        if axes and out.shape[:axes] == mesh:  # a device has one element of these axes
             device, element = element[:axes], element[axes:]
             out = out[device]
-        origin = Origin(equation, number, around.place, around.iteration, out, element, texts, device)
+        origin = Origin(equation, number, position, out, element, texts, device)
         self._known[key] = origin
         self.origins.append(origin)
         return origin
 
-    def _shard_map(self, equation: Any, operands: list[Value], around: _Around) -> list[Value]:
+    def _shard_map(self, equation: JaxprEqn, operands: list[Value], position: Position) -> list[Value]:
         jaxpr, split, joined = per_device(equation, [operand.array for operand in operands])
         inner = [Value(a, operand.sources) for a, operand in zip(split, operands, strict=True)]
-        there = replace(around.inside(equation), mesh=compat.mesh_sizes(equation.params))
-        outs = self._walk(jaxpr, inner, there)
+        outs = self._walk(jaxpr, inner, position.inside(equation))
         arrays = joined([out.array for out in outs])
         return [Value(array, out.sources) for array, out in zip(arrays, outs, strict=True)]
 
     # ---- Loops -------------------------------------------------------------------------------------------------------
 
-    def _loop(self, equation: Any, operands: list[Value], around: _Around) -> list[Value]:
+    def _loop(self, equation: JaxprEqn, operands: list[Value], position: Position) -> list[Value]:
         loop = loop_of(equation, operands)
         if loop.length is not None and loop.length * _size(loop.body) <= MAX_EQUATIONS:
-            return self._short_loop(equation, loop, around)
+            return self._short_loop(equation, loop, position)
         arrays = [operand.array for operand in operands]
-        program = jax.jit(search(equation, around.place.inside(equation), self._flags))
+        program = jax.jit(search(equation, position.inside(equation), self._flags))
         outs, firsts, _ = program(np.int32(np.iinfo(np.int32).max), arrays)
         found = len(self.origins)
         flown: set[Origin] = set()
         for first in sorted({int(first) for first in firsts if first >= 0}):
             _, _, state = program(np.int32(first), arrays)
-            flown |= self._iteration(equation, loop, first, state, around)
+            flown |= self._iteration(equation, loop, first, state, position)
             if len(self.origins) > found or flown:
                 break
         sources = frozenset({*self.origins[found:], *flown}) or sources_of(operands)
         return [Value.of(out, sources) for out in outs]
 
-    def _short_loop(self, equation: Any, loop: Loop, around: _Around) -> list[Value]:
+    def _short_loop(self, equation: JaxprEqn, loop: Loop, position: Position) -> list[Value]:
         carry, rows = loop.init, list[list[Value]]()
         for step in range(loop.length or 0):
-            outs = self._body(equation, loop, step, carry, around)
+            outs = self._body(equation, loop, step, carry, position)
             carry, ys = outs[: len(carry)], outs[len(carry) :]
             rows.append(ys)
         rows = rows[::-1] if loop.reverse else rows
@@ -258,47 +223,47 @@ class Walk:
         return [*carry, *stacked]
 
     def _body(
-        self, equation: Any, loop: Loop, step: int, carry: Sequence[Value], around: _Around
+        self, equation: JaxprEqn, loop: Loop, step: int, carry: Sequence[Value], position: Position
     ) -> list[Value]:
         number = int(loop.number(step))
         elements = [Value.of(x.array[number], x.sources) for x in loop.xs]
-        there = around.inside(equation, number)
+        there = position.inside(equation, number)
         outs = self._walk(loop.body, [*loop.consts, *carry, *elements], there)
         # Of an input that is scanned over: this is where it is used.
         for origin in sources_of(outs) & sources_of(elements):
-            origin.iteration = origin.iteration or there.iteration
+            if not origin.position.iterations:
+                origin.position = replace(origin.position, iterations=there.iterations)
         return outs
 
     def _iteration(
-        self, equation: Any, loop: Loop, step: int, state: Sequence[Any], around: _Around
+        self, equation: JaxprEqn, loop: Loop, step: int, state: Sequence[Any], position: Position
     ) -> Sources:
         """Walks the body of one iteration; returns the origins before it from which its results come."""
         carry = [Value.of(array, before.sources) for array, before in zip(state, loop.init, strict=True)]
         found = len(self.origins)
-        outs = self._body(equation, loop, step, carry, around)
+        outs = self._body(equation, loop, step, carry, position)
         return sources_of(outs) - set(self.origins[found:])
 
 
-_PLACES = {"sharding_constraint", "device_put", "reshard", "mesh_cast", "optimization_barrier"}
+_LAYOUTS = {"sharding_constraint", "device_put", "reshard", "mesh_cast", "optimization_barrier"}
 
 
 MAX_EQUATIONS = 4000
 """A scan with no more equations in all its iterations is walked as it is; of others the iteration is found first."""
 
 
-def _size(jaxpr: Any) -> int:
+def _size(jaxpr: AnyJaxpr) -> int:
     size = 0
     for equation in compat.open_jaxpr(jaxpr)[0].eqns:
-        structure = structure_of(equation)
-        inner = max((_size(program) for program, _ in structure.programs), default=0) if structure else 0
-        loops = equation.params["length"] if structure and structure.kind == "scan" else 1
-        size += max(inner * loops, 1)
-        if structure and structure.kind == "while":
+        kind, programs = structure_of(equation)
+        if kind == "while":
             return MAX_EQUATIONS + 1
+        inner = max((_size(program) for program, _ in programs), default=0)
+        size += max(inner * (equation.params["length"] if kind == "scan" else 1), 1)
     return size
 
 
-def _stacked(arrays: Sequence[Any], aval: Any) -> Any:
+def _stacked(arrays: Sequence[Any], aval: Aval) -> Any:
     if not arrays:
         return zeros(aval)
     return np.stack(arrays) if all(map(is_plain, arrays)) else jnp.stack(arrays)
@@ -309,7 +274,13 @@ def _stacked(arrays: Sequence[Any], aval: Any) -> Any:
 Joined = Callable[[Sequence[Any]], list[Any]]
 
 
-def per_device(equation: Any, operands: Sequence[Any]) -> tuple[Any, list[Any], Joined]:
+def shard_map_around(position: Position) -> JaxprEqn | None:
+    """The innermost shard_map around a position."""
+    around = reversed(position.equations)
+    return next((equation for equation in around if equation.primitive.name == "shard_map"), None)
+
+
+def per_device(equation: JaxprEqn, operands: Sequence[Any]) -> tuple[Any, list[Any], Joined]:
     """Splits a shard_map into the programs of its devices.
 
     Args:
@@ -325,7 +296,7 @@ def per_device(equation: Any, operands: Sequence[Any]) -> tuple[Any, list[Any], 
     split = [_split(x, spec, axes, sizes) for x, spec in zip(operands, params["in_specs"], strict=True)]
 
     def inside(*values: Any) -> list[Any]:
-        return _Devices().evaluate(params["jaxpr"], values, Place())[0]
+        return _Devices().evaluate(params["jaxpr"], values)[0]
 
     mapped: Callable[..., Any] = inside
     for axis, size in reversed(list(zip(axes, sizes, strict=True))):
@@ -339,11 +310,10 @@ def per_device(equation: Any, operands: Sequence[Any]) -> tuple[Any, list[Any], 
 
 
 class _Devices(Evaluator):
-    def enters(self, jaxpr: Any, number: int, equation: Any, place: Place) -> bool:
-        structure = structure_of(equation)
-        return structure is not None and structure.kind != "other"
+    def enters(self, equation: JaxprEqn, position: Position) -> bool:
+        return True
 
-    def bind(self, equation: Any, values: Sequence[Any]) -> list[Any]:
+    def bind(self, equation: JaxprEqn, values: Sequence[Any]) -> list[Any]:
         outs = compat.collective_under_vmap(equation, values)
         return super().bind(equation, values) if outs is None else outs
 

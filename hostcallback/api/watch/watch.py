@@ -12,12 +12,12 @@ import numpy as np
 from jax import lax
 
 from hostcallback import _jax_compat as compat
+from hostcallback._jax_compat.types import ClosedJaxpr
 from hostcallback.api.public import public
-from hostcallback.api.watch.diagnosis import Operation, Unsound, WatchedProgram as Watched, diagnose, selector
+from hostcallback.api.watch.diagnosis import Unsound, WatchedProgram, Where, selector
 from hostcallback.api.watch.program_tests import Tests
 from hostcallback.lifecycle import unsettled
 from hostcallback.lowering.device_ops import FINE, FIRST, FURTHER, NOT_COUNTED, forget, verdict
-from hostcallback.lowering.evaluator import Place
 from hostcallback.lowering.inputs import (
     groups_not_finite,
     is_inexact,
@@ -35,7 +35,6 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 Mode = Literal["results", "every"]
-Where = str | Callable[[Operation], bool] | None
 
 MAX_PASSED_ON = 1024
 """Number of values of which is known that a reported program made them."""
@@ -117,13 +116,7 @@ def watch_nonfinite(
 
 @dataclass(frozen=True)
 class Watch(Xray):
-    """Tests the results of programs, and has the calls that fail diagnosed.
-
-    Attributes:
-        where: see `watch_nonfinite`.
-        inputs: see `watch_nonfinite`.
-        every: whether to test each operation.
-    """
+    """Tests the results of programs, and has the calls that fail diagnosed. See `watch_nonfinite` for the options."""
 
     where: Where = None
     inputs: bool = True
@@ -132,76 +125,56 @@ class Watch(Xray):
 
     order = 1  # after the taps of others, whose values are not the program's
 
-    def rewrite(self, program: Program, context: Context) -> Any:
+    def rewrite(self, program: Program, context: Context) -> ClosedJaxpr | None:
         """Returns the program with the test and what sends its inputs."""
         if not any(is_inexact(aval) for aval in program.closed.out_avals) and not (
             self.every or program.mark
         ):
             return None
-        watched = Watched(
-            program.closed, program.function, program.paths, len(program.constants), user_source_line(),
-            selector(self.where), self.inputs, self.every, program.mark,
+        watched = WatchedProgram(
+            program.without_values(), program.function, user_source_line(), selector(self.where), self.inputs,
+            self.every,
         )  # fmt: skip
         receive, params = _Receive(watched, self.passed_on), {"program": program.function[:MAX_NAME_CHARS]}
+        tests = Tests(watched.chosen, every=self.every)
+
+        def evaluate(values: Sequence[Any]) -> tuple[list[Any], Any]:
+            if self.every or program.mark:
+                outs, failed = tests.failed(program.tapped, values)
+                return outs, failed[None]
+            outs = compat.eval_jaxpr(program.tapped, *values)
+            return outs, groups_not_finite(outs, program.devices)
 
         def run(*values: Any) -> list[Any]:
-            outs, failed, kept = self._tested(program, watched, values)
-            judged = verdict(
-                failed, f"{program.function} {program.closed.in_avals} {program.closed.out_avals}"
-            )
+            (outs, failed), kept = run_keeping_inputs(program, values, evaluate)
+            what = f"{program.function} {program.closed.in_avals} {program.closed.out_avals}"
+            judged = verdict(failed, what)
 
             def send(kept: list[Any]) -> tuple[()]:
                 for kind, inputs in ((FIRST, kept), (FURTHER, [])):
-                    values = [failed, judged, *inputs]
                     send_inputs_if(
-                        judged[0] == kind,
-                        values,
-                        receive,
-                        "watch_nonfinite",
-                        tap_descriptor.NONFINITE,
-                        params,
-                    )
+                        judged[0] == kind, [failed, judged, *inputs], receive, "watch_nonfinite",
+                        tap_descriptor.NONFINITE, params,
+                    )  # fmt: skip
                 return ()
 
             lax.cond(judged[0] == FINE, lambda kept: (), send, kept)
             return list(outs)
 
-        tapped: Any = program.run(run)
-        return tapped
-
-    def _tested(self, program: Program, watched: Watched, values: Sequence[Any]) -> Any:
-        if self.every or program.mark:
-            tests = Tests(watched.chosen, every=self.every)
-            (outs, failed), kept = run_keeping_inputs(
-                program, values, lambda values: tests.failed(program.tapped, values, Place())
-            )
-            return outs, failed[None], kept
-        outs, kept = run_keeping_inputs(
-            program, values, lambda values: compat.eval_jaxpr(program.tapped, *values)
-        )
-        return outs, groups_not_finite(outs, program.devices), kept
+        return program.run(run)
 
 
 def diagnoser(program: Program, name: str) -> Callable[[Message, Sequence[Any]], None]:
     """Returns the function that reports a call with non-finite results, for callers that have the inputs.
 
-    Args:
-        program: the program.
-        name: of its function.
-
-    Returns:
-        A function of a message of the failed call, and of the constants and inputs of the call. A receiver thread
-        calls it. It raises `MultipleFailures` with a failed check per operation.
+    It takes a message of the failed call, and the constants and inputs of the call. A receiver thread calls it. It
+    raises `MultipleFailures` with a failed check per operation.
     """
-    watched = Watched(program.closed, name, program.paths, len(program.constants), None)
-    receive = _Receive(watched, _PassedOn())
+    receive = _Receive(WatchedProgram(program, name), _PassedOn())
 
     def report(message: Message, arrays: Sequence[Any]) -> None:
-        receive(
-            message._replace(
-                arrays=[np.array(False), np.array([True]), np.array([FIRST, NOT_COUNTED]), *arrays]
-            )
-        )
+        verdict = [np.array(False), np.array([True]), np.array([FIRST, NOT_COUNTED])]
+        receive(message._replace(arrays=[*verdict, *arrays]))
 
     return report
 
@@ -234,7 +207,7 @@ class _PassedOn:
 class _Receive:
     """Takes the messages of the failed calls of one program. Receiver threads."""
 
-    def __init__(self, watched: Watched, passed_on: _PassedOn) -> None:
+    def __init__(self, watched: WatchedProgram, passed_on: _PassedOn) -> None:
         self._watched = watched
         self._passed_on = passed_on
         self._lock = threading.Lock()  # protects the rest
@@ -258,7 +231,7 @@ class _Receive:
                 self._seen = self._seen | failed
                 unsettled.add_after_delivery(self._begin_again)
                 call = int(number) if is_counted else None
-                diagnosis = diagnose(self._watched, arrays, message.device, call, self._passed_on)
+                diagnosis = self._watched.diagnose(arrays, message.device, call, self._passed_on)
                 # A call that only passes on what was reported is one more failure of that.
                 self._found = diagnosis.found or self._found
                 self._results = diagnosis.results

@@ -98,7 +98,7 @@ class Capsule:
         if not isinstance(entry["shards"], list) or len(entry["shards"]) > limits.CAPSULE_MEMBERS:
             raise ValueError("the list of shards")
         shards = tuple(
-            Shard(_text(s, "member"), _number(s, "device"), _dimensions(s["start"]), _dimensions(s["shape"]))
+            Shard(_text(s, "member"), _size(s["device"]), _dimensions(s["start"]), _dimensions(s["shape"]))
             for s in entry["shards"]
         )
         for shard in shards:
@@ -187,10 +187,6 @@ def _texts(values: Any) -> tuple[str, ...]:
         if not isinstance(value, str):
             raise ValueError(f"{shown(value)}, expected a text")
     return tuple(values)
-
-
-def _number(entry: dict[str, Any], key: str) -> int:
-    return _size(entry[key])
 
 
 def _size(value: Any) -> int:

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import json
+import math
 import os
 import zipfile
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from hostcallback.receiver.capsule.file_format import FORMAT, INPUT, MANIFEST, Failure, Input, Shard
+from hostcallback.receiver.capsule.file_format import FORMAT, INPUT, MANIFEST, Failure, Input
 from hostcallback.receiver.files import PRIVATE
-
-Fetch = Callable[[], np.ndarray[Any, Any]]
-"""Returns the elements of a shard, when they are to be written: one shard at a time is in memory."""
+from hostcallback.receiver.wire.frame_layout import BY_NAME
 
 WRITE_BYTES = 4 << 20
 
@@ -58,38 +59,34 @@ class CapsuleWriter:
         """
         self._zip.writestr(_info(name), data)
 
-    def add_inputs(self, inputs: Iterable[tuple[Input, list[tuple[Shard, Fetch]]]]) -> None:
-        """Adds the inputs; their shards are fetched one by one. Inputs with a reason to be left out are not fetched.
+    def add_inputs(self, inputs: Iterable[tuple[Input, Sequence[ArrayLike]]]) -> None:
+        """Adds the inputs, each with the elements of its shards; without any, it was too large to be had.
+
+        They become NumPy arrays when they are written, one shard at a time. What has a reason to be left out is.
 
         Raises:
             OSError: they cannot be written.
         """
         given = list(inputs)
-        sizes = [_nbytes(entry, shards) for entry, shards in given]
-        fits = self._fitting([0 if e.left_out else size for (e, _), size in zip(given, sizes, strict=True)])
-        kept = [fit and not entry.left_out for fit, (entry, _) in zip(fits, given, strict=True)]
-        number = 0
-        for (entry, shards), is_kept in zip(given, kept, strict=True):
-            written = []
-            for shard, fetch in shards:
-                member = INPUT.format(number) if is_kept else ""
-                if is_kept:
-                    self._add_array(member, fetch())
-                written.append(dataclasses.replace(shard, member=member))
-                number += 1
-            reason = entry.left_out
-            if not is_kept and not reason:
-                reason = f"the inputs kept are limited to {self._max_bytes:,} bytes (max_bytes=)"
-                self.left_out.append(f"{entry.path} ({_nbytes(entry, shards):,} bytes): {reason}")
-            self._inputs.append(dataclasses.replace(entry, shards=tuple(written), left_out=reason))
-
-    def _fitting(self, sizes: list[int]) -> list[bool]:
+        sizes = [_nbytes(entry) if arrays else 0 for entry, arrays in given]
         # The smallest first, so that as many inputs as possible are there.
-        kept, total = [False] * len(sizes), 0
-        for position in sorted(range(len(sizes)), key=sizes.__getitem__):
-            total += sizes[position]
-            kept[position] = total <= self._max_bytes
-        return kept
+        order = sorted(range(len(sizes)), key=sizes.__getitem__)
+        totals = itertools.accumulate(sizes[number] for number in order)
+        fits = {n for n, total in zip(order, totals, strict=True) if total <= self._max_bytes}
+        members = map(INPUT.format, itertools.count())
+        for number, (entry, arrays) in enumerate(given):
+            reason = entry.left_out
+            if not reason and (number not in fits or not arrays):
+                reason = f"the inputs kept are limited to {self._max_bytes:,} bytes (max_bytes=)"
+                self.left_out.append(f"{entry.path} ({_nbytes(entry):,} bytes): {reason}")
+            names = [next(members) for _ in entry.shards]
+            if reason:
+                names = [""] * len(names)
+            else:
+                for member, array in zip(names, arrays, strict=True):
+                    self._add_array(member, np.asarray(array))
+            shards = [dataclasses.replace(s, member=m) for s, m in zip(entry.shards, names, strict=True)]
+            self._inputs.append(dataclasses.replace(entry, shards=tuple(shards), left_out=reason))
 
     def _add_array(self, member: str, array: np.ndarray[Any, Any]) -> None:
         flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
@@ -138,9 +135,5 @@ def _info(name: str) -> zipfile.ZipInfo:
     return zipfile.ZipInfo(name)  # of the year 1980: equal capsules are equal files
 
 
-def _nbytes(entry: Input, shards: list[tuple[Shard, Fetch]]) -> int:
-    from hostcallback.receiver.wire.frame_layout import BY_NAME
-
-    return (
-        sum(int(np.prod(shard.shape, dtype=np.int64)) for shard, _ in shards) * BY_NAME[entry.dtype].itemsize
-    )
+def _nbytes(entry: Input) -> int:
+    return sum(math.prod(shard.shape) for shard in entry.shards) * BY_NAME[entry.dtype].itemsize

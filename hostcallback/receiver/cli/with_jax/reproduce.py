@@ -194,7 +194,7 @@ def _operations(capsule: Capsule) -> tuple[list[Any], int | None]:
     except CapsuleError as error:
         print(printable(f"the step's operations are not known: {error}"))
         return [], None
-    place = reproduce.place_of_failure(operations, capsule.failure)
+    place = reproduce.operation_that_failed(operations, capsule.failure)
     if place is not None:
         bad = (n for n in range(place) if not all(map(math.isfinite, operations[n].stats)))
         first_bad = next(bad, place)
