@@ -9,15 +9,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from hostcallback.receiver.messages import Message
+from hostcallback.receiver.sinks import described_template
 from hostcallback.receiver.sinks.call import SHARDS_ID, WHOLE_ID
+from hostcallback.receiver.sinks.metric_writers.tap_layout import TEXT, TapLayout
 from hostcallback.receiver.taplog.format.errors import Damage
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage, RunDecoder
 from hostcallback.receiver.taplog.render.json import process_text, short_text
 from hostcallback.receiver.taplog.render.text import message_text
 from hostcallback.receiver.text import printable
+from hostcallback.receiver.ui.index.block_reader import has_texts
 from hostcallback.receiver.ui.index.log_index import LogIndex, Origin
 from hostcallback.receiver.wire.frame_layout import Array
-from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
+from hostcallback.receiver.wire.tap_descriptor import METRICS, TapDescriptor
 
 SHOWN = "print", "log", "warning", "error", "progress"
 """What a client may ask for: printed texts, log records, log records from WARNING on with failures, from ERROR on with
@@ -260,7 +264,7 @@ def _text_places(origin: Origin, wanted: TextFilter) -> Array:
         if consumer_id in (WHOLE_ID, SHARDS_ID)
         or (
             (described := run.described.get(consumer_id)) is not None
-            and (described.tap_kind.is_text or described.tap_kind.prints)
+            and has_texts(described)
             and wanted.allows_tap(described)
         )
     ]
@@ -275,11 +279,13 @@ def _is_of_wanted_tap(logged: LoggedMessage, wanted: TextFilter) -> bool:
 def line_of(run_name: str, logged: LoggedMessage, cursor: str) -> dict[str, Any] | None:
     """Describes a text for the page; None if the tap has no texts."""
     described = logged.tap.described
-    if described is None or not (described.tap_kind.is_text or described.tap_kind.prints):
+    if described is None or not has_texts(described):
         return None
     message = logged.message
     try:
-        text = message_text(logged)
+        text = (
+            message_text(logged) if described.tap_kind is not METRICS else _metric_texts(described, message)
+        )
         if text is None:
             text = short_text(logged.value, LINE_CHARS)
     except Exception as error:  # a message that does not fit its descriptor, which is foreign
@@ -296,3 +302,14 @@ def line_of(run_name: str, logged: LoggedMessage, cursor: str) -> dict[str, Any]
         "level": level_of(described),
         "text": printable(text)[:LINE_CHARS],
     }
+
+
+def _metric_texts(described: TapDescriptor, message: Message) -> str:
+    # The texts among the metrics of a message, with their names.
+    layout = TapLayout(described)
+    values = layout.take(message).values
+    return "; ".join(
+        f"{metric.name}: {described_template.fill(metric.template, [array[0, -1] for array in arrays], {})}"
+        for metric, arrays in zip(layout.metrics, values, strict=True)
+        if metric.form == TEXT
+    )

@@ -138,7 +138,7 @@ class LogIndex:
             if chunk.kind is Kind.FRAMES:
                 number = self.chunks.add(segment.number, chunk)
                 new.append((number, chunk if len(new) < MAX_HEADERS else None))
-            elif chunk.kind in (Kind.LOST, Kind.FOLDED):
+            elif chunk.kind in (Kind.LOST, Kind.FOLDED, Kind.EXCEPTIONS):
                 self._note(segment, chunk)
         self.files.close_complete(segment)
         if segment.consumers:
@@ -194,6 +194,10 @@ class LogIndex:
             state.described, segment.path,
         )  # fmt: skip
         return Origin(number, run_of(segment), run)
+
+    def started(self, run_name: str) -> float:
+        """When a run began, in Unix seconds. Under `lock`."""
+        return min((s.created_ns for s in self.files.segments if run_of(s) == run_name), default=0) / 1e9
 
     def of_run(self, run_name: str) -> Array:
         """A mask of the chunks that belong to a run. Under `lock`."""
@@ -305,6 +309,13 @@ class LogIndex:
             else:
                 self.failures.lost(segment.writer, lost)
                 self.devices.lost(run_of(segment), segment.writer, lost)
+            return
+        if chunk.kind is Kind.EXCEPTIONS:
+            told = reader.exceptions_in(chunk)
+            if isinstance(told, Damage):
+                self.files.note(str(told))
+            else:
+                self.failures.raised(segment.writer, told)
             return
         folded = reader.folded_in(chunk)
         if not isinstance(folded, Damage):

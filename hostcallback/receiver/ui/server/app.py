@@ -42,6 +42,7 @@ MAX_TAPS = 2000
 
 MAX_LINES = 1000
 MAX_COLUMNS = 500
+MAX_STRIP = 40
 MAX_WATCHED = 256
 EVENT_SEC = 0.5
 ALIVE_SEC = 10.0
@@ -82,12 +83,14 @@ def make_app(data: PageData) -> Starlette:
 
     def array(request: Request) -> Any:
         query = request.query_params
-        return data.array(one_tap(query), whole(query, "at", -1, -(2**53), 2**53))
+        strip = whole(query, "strip", 0, 0, MAX_STRIP)
+        return data.array(one_tap(query), whole(query, "at", -1, -(2**53), 2**53), strip)
 
     def heatmap(request: Request) -> Any:
         query = request.query_params
         columns = whole(query, "columns", 200, 1, MAX_COLUMNS)
-        return data.heatmap(one_tap(query), columns, number(query, "from"), number(query, "to"))
+        taps = numbers(query, "tap", MAX_CHARTS)
+        return data.heatmap(taps, columns, number(query, "from"), number(query, "to"))
 
     def difference(request: Request) -> Any:
         query = request.query_params
@@ -102,6 +105,7 @@ def make_app(data: PageData) -> Starlette:
         "/api/heatmap": heatmap,
         "/api/diff": difference,
         "/api/errors": lambda request: data.errors(),
+        "/api/runs": lambda request: data.runs(),
         "/api/devices": lambda request: data.devices(),
     }
 

@@ -19,6 +19,7 @@ from hostcallback.receiver.ui.index.devices import Device
 from hostcallback.receiver.ui.index.difference import difference
 from hostcallback.receiver.ui.index.log_files import Segment
 from hostcallback.receiver.ui.index.log_index import LogIndex, run_of
+from hostcallback.receiver.ui.index.runs import names, runs, table
 from hostcallback.receiver.ui.index.series import chart
 from hostcallback.receiver.ui.index.taps import Tap
 from hostcallback.receiver.ui.live.processes import LiveProcesses, live_failures
@@ -151,7 +152,8 @@ def take_failures(index: LogIndex, live: LiveProcesses) -> None:
 def devices(index: LogIndex, live: LiveProcesses) -> list[dict[str, Any]]:
     """Describes all devices. Called under the index's lock."""
     known = {(device.host, device.pid, device.device): device for device in index.devices.all()}
-    shown = {key: device.as_dict() for key, device in known.items()}
+    growing = {(segment.writer.host, segment.writer.pid) for segment in index.live_segments()}
+    shown = {key: device.as_dict(live=key[:2] in growing) for key, device in known.items()}
     for process in live.processes():
         for row in process.figures["devices"]:
             key = process.host, process.pid, row["device"]
@@ -162,6 +164,7 @@ def devices(index: LogIndex, live: LiveProcesses) -> list[dict[str, Any]]:
                 ).as_dict()
             )
             shown[key] = device | {
+                "live": True,
                 "rate": live.rate(process, row["device"]),
                 "messages": max(device["messages"], int(row["emitted"])),
                 "queue_bytes": row["queued_bytes"],
@@ -290,15 +293,22 @@ class PageData:
         self.filler.refresh()
         return lines(self.index, wanted)
 
-    def array(self, number: int, at: int) -> dict[str, Any]:
-        """One message of a tap that is no scalar."""
+    def runs(self) -> dict[str, Any]:
+        """The configurations and the results of the runs."""
         self.filler.refresh()
-        return array(self.index, self.tap(number), at)
+        return table(self.index)
 
-    def heatmap(self, number: int, columns: int, low: float | None, high: float | None) -> dict[str, Any]:
-        """Histograms of a tap over time."""
+    def array(self, number: int, at: int, strip: int) -> dict[str, Any]:
+        """One message of a tap that is no scalar, and a strip of that many pictures over its messages."""
         self.filler.refresh()
-        return heatmap(self.index, self.tap(number), columns, low, high)
+        return array(self.index, self.tap(number), at, strip)
+
+    def heatmap(
+        self, numbers: Sequence[int], columns: int, low: float | None, high: float | None
+    ) -> dict[str, Any]:
+        """Histograms of taps over time, with common edges."""
+        self.filler.refresh()
+        return heatmap(self.index, [self.tap(number) for number in numbers], columns, low, high)
 
     def errors(self) -> dict[str, Any]:
         """The groups of failures."""
@@ -379,14 +389,13 @@ class PageData:
         return self._told
 
     def _runs(self, live: set[str]) -> list[dict[str, Any]]:
-        found: dict[str, list[Segment]] = {}
-        for segment in self.index.files.segments:
-            found.setdefault(run_of(segment), []).append(segment)
+        found = runs(self.index)
+        called = names(found)
         devices = self.index.devices.last_by_run()
         return [
             {
                 "id": run,
-                "name": printable(run),
+                "name": called[run],
                 "started": min(segment.created_ns for segment in segments) / 1e9 or None,
                 "last": devices.get(run),
                 "live": run in live,
