@@ -19,7 +19,8 @@ from hostcallback.receiver.taplog.reading.merge import Record
 from hostcallback.receiver.taplog.reading.selection import Selection
 from hostcallback.receiver.taplog.render.json import short_text
 from hostcallback.receiver.text import printable
-from hostcallback.receiver.ui.index.log_index import LogIndex, run_of
+from hostcallback.receiver.ui.index.log_index import LogIndex
+from hostcallback.receiver.ui.index.runs import differing_settings, runs, settings
 from hostcallback.receiver.wire.frame_layout import Array
 
 BUDGET_SEC = 20.0
@@ -84,7 +85,9 @@ def difference(index: LogIndex, left: str, right: str, tolerance: Tolerance) -> 
     """
     ends = time.monotonic() + BUDGET_SEC
     with index.lock:
-        paths = [[s.path for s in index.files.segments if run_of(s) == name] for name in (left, right)]
+        sides = [runs(index)[name] for name in (left, right)]
+    paths = [[segment.path for segment in side] for side in sides]
+    configured = [settings(side) for side in sides]
     a, b = (ComparedLog(part, ignore_lines=True) for part in paths)
 
     def within_budget(selection: Selection, records: Iterator[Record]) -> Iterator[Record]:
@@ -112,6 +115,7 @@ def difference(index: LogIndex, left: str, right: str, tolerance: Tolerance) -> 
         "equal": not taps and not notes,
         "first": None if first is None else _first(first),
         "taps": _taps(comparison, taps),
+        "config": {name: [side.get(name) for side in configured] for name in differing_settings(configured)},
         "notes": [printable(note) for note in notes],
     }
 
@@ -147,6 +151,7 @@ def _first(found: Difference) -> dict[str, Any]:
     places = [text for place in found.logged.message.shard_index or () if (text := place_text(place))]
     return {
         "tap": printable(consumer.name),
+        "leaf": "" if leaf is None else printable(leaf.leaf),
         "step": found.logged.step,
         "place": printable(consumer.source_line),
         "device": printable(" ".join([found.device.device, *places])),

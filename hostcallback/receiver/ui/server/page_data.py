@@ -151,9 +151,12 @@ def take_failures(index: LogIndex, live: LiveProcesses) -> None:
 
 def devices(index: LogIndex, live: LiveProcesses) -> list[dict[str, Any]]:
     """Describes all devices. Called under the index's lock."""
-    known = {(device.host, device.pid, device.device): device for device in index.devices.all()}
     growing = {(segment.writer.host, segment.writer.pid) for segment in index.live_segments()}
-    shown = {key: device.as_dict(live=key[:2] in growing) for key, device in known.items()}
+    shown: dict[Any, dict[str, Any]] = {}
+    for number, known in enumerate(index.devices.all()):
+        is_live = (known.host, known.pid) in growing
+        place = (known.host, known.pid, known.device) if is_live else number
+        shown[place] = known.as_dict(live=is_live)
     for process in live.processes():
         for row in process.figures["devices"]:
             key = process.host, process.pid, row["device"]

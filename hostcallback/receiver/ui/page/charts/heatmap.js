@@ -88,8 +88,10 @@ export class Heatmap {
     context.textAlign = "right";
     context.textBaseline = "middle";
     const [low, high] = [data.edges[0], data.edges[data.edges.length - 1]];
+    const unit = 10 ** Math.floor(Math.log10(high - low || 1) - 2);
     for (const share of [0, 0.25, 0.5, 0.75, 1]) {
-      context.fillText(short(Number((low + (high - low) * share).toPrecision(3))), LEFT - 6, TOP + height * (1 - share));
+      const tick = Math.round((low + (high - low) * share) / unit) * unit;
+      context.fillText(short(Number(tick.toPrecision(3))), LEFT - 6, TOP + height * (1 - share));
     }
     context.textBaseline = "top";
     const places = width > 260 ? [0, 0.25, 0.5, 0.75, 1] : [0, 1];
