@@ -14,18 +14,15 @@ from typing import Any
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.taplog.diff.messages import Tolerance
 from hostcallback.receiver.text import printable
-from hostcallback.receiver.ui.index.arrays import array, heatmap
 from hostcallback.receiver.ui.index.devices import Device
 from hostcallback.receiver.ui.index.difference import difference
 from hostcallback.receiver.ui.index.log_files import Segment
 from hostcallback.receiver.ui.index.log_index import LogIndex, run_of
-from hostcallback.receiver.ui.index.runs import names, runs, table
-from hostcallback.receiver.ui.index.series import chart
+from hostcallback.receiver.ui.index.runs import names, runs
 from hostcallback.receiver.ui.index.taps import Tap
 from hostcallback.receiver.ui.live.processes import LiveProcesses, live_failures
 from hostcallback.receiver.ui.live.source import LiveProcess
 from hostcallback.receiver.ui.server.queries import NoControlError, RuleRequest, UnknownError
-from hostcallback.receiver.ui.texts import Wanted, lines
 
 INTERVAL_SEC = 0.5
 """Seconds between looks at the logs while a page is open."""
@@ -272,46 +269,22 @@ class PageData:
             "losses": losses,
         }
 
-    def series(
-        self, numbers: Sequence[int], points: int, low: float | None, high: float | None, axis: str | None
-    ) -> dict[str, Any]:
-        """Charts of scalars."""
+    def fresh(self) -> LogIndex:
+        """The index, after a look at the logs."""
         self.filler.refresh()
-        taps = [self.tap(number) for number in numbers]
-        return {"series": [chart(self.index, tap, points, low, high, axis) for tap in taps]}
+        return self.index
 
-    def tap(self, number: int) -> Tap:
-        """The tap with that id.
+    def taps(self, numbers: Sequence[int]) -> list[Tap]:
+        """The taps with these ids, after a look at the logs.
 
         Raises:
-            UnknownError: there is none.
+            UnknownError: there is none with one of them.
         """
-        rows = self.index.taps.rows
-        if not 0 <= number < len(rows):
-            raise UnknownError(f"no tap has the id {number}: /api/overview lists the taps")
-        return rows[number]
-
-    def texts(self, wanted: Wanted) -> dict[str, Any]:
-        """A page of texts."""
-        self.filler.refresh()
-        return lines(self.index, wanted)
-
-    def runs(self) -> dict[str, Any]:
-        """The configurations and the results of the runs."""
-        self.filler.refresh()
-        return table(self.index)
-
-    def array(self, number: int, at: int, strip: int) -> dict[str, Any]:
-        """One message of a tap that is no scalar, and a strip of that many pictures over its messages."""
-        self.filler.refresh()
-        return array(self.index, self.tap(number), at, strip)
-
-    def heatmap(
-        self, numbers: Sequence[int], columns: int, low: float | None, high: float | None
-    ) -> dict[str, Any]:
-        """Histograms of taps over time, with common edges."""
-        self.filler.refresh()
-        return heatmap(self.index, [self.tap(number) for number in numbers], columns, low, high)
+        rows = self.fresh().taps.rows
+        for number in numbers:
+            if not 0 <= number < len(rows):
+                raise UnknownError(f"no tap has the id {number}: /api/overview lists the taps")
+        return [rows[number] for number in numbers]
 
     def errors(self) -> dict[str, Any]:
         """The groups of failures."""

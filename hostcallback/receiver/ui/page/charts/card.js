@@ -49,7 +49,9 @@ export class Card {
     this.chart = null;
     /** @type {Map<number, Part>} */
     this.parts = new Map();
-    this.body = element("div", { class: `plot ${this.kind}` });
+    const keys = this.kind === "scalar" ? "left and right read values, plus and minus zoom, 0 shows all" : "arrow keys read counts";
+    this.chartAttributes = { tabindex: "0", role: "application", "aria-roledescription": "chart", "aria-label": `chart of ${taps[0].title.slice(0, 200)}: ${keys}` };
+    this.body = element("div", { class: `plot ${this.kind}`, ...(this.kind === "scalar" && this.chartAttributes) });
     this.legend = element("div", { class: "legend" });
     this.note = element("p", { class: "card-note" });
     this.head = element("div", { class: "card-title" });
@@ -57,17 +59,11 @@ export class Card {
     this.wide = button("expand", "Make the card wide", () => this.widen());
     this.power = element("button", { class: "icon-button power", type: "button", role: "switch", "aria-label": "The tap sends", onclick: () => this.toggle() }, icon("power"));
     this.pin = button("pin", "Pin the card to the top", () => owner.pin?.(this));
-    this.element = element("article", { class: "card", "aria-label": cardName(taps[0]).slice(0, 200) },
+    this.element = element("article", { class: "card", "aria-label": names(taps[0]).join(" ").slice(0, 200) },
       element("header", {}, this.head, element("div", { class: "actions" }, this.reset,
         this.kind === "scalar" && [button("minus", "Zoom out", () => this.chart?.zoomBy(2)), button("plus", "Zoom in", () => this.chart?.zoomBy(0.5))],
         this.wide, owner.pin && this.pin, owner.toggle && this.power, this.menu())),
       this.body, this.slider(), this.legend, this.note);
-    if (this.kind === "scalar" || this.kind === "histogram") {
-      const keys = this.kind === "scalar" ? "left and right read values, plus and minus zoom, 0 shows all" : "arrow keys read counts";
-      const attributes = { tabindex: "0", role: "application", "aria-roledescription": "chart", "aria-label": `chart of ${taps[0].name.slice(0, 200)}: ${keys}` };
-      this.chartAttributes = attributes;
-      if (this.kind === "scalar") for (const [name, value] of Object.entries(attributes)) this.body.setAttribute(name, value);
-    }
     this.update(taps);
   }
 
@@ -123,10 +119,8 @@ export class Card {
   /** @param {Tap[]} taps as the overview has them now */
   update(taps) {
     this.taps = taps;
-    const [tap] = taps;
-    const isMetric = tap.field !== "" && tap.title === tap.field;
-    fill(this.head, element("h3", {}, foreign(isMetric ? tap.title : tap.name), tap.field && !isMetric && element("span", { class: "field" }, foreign(tap.field))),
-      sourcePlace(tap.place));
+    const [name, field] = names(taps[0]);
+    fill(this.head, element("h3", {}, foreign(name), field && element("span", { class: "field" }, foreign(field))), sourcePlace(taps[0].place));
     this.element.hidden = this.shownTaps().length === 0;
     this.pin.setAttribute("aria-pressed", String(settings.pins.includes(this.key)));
     this.power.hidden = !state.overview.control || taps.every((each) => each.enabled === null);
@@ -293,9 +287,9 @@ export class Card {
   }
 }
 
-/** What a card is called: a metric by its own name. @param {Tap} tap */
-function cardName(tap) {
-  return tap.field !== "" && tap.title === tap.field ? tap.title : `${tap.name} ${tap.field}`;
+/** What a card is called: a metric by its own name, others by the tap and the leaf. @param {Tap} tap */
+function names(tap) {
+  return tap.field !== "" && tap.title === tap.field ? [tap.title, ""] : [tap.name, tap.field];
 }
 
 /** @param {string} run */

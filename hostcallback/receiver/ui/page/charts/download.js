@@ -118,7 +118,7 @@ async function saveSvg(card) {
   const made = [`<svg xmlns="http://www.w3.org/2000/svg" width="${width}" height="${height + HEAD + FOOT}" font-family="sans-serif" font-size="12" fill="${color("text")}">`,
     `<rect width="100%" height="100%" fill="${color("card")}"/>`, text(8, 17, "start", card.taps[0].title), `<g transform="translate(0 ${HEAD})">`,
     ...ticks.map((/** @type {{x: number, y: number, told: string, grid: string}} */ { x, y, told, grid }) => `<path d="${grid}" stroke="${color("grid")}"/>${text(x, y, grid.includes("V") ? "middle" : "end", told)}`),
-    ...lines.map(({ points, color: paint }) => `<polyline fill="none" stroke="${paint}" stroke-width="1.75" points="${points.map((point) => point.map((at) => Number(at.toFixed(2))).join()).join(" ")}"/>`),
+    ...lines.map(({ points, color: paint, dashed }) => `<polyline fill="none" stroke="${paint}" stroke-width="1.75"${dashed ? ' stroke-dasharray="6 4"' : ""} points="${points.map((point) => point.map((at) => Number(at.toFixed(2))).join()).join(" ")}"/>`),
     "</g>", ...names, "</svg>"];
   save(card, "svg", new Blob([made.join("\n")], { type: "image/svg+xml" }));
 }

@@ -123,7 +123,7 @@ export class ScalarChart {
   range() {
     return () => {
       if (this.view) return this.view;
-      const ends = this.lines.flatMap(({ series: { x } }) => (x.length ? [x[0], x[x.length - 1]] : []));
+      const ends = this.lines.flatMap(({ series: { x, first, last } }) => (x.length ? [first ?? x[0], last ?? x[x.length - 1]] : []));
       const [min, max] = [Math.min(...ends), Math.max(...ends)];
       return min === max ? [min - 1, max + 1] : [min, max];
     };
@@ -240,7 +240,7 @@ export class ScalarChart {
     const lines = this.lines.map((line) => {
       const [values] = this.columns(line);
       const points = line.series.x.flatMap((x, i) => (values[i] === null ? [] : [at(x, /** @type {number} */ (values[i]))]));
-      return { label: line.label, color: line.color, points: points.filter(([x]) => x >= x0 - 1 && x <= x0 + width + 1) };
+      return { label: line.label, color: line.color, dashed: line.dashed, points: points.filter(([x]) => x >= x0 - 1 && x <= x0 + width + 1) };
     });
     const ticks = plot.axes.flatMap((/** @type {any} */ axis, /** @type {number} */ i) => (axis._splits ?? []).map((/** @type {number} */ split, /** @type {number} */ j) => {
       const place = (i ? y0 : x0) + plot.valToPos(split, i ? "y" : "x");

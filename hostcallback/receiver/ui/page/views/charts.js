@@ -66,21 +66,13 @@ export class Charts {
       this.page.saved();
       ask();
     });
-    smooth.addEventListener("input", () => {
-      settings.smooth = Number(smooth.value);
+    const looks = () => {
+      [settings.smooth, settings.log, settings.linked] = [Number(smooth.value), log.checked, linked.checked];
       told.textContent = settings.smooth.toFixed(2);
       this.page.saved();
       this.redraw();
-    });
-    log.addEventListener("change", () => {
-      settings.log = log.checked;
-      this.page.saved();
-      this.redraw();
-    });
-    linked.addEventListener("change", () => {
-      settings.linked = linked.checked;
-      this.page.saved();
-    });
+    };
+    for (const input of [smooth, log, linked]) input.addEventListener("input", looks);
     axis.addEventListener("change", () => {
       settings.axis = axis.value;
       this.page.saved();
