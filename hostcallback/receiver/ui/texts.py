@@ -11,7 +11,6 @@ import numpy as np
 
 from hostcallback.receiver.messages import Message
 from hostcallback.receiver.sinks import described_template
-from hostcallback.receiver.sinks.call import SHARDS_ID, WHOLE_ID
 from hostcallback.receiver.sinks.metric_writers.tap_layout import TEXT, TapLayout
 from hostcallback.receiver.taplog.format.errors import Damage
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage, RunDecoder
@@ -20,7 +19,6 @@ from hostcallback.receiver.taplog.render.text import message_text
 from hostcallback.receiver.text import printable
 from hostcallback.receiver.ui.index.block_reader import has_texts
 from hostcallback.receiver.ui.index.log_index import LogIndex, Origin
-from hostcallback.receiver.wire.frame_layout import Array
 from hostcallback.receiver.wire.tap_descriptor import METRICS, TapDescriptor
 
 SHOWN = "print", "log", "warning", "error", "progress"
@@ -233,7 +231,8 @@ def _in_chunk(
         process_text(origin.run.writer), printable(origin.run.device)
     ):
         return
-    places = _text_places(origin, wanted.filter)
+    # Of exported programs, only decoding tells the tap.
+    places, _ = origin.places(lambda described: has_texts(described) and wanted.filter.allows_tap(described))
     times = origin.run.block.times_ns[places]
     order = np.argsort(times if forward else -times, kind="stable")
     decoder = RunDecoder()
@@ -245,9 +244,7 @@ def _in_chunk(
         if wanted.after is not None and not cursor > wanted.after:
             continue
         for logged in decoder.messages(origin.run._replace(start=place, stop=place + 1)):
-            line = None
-            if not isinstance(logged, Damage) and _is_of_wanted_tap(logged, wanted.filter):
-                line = line_of(origin.run_name, logged, str(cursor))
+            line = None if isinstance(logged, Damage) else line_of(origin, logged, str(cursor), wanted.filter)
             if line is not None and wanted.filter.allows_line(line):
                 count += 1
                 yield cursor, line
@@ -255,31 +252,10 @@ def _in_chunk(
             return
 
 
-def _text_places(origin: Origin, wanted: TextFilter) -> Array:
-    # Messages of taps with texts, and those that only decoding can tell.
-    run = origin.run
-    ids = [
-        consumer_id
-        for consumer_id in run.block.consumers
-        if consumer_id in (WHOLE_ID, SHARDS_ID)
-        or (
-            (described := run.described.get(consumer_id)) is not None
-            and has_texts(described)
-            and wanted.allows_tap(described)
-        )
-    ]
-    return np.flatnonzero(np.isin(run.block.consumer_ids, np.array(ids, np.uint64)))
-
-
-def _is_of_wanted_tap(logged: LoggedMessage, wanted: TextFilter) -> bool:
-    # Of exported programs, only decoding tells the tap.
-    return logged.tap.described is not None and wanted.allows_tap(logged.tap.described)
-
-
-def line_of(run_name: str, logged: LoggedMessage, cursor: str) -> dict[str, Any] | None:
-    """Describes a text for the page; None if the tap has no texts."""
+def line_of(origin: Origin, logged: LoggedMessage, cursor: str, wanted: TextFilter) -> dict[str, Any] | None:
+    """Describes a text for the page; None if the tap has no texts, or is not wanted."""
     described = logged.tap.described
-    if described is None or not has_texts(described):
+    if described is None or not has_texts(described) or not wanted.allows_tap(described):
         return None
     message = logged.message
     try:
@@ -292,7 +268,7 @@ def line_of(run_name: str, logged: LoggedMessage, cursor: str) -> dict[str, Any]
         text = f"(cannot be shown: {error})"
     return {
         "cursor": cursor,
-        "run": run_name,
+        "run": origin.run_name,
         "time": message.time_ns / 1e9,
         "process": process_text(logged.writer),
         "device": printable(str(message.device)),

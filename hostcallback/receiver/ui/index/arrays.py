@@ -6,11 +6,11 @@ import base64
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from hostcallback.receiver.sinks.call import SHARDS_ID, WHOLE_ID
 from hostcallback.receiver.taplog.format.errors import Damage
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage, RunDecoder
 from hostcallback.receiver.taplog.render.json import plain_value
@@ -145,7 +145,9 @@ def _is_between(index: LogIndex, tap: Tap, chunk: int, bounds: tuple[float, floa
     # For each message of the tap in a chunk, whether its step is between the bounds.
     with index.lock:
         origin = index.read_chunk(chunk)
-    steps = np.empty(0, np.int64) if origin is None else origin.run.steps[_candidates(origin, tap)[0]]
+    steps = (
+        np.empty(0, np.int64) if origin is None else origin.run.steps[origin.places(partial(_is_of, tap))[0]]
+    )
     if len(steps) != count:  # only decoding can tell which messages are of the tap
         return np.ones(count, np.bool_)
     found: Array = (steps >= bounds[0]) & (steps <= bounds[1])
@@ -169,22 +171,9 @@ def _messages(index: LogIndex, tap: Tap, numbers: list[int]) -> Iterator[Found]:
             yield from _in_chunk(origin, tap, set(places), decoder)
 
 
-def _candidates(origin: Origin, tap: Tap) -> tuple[Array, bool]:
-    # Places of the messages that may be of the tap, and whether decoding has to tell.
-    run, block = origin.run, origin.run.block
-    mine = [
-        consumer_id
-        for consumer_id in block.consumers
-        if consumer_id in (WHOLE_ID, SHARDS_ID)
-        or ((described := run.described.get(consumer_id)) is not None and _is_of(tap, described))
-    ]
-    places = np.flatnonzero(np.isin(block.consumer_ids, np.array(mine, np.uint64)))
-    return places, WHOLE_ID in mine or SHARDS_ID in mine
-
-
 def _in_chunk(origin: Origin, tap: Tap, places: set[int], decoder: RunDecoder) -> Iterator[Found]:
     run = origin.run
-    candidates, decodes_all = _candidates(origin, tap)
+    candidates, decodes_all = origin.places(partial(_is_of, tap))
     number = -1
     for place in candidates.tolist():
         number += 1

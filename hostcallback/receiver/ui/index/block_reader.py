@@ -124,11 +124,16 @@ class BlockReader:
         if plan is None:
             return False
         group = self._group(run, places, plan)
+        known = self._known(run, run_name, group.shapes)
         stops = [*group.starts[1:].tolist(), len(group.ids)]
         slices = []
         for start, stop in zip(group.starts.tolist(), stops, strict=True):
-            described = run.described.get(int(group.ids[start]))
-            leaves = self._leaves_of(run, run_name, described, group.shapes, group.views, start)
+            consumer_id = int(group.ids[start])
+            leaves = known.get(consumer_id)
+            if leaves is None:
+                described = run.described.get(consumer_id)
+                columns, _ = self._layouts.of(described, group.shapes)
+                leaves = self._new_leaves(known, run_name, described, columns, group.views, start)
             slices.append((start, stop, leaves))
         self._deliver(group, slices, taker, per_bucket)
         return True
@@ -183,26 +188,25 @@ class BlockReader:
             array_views(block, places, plan), shapes, ids, starts, steps, block.times_ns[places] / 1e9
         )
 
-    def _leaves_of(
-        self,
-        run: MessageRun,
-        run_name: str,
-        described: TapDescriptor | None,
-        shapes: tuple[Any, ...],
-        views: Sequence[Array],
-        start: int,
-        columns: Sequence[Column] | None = None,
-    ) -> Leaves:
-        # The shown leaves of a tap, remembered by layout: its text, and what is no argument of a text, and no step.
-        # `views` has its arrays, the first of them at `start`.
-        if described is None:
-            return []
+    def _known(self, run: MessageRun, run_name: str, shapes: tuple[Any, ...]) -> dict[int, Leaves]:
+        # The leaves of the taps that were met with arrays of these shapes.
         if len(self._leaves) > MAX_KNOWN:
             self._leaves.clear()
-        known = self._leaves.setdefault((run.writer.process, run_name, shapes), {})
-        if described.consumer_id in known:
-            return known[described.consumer_id]
-        columns = columns or self._layouts.of(described, shapes)[0]
+        return self._leaves.setdefault((run.writer.process, run_name, shapes), {})
+
+    def _new_leaves(
+        self,
+        known: dict[int, Leaves],
+        run_name: str,
+        described: TapDescriptor | None,
+        columns: Sequence[Column],
+        views: Sequence[Array],
+        start: int,
+    ) -> Leaves:
+        # The shown leaves of a tap: its text, and what is no argument of a text, and no step. `views` has its arrays,
+        # the first of them at `start`.
+        if described is None:
+            return []
         found: list[tuple[int, Tap | None]] = []
         if has_texts(described):
             found.append((-1, self._taps.of(run_name, described.name, "", "text", described.source_line)))
@@ -230,11 +234,14 @@ class BlockReader:
         columns = [
             Column(name, value.dtype, (), value.shape) for name, value in zip(names, arrays, strict=False)
         ]
-        shapes = tuple((value.shape, value.dtype, None) for value in arrays)
+        known = self._known(run, run_name, tuple((value.shape, value.dtype, None) for value in arrays))
         steps = np.array([float(NO_STEP) if logged.step is None else float(logged.step)])
         times = np.array([logged.message.time_ns / 1e9])
-        views = [value[np.newaxis] for value in arrays]
-        for index, tap in self._leaves_of(run, run_name, described, shapes, views, 0, columns):
+        leaves = known.get(described.consumer_id)
+        if leaves is None:
+            views = [value[np.newaxis] for value in arrays]
+            leaves = self._new_leaves(known, run_name, described, columns, views, 0)
+        for index, tap in leaves:
             value = arrays[index] if index >= 0 else np.empty(0)
             if tap.kind != "scalar" or not 0 < value.size <= LANES or value.dtype.kind not in "biufV":
                 taker.other(tap, 1)

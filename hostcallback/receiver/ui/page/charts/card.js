@@ -35,6 +35,8 @@ export class Card {
     this.owner = owner;
     this.kind = taps[0].kind;
     this.visible = false;
+    /** Whether its section is folded away. */
+    this.folded = false;
     /** Whether the server has what the card does not show yet. */
     this.stale = true;
     /** @type {[number, number]|null} */
@@ -59,12 +61,11 @@ export class Card {
     this.wide = button("expand", "Make the card wide", () => this.widen());
     this.power = element("button", { class: "icon-button power", type: "button", role: "switch", "aria-label": "The tap sends", onclick: () => this.toggle() }, icon("power"));
     this.pin = button("pin", "Pin the card to the top", () => owner.pin?.(this));
-    this.element = element("article", { class: "card", "aria-label": names(taps[0]).join(" ").slice(0, 200) },
+    this.element = element("article", { class: "card", "aria-label": names(taps[0]).join(" ").trim().slice(0, 200) },
       element("header", {}, this.head, element("div", { class: "actions" }, this.reset,
         this.kind === "scalar" && [button("minus", "Zoom out", () => this.chart?.zoomBy(2)), button("plus", "Zoom in", () => this.chart?.zoomBy(0.5))],
         this.wide, owner.pin && this.pin, owner.toggle && this.power, this.menu())),
       this.body, this.slider(), this.legend, this.note);
-    this.update(taps);
   }
 
   get width() {
@@ -121,7 +122,7 @@ export class Card {
     this.taps = taps;
     const [name, field] = names(taps[0]);
     fill(this.head, element("h3", {}, foreign(name), field && element("span", { class: "field" }, foreign(field))), sourcePlace(taps[0].place));
-    this.element.hidden = this.shownTaps().length === 0;
+    this.element.hidden = this.folded || this.shownTaps().length === 0;
     this.pin.setAttribute("aria-pressed", String(settings.pins.includes(this.key)));
     this.power.hidden = !state.overview.control || taps.every((each) => each.enabled === null);
     this.power.setAttribute("aria-checked", String(taps.some((each) => each.enabled !== false)));

@@ -141,18 +141,17 @@ export class Charts {
    */
   place(key, taps, index, folded) {
     let card = this.cards.get(key);
-    if (card) {
-      const grown = card.taps.length !== taps.length;
-      card.update(taps);
-      if (grown) this.changed(card, true);
-    } else {
+    if (!card) {
       card = new Card(key, taps, { changed: (one) => this.changed(one, true), toggle: (tap, enabled) => this.toggle(tap, enabled),
         zoomed: (one) => this.zoomed(one), pin: (one) => this.pin(one) });
       this.cards.set(key, card);
       this.byElement.set(card.element, card);
       this.seen.observe(card.element);
     }
-    if (folded) card.element.hidden = true;
+    const grown = card.taps.length !== taps.length;
+    card.folded = folded;
+    card.update(taps);
+    if (grown) this.changed(card, true);
     this.put(card.element, index);
   }
 

@@ -142,6 +142,7 @@ export class Compare {
       for (const [key, some] of [...grouped(mine)].slice(0, CARDS)) {
         const card = new Card(key, some, { changed: (one) => void this.fillCard(one) });
         this.cards.push(card);
+        card.update(some);
         host.append(card.element);
         card.setVisible(true);
       }
