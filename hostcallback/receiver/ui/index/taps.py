@@ -73,7 +73,7 @@ class Tap:
         run: name of the run.
         name: of the tap.
         leaf: the leaf's path; empty if the value is one leaf.
-        title: what it is for readers: a metric's own name, of other taps both names.
+        is_metric: whether its leaf is a metric, which readers know by the leaf's name alone.
         kind: "scalar", "histogram", "image", "array" or "text".
         place: source line of the tap.
         count: messages so far.
@@ -90,7 +90,7 @@ class Tap:
     leaf: str
     kind: str
     place: str
-    title: str = ""
+    is_metric: bool = False
     count: int = 0
     last: float | None = None
     last_time: float = 0.0
@@ -98,6 +98,11 @@ class Tap:
     nonfinite: list[tuple[float, str]] = field(default_factory=list)
     chunks: array[int] = field(default_factory=lambda: array("q"))
     counts: array[int] = field(default_factory=lambda: array("q"))
+
+    @property
+    def title(self) -> str:
+        """What it is for readers: a metric's own name, of other taps both names."""
+        return self.leaf if self.is_metric and self.leaf else joined(self.name, self.leaf)
 
     def as_dict(self) -> dict[str, Any]:
         """Describes it for the page."""
@@ -156,8 +161,7 @@ class TapTable:
         if len(self.rows) >= MAX_TAPS:
             self.left_out.add(key)
             return None
-        title = leaf if is_metric and leaf else joined(name, leaf)
-        tap = self._by_key[key] = Tap(len(self.rows), run, name, leaf, kind, place, title)
+        tap = self._by_key[key] = Tap(len(self.rows), run, name, leaf, kind, place, is_metric)
         self.rows.append(tap)
         self.most_buckets = max(FEWEST_OF_ONE, min(MAX_OF_ONE, MAX_BUCKETS // len(self.rows)))
         return tap
