@@ -57,7 +57,7 @@ export class Card {
     this.legend = element("div", { class: "legend" });
     this.note = element("p", { class: "card-note" });
     this.head = element("div", { class: "card-title" });
-    this.reset = button("reset", "Show all", () => this.zoom(null));
+    this.reset = button("reset", "Show all", () => this.zoomAll(null));
     this.wide = button("expand", "Make the card wide", () => this.widen());
     this.power = element("button", { class: "icon-button power", type: "button", role: "switch", "aria-label": "The tap sends", onclick: () => this.toggle() }, icon("power"));
     this.pin = button("pin", "Pin the card to the top", () => owner.pin?.(this));
@@ -162,6 +162,12 @@ export class Card {
     this.needs();
   }
 
+  /** The reader chose a range, which may hold for other cards, too. @param {[number, number]|null} view */
+  zoomAll(view) {
+    this.zoom(view);
+    this.owner.zoomed?.(this);
+  }
+
   /** @param {boolean} visible */
   setVisible(visible) {
     this.visible = visible;
@@ -224,10 +230,7 @@ export class Card {
     const lines = this.lines();
     this.note.replaceChildren(...this.notes(lines));
     if (!lines.length) return;
-    this.chart ??= new ScalarChart(this.body, (view) => {
-      this.zoom(view);
-      this.owner.zoomed?.(this);
-    });
+    this.chart ??= new ScalarChart(this.body, (view) => this.zoomAll(view));
     this.chart.show(lines, this.look, this.view);
   }
 
