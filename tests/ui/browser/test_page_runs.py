@@ -39,7 +39,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The log of two runs, whose configurations differ in the rate."""
     folder = tmp_path_factory.mktemp("runs") / "taps"
     for run, rate in (("slow", 0.05), ("fast", 0.1)):
-        with hcb.outfeed_receiver(sinks=[hcb.record(folder, run=run, config={"rate": rate, "width": 64})]):
+        recorder = hcb.record(folder, run=run, config={"rate": rate, "width": 64})
+        with recorder, hcb.outfeed_receiver(sinks=[recorder]):
             train(jnp.float32(rate)).block_until_ready()
     return folder
 
@@ -96,7 +97,9 @@ def test_cards_stand_in_groups_and_pinned_ones_first(
 
 def test_arrays_of_all_runs_share_a_card(visit: Visit, serve: Any, expect: Any, runs: Path) -> None:
     page = visit(serve(runs).address, "Charts")
-    expect(page.get_by_role("article", name="weights").locator(".part canvas")).to_have_count(2)
+    histograms = page.get_by_role("article", name="weights")
+    histograms.scroll_into_view_if_needed()
+    expect(histograms.locator(".part canvas")).to_have_count(2)
     card = page.get_by_role("article", name="sample")
     strips = card.locator(".strip-of-pictures")
     expect(strips).to_have_count(2)

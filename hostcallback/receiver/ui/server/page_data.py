@@ -149,21 +149,18 @@ def take_failures(index: LogIndex, live: LiveProcesses) -> None:
 def devices(index: LogIndex, live: LiveProcesses) -> list[dict[str, Any]]:
     """Describes all devices. Called under the index's lock."""
     growing = {(segment.writer.host, segment.writer.pid) for segment in index.live_segments()}
-    shown: dict[Any, dict[str, Any]] = {}
-    for number, known in enumerate(index.devices.all()):
-        is_live = (known.host, known.pid) in growing
-        place = (known.host, known.pid, known.device) if is_live else number
-        shown[place] = known.as_dict(live=is_live)
+    known = index.devices.all()
+    shown = [device.as_dict(live=(device.host, device.pid) in growing) for device in known]
+    last = {(device.host, device.pid, device.device): number for number, device in enumerate(known)}
     for process in live.processes():
         for row in process.figures["devices"]:
-            key = process.host, process.pid, row["device"]
-            device = (
-                shown.get(key)
-                or Device(
-                    process.run or _run(process), f"{process.host}:{process.pid}", row["device"]
-                ).as_dict()
-            )
-            shown[key] = device | {
+            number = last.get((process.host, process.pid, row["device"]))
+            if number is None:
+                run, name = process.run or _run(process), f"{process.host}:{process.pid}"
+                number = len(shown)
+                shown.append(Device(run, name, row["device"]).as_dict())
+            device = shown[number]
+            shown[number] = device | {
                 "live": True,
                 "rate": live.rate(process, row["device"]),
                 "messages": max(device["messages"], int(row["emitted"])),
@@ -174,7 +171,7 @@ def devices(index: LogIndex, live: LiveProcesses) -> list[dict[str, Any]]:
                 "seconds_in_taps": sum(tap["tap_sec"] for tap in process.figures["taps"]),
                 "taps": _taps(process) or device["taps"],
             }
-    return list(shown.values())
+    return shown
 
 
 def _taps(process: LiveProcess) -> list[dict[str, Any]]:
