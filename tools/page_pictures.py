@@ -21,7 +21,8 @@ STEPS = 3000
 PICTURES = (
     # name, tab, color scheme, width, height, scale
     ("ui-errors", "Errors", "light", 1200, 620, 1),
-    ("ui-charts", "Charts", "dark", 1200, 700, 1),
+    ("ui-charts", "Charts", "dark", 1200, 980, 1),
+    ("ui-runs", "Runs", "light", 1200, 420, 1),
     ("ui-compare", "Compare", "light", 1200, 760, 1),
     ("ui-phone", "Charts", "light", 390, 760, 2),
 )
@@ -37,10 +38,13 @@ def train(rate: Any, key: Any) -> Any:
         noise = jax.random.normal(sub, weights.shape)
         gradient = weights + 0.6 * noise * (1 + 6 * (number % 997 == 500))
         norm = jnp.linalg.norm(gradient)
+        grid = jnp.linspace(0, 5, 64)
         loss = 0.5 * jnp.mean(weights**2) + 0.02 * jnp.abs(noise[0])
         hcb.metrics({"loss": loss, "gradient": norm}, step=number)
         hcb.check(norm < 30.0, "the norm of the gradient is {norm}", norm=norm)
         hcb.id_tap(ignore, {"step": number, "weights": weights}, name="layer_1")
+        wave = 0.5 + 0.5 * jnp.sin(jnp.outer(grid, grid) + weights[0] + number / 99)
+        hcb.metrics({"activation": hcb.image(wave)}, step=number)
         return weights - rate * gradient, key
 
     return jax.lax.fori_loop(0, STEPS, step, (4.0 * jnp.linspace(-1, 2, 64), key))
@@ -52,8 +56,12 @@ def ignore(value: Any) -> None:
 
 def record(folder: Path) -> None:
     """Records two runs that differ in their rate."""
-    for run, rate in (("rate-0.002", 0.002), ("rate-0.004", 0.004)):
-        with hcb.record(folder, run=run) as recorder, hcb.outfeed_receiver(sinks=[recorder], on_error="warn"):
+    for run, rate in (("slow", 0.002), ("fast", 0.004)):
+        config = {"rate": rate, "steps": STEPS, "notes": f"the {run} one"}
+        with (
+            hcb.record(folder, run=run, config=config) as recorder,
+            hcb.outfeed_receiver(sinks=[recorder], on_error="warn"),
+        ):
             jax.block_until_ready(train(jnp.float32(rate), jax.random.key(7)))
 
 
@@ -84,7 +92,7 @@ def take(
     page = context.new_page()
     page.goto(address)
     page.get_by_role("tab", name=tab).click()
-    page.locator("section:not([hidden]) :is(canvas, .source)").first.wait_for()
+    page.locator("section:not([hidden]) :is(canvas, .source, small)").first.wait_for()
     page.wait_for_timeout(2500)  # the slower cards
     page.screenshot(path=IMAGES / f"{name}.png")
     context.close()

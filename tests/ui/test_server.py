@@ -176,10 +176,11 @@ def test_arrays_have_statistics_and_histograms_over_the_steps(log: Path, serve: 
     assert (last["stats"]["max"], last["values"][1]) == (63 * 499, 499)
     assert client.get("/api/array", params={"tap": tap["id"], "at": 3}).json()["step"] == 3
     drawn = client.get("/api/heatmap", params={"tap": tap["id"], "columns": 10}).json()
+    (drawn,) = drawn["taps"]
     assert (len(drawn["x"]), drawn["x"][0], drawn["x"][-1]) == (10, 0, 499)
     assert all(sum(counts) == 64 for counts in drawn["counts"])
     zoomed = client.get("/api/heatmap", params={"tap": tap["id"], "from": 100, "to": 104}).json()
-    assert zoomed["x"] == [100, 101, 102, 103, 104]
+    assert zoomed["taps"][0]["x"] == [100, 101, 102, 103, 104]
 
 
 @jax.jit

@@ -93,6 +93,8 @@ class DeferredErrors:
         self.on_error = on_error
         self.unclaimed: Callable[[FailedCheck | TapFailure], None] | None = None
         """Called as those of `listen` are, with failures for which none of them returns True. It must not raise."""
+        self.on_exception: Callable[[TapFailure], None] | None = None
+        """Called with each exception of a tap function. It must not raise."""
         self._lock = threading.RLock()  # protects everything below; signal handlers may wait for taps
         self._max_kept = max_kept
         self._failures: list[TapFailure] = []
@@ -235,6 +237,8 @@ class DeferredErrors:
         error = failure.exception
         error.__traceback__ = _without_receiver_frames(error.__traceback__)
         failure_history.add_exception(failure)
+        if self.on_exception is not None:
+            self.on_exception(failure)
         # Logging runs user code (handlers), so it must not hold the lock.
         if self._log is not None:
             self._log.add(failure)

@@ -9,15 +9,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hostcallback.receiver.sinks.call import SHARDS_ID, WHOLE_ID
+from hostcallback.receiver.messages import Message
+from hostcallback.receiver.sinks import described_template
+from hostcallback.receiver.sinks.metric_writers.tap_layout import TEXT, TapLayout
 from hostcallback.receiver.taplog.format.errors import Damage
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage, RunDecoder
 from hostcallback.receiver.taplog.render.json import process_text, short_text
 from hostcallback.receiver.taplog.render.text import message_text
 from hostcallback.receiver.text import printable
+from hostcallback.receiver.ui.index.block_reader import has_texts
 from hostcallback.receiver.ui.index.log_index import LogIndex, Origin
-from hostcallback.receiver.wire.frame_layout import Array
-from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
+from hostcallback.receiver.wire.tap_descriptor import METRICS, TapDescriptor
 
 SHOWN = "print", "log", "warning", "error", "progress"
 """What a client may ask for: printed texts, log records, log records from WARNING on with failures, from ERROR on with
@@ -229,7 +231,8 @@ def _in_chunk(
         process_text(origin.run.writer), printable(origin.run.device)
     ):
         return
-    places = _text_places(origin, wanted.filter)
+    # Of exported programs, only decoding tells the tap.
+    places, _ = origin.places(lambda described: has_texts(described) and wanted.filter.allows_tap(described))
     times = origin.run.block.times_ns[places]
     order = np.argsort(times if forward else -times, kind="stable")
     decoder = RunDecoder()
@@ -241,9 +244,7 @@ def _in_chunk(
         if wanted.after is not None and not cursor > wanted.after:
             continue
         for logged in decoder.messages(origin.run._replace(start=place, stop=place + 1)):
-            line = None
-            if not isinstance(logged, Damage) and _is_of_wanted_tap(logged, wanted.filter):
-                line = line_of(origin.run_name, logged, str(cursor))
+            line = None if isinstance(logged, Damage) else line_of(origin, logged, str(cursor), wanted.filter)
             if line is not None and wanted.filter.allows_line(line):
                 count += 1
                 yield cursor, line
@@ -251,42 +252,23 @@ def _in_chunk(
             return
 
 
-def _text_places(origin: Origin, wanted: TextFilter) -> Array:
-    # Messages of taps with texts, and those that only decoding can tell.
-    run = origin.run
-    ids = [
-        consumer_id
-        for consumer_id in run.block.consumers
-        if consumer_id in (WHOLE_ID, SHARDS_ID)
-        or (
-            (described := run.described.get(consumer_id)) is not None
-            and (described.tap_kind.is_text or described.tap_kind.prints)
-            and wanted.allows_tap(described)
-        )
-    ]
-    return np.flatnonzero(np.isin(run.block.consumer_ids, np.array(ids, np.uint64)))
-
-
-def _is_of_wanted_tap(logged: LoggedMessage, wanted: TextFilter) -> bool:
-    # Of exported programs, only decoding tells the tap.
-    return logged.tap.described is not None and wanted.allows_tap(logged.tap.described)
-
-
-def line_of(run_name: str, logged: LoggedMessage, cursor: str) -> dict[str, Any] | None:
-    """Describes a text for the page; None if the tap has no texts."""
+def line_of(origin: Origin, logged: LoggedMessage, cursor: str, wanted: TextFilter) -> dict[str, Any] | None:
+    """Describes a text for the page; None if the tap has no texts, or is not wanted."""
     described = logged.tap.described
-    if described is None or not (described.tap_kind.is_text or described.tap_kind.prints):
+    if described is None or not has_texts(described) or not wanted.allows_tap(described):
         return None
     message = logged.message
     try:
-        text = message_text(logged)
+        text = (
+            message_text(logged) if described.tap_kind is not METRICS else _metric_texts(described, message)
+        )
         if text is None:
             text = short_text(logged.value, LINE_CHARS)
     except Exception as error:  # a message that does not fit its descriptor, which is foreign
         text = f"(cannot be shown: {error})"
     return {
         "cursor": cursor,
-        "run": run_name,
+        "run": origin.run_name,
         "time": message.time_ns / 1e9,
         "process": process_text(logged.writer),
         "device": printable(str(message.device)),
@@ -296,3 +278,14 @@ def line_of(run_name: str, logged: LoggedMessage, cursor: str) -> dict[str, Any]
         "level": level_of(described),
         "text": printable(text)[:LINE_CHARS],
     }
+
+
+def _metric_texts(described: TapDescriptor, message: Message) -> str:
+    # The texts among the metrics of a message, with their names.
+    layout = TapLayout(described)
+    values = layout.take(message).values
+    return "; ".join(
+        f"{metric.name}: {described_template.fill(metric.template, [array[0, -1] for array in arrays], {})}"
+        for metric, arrays in zip(layout.metrics, values, strict=True)
+        if metric.form == TEXT
+    )

@@ -58,7 +58,7 @@ def test_an_image_is_a_picture_of_its_pixels_at_each_step(
 ) -> None:
     page = visit(serve(arrays).address, "Charts")
     card = page.get_by_role("article", name="picture pixels")
-    image = card.get_by_role("img")
+    image = card.locator(".picture img")
     image.wait_for()
     assert image.evaluate(PIXEL) == [8, 6, 200, 30, 30, 255]
     expect(image).to_have_attribute("alt", "picture, uint8[6, 8, 3], as a picture")

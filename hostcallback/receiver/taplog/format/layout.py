@@ -50,6 +50,8 @@ class Kind(enum.IntEnum):
     """The headers of all earlier chunks. The last chunk of a segment."""
     RULES = 6
     """The taps that rules thin out, and the messages suppressed since the last such chunk: msgpack, `ThinnedTap`s."""
+    EXCEPTIONS = 7
+    """The exceptions of tap functions so far, by tap: msgpack, as `FailureHistory.as_dicts`. The last chunk counts."""
 
 
 class Codec(enum.IntEnum):

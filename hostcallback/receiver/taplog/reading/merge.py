@@ -145,7 +145,7 @@ class _Process:
         for item in segment.chunks():
             if isinstance(item, Damage):
                 self.damage.append(item)
-            elif item.kind is not Kind.RULES:
+            elif item.kind not in (Kind.RULES, Kind.EXCEPTIONS):  # the reader, and `hcb ui`, ask for them
                 chunks.append((segment.devices.get(item.stream, ""), item))
         # Descriptors stay for later segments: runs that were yielded refer to this dict.
         for consumer_id, (_, described) in segment.consumers.items():

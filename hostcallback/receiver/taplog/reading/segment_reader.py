@@ -189,6 +189,14 @@ class SegmentReader:
         except (ValueError, TypeError, msgpack.UnpackException) as error:
             return chunk.damage(self.path, f"a record of the rules of taps is damaged ({error})")
 
+    def exceptions_in(self, chunk: Chunk) -> Any:
+        """Decodes a chunk of the kind EXCEPTIONS: plain data that the caller checks."""
+        data = read_whole(self, chunk)
+        try:
+            return data if isinstance(data, Damage) else unpack_plain(data)
+        except ValueError as error:
+            return chunk.damage(self.path, f"a record of exceptions is damaged ({error})")
+
     def _index_offset(self) -> int | None:
         nbytes = self.nbytes
         if nbytes < self._first + TRAILER_BYTES:

@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from hostcallback.receiver import processes
 from hostcallback.receiver.log import logger
@@ -134,9 +135,16 @@ class LogWriter:
 
     def note_rules(self, thinned: Sequence[ThinnedTap]) -> None:
         """Notes which taps rules thin out, and the messages suppressed since the last note. Does not raise OSError."""
+        self._note(lambda segment: segment.rules(thinned, time.time_ns()))
+
+    def note_exceptions(self, told: list[dict[str, Any]]) -> None:
+        """Notes the exceptions of tap functions so far, see `FailureHistory.as_dicts`. Does not raise OSError."""
+        self._note(lambda segment: segment.exceptions(told, time.time_ns()))
+
+    def _note(self, write: Callable[[SegmentWriter], None]) -> None:
         with self._lock:
             try:
-                self._open_segment().rules(thinned, time.time_ns())
+                write(self._open_segment())
             except OSError as error:
                 self._failed(error)
 
@@ -286,7 +294,7 @@ class LogWriter:
         path = self.directory / segment_name(time.time_ns(), self._number)
         segment = SegmentWriter(
             path, number=self._number, process_index=self.options.process_index, job=self.options.job,
-            run=self.options.run,
+            run=self.options.run, info={"config": self.options.config} if self.options.config else None,
             compressor=self._compressor, permissions=self.options.permissions,
         )  # fmt: skip
         self._begun = time.monotonic()

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
+
+import msgpack
 
 from hostcallback.receiver.files import PRIVATE, Permissions
 
@@ -13,6 +17,46 @@ FLUSH_SEC = 0.1
 
 SEGMENT_BYTES = 64 << 20
 SEGMENT_SEC = 3600.0
+
+CONFIG_BYTES = 64 << 10
+"""Largest configuration of a run: each segment repeats it."""
+
+
+def plain_config(config: object) -> dict[str, Any]:
+    """Returns a run's configuration as plain data: arrays of one element as numbers, other objects as their texts.
+
+    Raises:
+        TypeError: it is not a mapping.
+        ValueError: it has more than `CONFIG_BYTES`.
+    """
+    if not isinstance(config, Mapping):
+        raise TypeError(
+            f"config is of type {type(config).__name__}, expected a dict such as {{'lr': 0.1}}; of an "
+            "argparse.Namespace or a dataclass give vars(config)"
+        )
+    found: dict[str, Any] = _plain(config)
+    nbytes = len(msgpack.packb(found))
+    if nbytes > CONFIG_BYTES:
+        raise ValueError(
+            f"config takes {nbytes:,} bytes, expected at most {CONFIG_BYTES:,}: give the settings that tell runs apart"
+        )
+    return found
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if getattr(value, "shape", None) == () and hasattr(value, "item"):
+        value = value.item()
+    if (
+        value is None
+        or isinstance(value, bool | float | str)
+        or (type(value) is int and abs(value) < 1 << 63)
+    ):
+        return value
+    return str(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +76,7 @@ class LogOptions:
         job: identifies the run of a program of several processes, equal in all of them; empty for a program of one.
         mode: permissions of the files.
         run: name of the run, by which readers tell runs in one folder apart; empty for none.
+        config: configuration of the run, plain data of at most `CONFIG_BYTES`; see `plain_config`.
     """
 
     segment_bytes: int = SEGMENT_BYTES
@@ -45,6 +90,7 @@ class LogOptions:
     job: str = ""
     mode: int = PRIVATE.mode
     run: str = ""
+    config: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         """Raises ValueError for sizes and times that are not positive, and a mode that a log cannot have."""

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from hostcallback.receiver.errors import TapFailure
+from hostcallback.receiver.failures.failure_report import FailureHistory
 from hostcallback.receiver.files import PRIVATE, Closing
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.messages import Consumer, Find, Message
@@ -19,10 +23,19 @@ from hostcallback.receiver.taplog.format.block import FrameBlock
 from hostcallback.receiver.taplog.format.errors import ThinnedTap
 from hostcallback.receiver.taplog.writing.frame_copier import Room, collect
 from hostcallback.receiver.taplog.writing.log_writer import LogWriter, Messages
-from hostcallback.receiver.taplog.writing.options import SEGMENT_BYTES, SEGMENT_SEC, LogCounters, LogOptions
+from hostcallback.receiver.taplog.writing.options import (
+    SEGMENT_BYTES,
+    SEGMENT_SEC,
+    LogCounters,
+    LogOptions,
+    plain_config,
+)
 from hostcallback.receiver.wire import Flags, WireError, decode_metadata, encode_frame
 from hostcallback.receiver.wire.tap_descriptor import UNDESCRIBED, TapDescriptor
 from hostcallback.receiver.wire.truncation import encode_truncated, row
+
+NOTE_SEC = 1.0
+"""Seconds between two notes of exceptions."""
 
 _CHECK = np.uint64(int(Flags.CHECK))
 _END = np.uint64(int(Flags.END_OF_STREAM))
@@ -46,6 +59,9 @@ class Recorder(Closing):
     def __init__(self, log: LogWriter) -> None:
         """Called by `record`."""
         self._log = log
+        self._exceptions = FailureHistory()
+        self._has_unnoted = False
+        self._noted_at = float("-inf")
 
     @property
     def directory(self) -> os.PathLike[str]:
@@ -60,6 +76,18 @@ class Recorder(Closing):
     def note_rules(self, thinned: list[ThinnedTap]) -> None:
         """Notes which taps rules thin out, and the messages suppressed since the last note, for `hcb stats`."""
         self._log.note_rules(thinned)
+
+    def note_exception(self, failure: TapFailure) -> None:
+        """Notes an exception of a tap function, for `hcb ui`: at once, or after a second if there are many."""
+        self._exceptions.add_exception(failure)
+        self._has_unnoted = True
+        if time.monotonic() - self._noted_at >= NOTE_SEC:
+            self._note_exceptions()
+
+    def _note_exceptions(self) -> None:
+        if self._has_unnoted:
+            self._has_unnoted, self._noted_at = False, time.monotonic()
+            self._log.note_exceptions(self._exceptions.as_dicts())
 
     def record_batch(
         self,
@@ -138,6 +166,7 @@ class Recorder(Closing):
 
     def flush(self) -> None:
         """Writes all collected messages, and has them forwarded at once if the log is a spool."""
+        self._note_exceptions()
         self._log.flush()
 
     def drain(self, timeout_sec: float) -> bool:
@@ -147,6 +176,7 @@ class Recorder(Closing):
 
     def close(self) -> None:
         """Writes all collected messages and completes the segment. Later messages start a new one."""
+        self._note_exceptions()
         self._log.close()
 
     def _describe(self, block: FrameBlock, find: Find) -> None:
@@ -220,6 +250,7 @@ def record(
     job: str = "",
     mode: int = PRIVATE.mode,
     run: str = "",
+    config: Mapping[str, Any] | None = None,
 ) -> Recorder:
     """Creates a recorder for the log in the folder `path`: for `outfeed_receiver(record=...)`, or as a sink.
 
@@ -243,19 +274,24 @@ def record(
             can then be entered by the same users. Only this user can read them by default.
         run: names the run. A later start of the program with the same name continues it. By default
             `$HOSTCALLBACK_RUN`, or a name that no other run has, made of program, user and time.
+        config: the configuration of the run, which `hcb ui` shows and compares: a dict of numbers, texts, lists and
+            dicts, with notes on the run as `notes`, say. Of other objects it has the texts.
 
     Raises:
         OSError: the folder or its first file cannot be created.
         TapLogError: `compress` without the package zstandard.
-        ValueError: a size or a time is not positive, a log cannot have the mode, or `run` cannot name a run.
+        TypeError: `config` is not a mapping.
+        ValueError: a size or a time is not positive, a log cannot have the mode, `run` cannot name a run, or `config`
+            takes more than 64 KiB.
 
     Example:
-        with hcb.record("logs", keep_bytes=1 << 30) as log, hcb.outfeed_receiver(record=log):
-            train()
+        with hcb.record("logs", run="wide", config={"lr": 3e-4, "notes": "wider"}) as log:
+            with hcb.outfeed_receiver(record=log):
+                train()
     """
     options = LogOptions(
         segment_bytes, segment_sec, keep_bytes, compress, fsync, process_index, job=job, mode=mode,
-        run=checked_run(run) if run else own_run(),
+        run=checked_run(run) if run else own_run(), config=None if config is None else plain_config(config),
     )  # fmt: skip
     try:
         return Recorder(LogWriter(path, options))

@@ -229,10 +229,19 @@ class SegmentWriter:
         Raises:
             OSError: it cannot be written.
         """
-        packed = msgpack.packb([list(tap) for tap in thinned])
-        self._write_chunks(
-            [(Kind.RULES, packed, {"stream": -1, "min_time_ns": time_ns, "max_time_ns": time_ns})]
-        )
+        self._note(Kind.RULES, [list(tap) for tap in thinned], time_ns)
+
+    def exceptions(self, told: list[dict[str, Any]], time_ns: int) -> None:
+        """Writes the exceptions of tap functions so far.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        self._note(Kind.EXCEPTIONS, told, time_ns)
+
+    def _note(self, kind: Kind, told: list[Any], time_ns: int) -> None:
+        times = {"stream": -1, "min_time_ns": time_ns, "max_time_ns": time_ns}
+        self._write_chunks([(kind, msgpack.packb(told), times)])
 
     def sync(self) -> None:
         """Waits until all written data is on the disk."""

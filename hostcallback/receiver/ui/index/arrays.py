@@ -5,12 +5,12 @@ from __future__ import annotations
 import base64
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from hostcallback.receiver.sinks.call import SHARDS_ID, WHOLE_ID
 from hostcallback.receiver.taplog.format.errors import Damage
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage, RunDecoder
 from hostcallback.receiver.taplog.render.json import plain_value
@@ -29,8 +29,8 @@ MAX_PIXELS = 1 << 20
 Found = tuple[LoggedMessage, Array]
 
 
-def array(index: LogIndex, tap: Tap, at: int) -> dict[str, Any]:
-    """Describes message number `at` of a tap; -1 is the last one."""
+def array(index: LogIndex, tap: Tap, at: int, strip: int = 0) -> dict[str, Any]:
+    """Describes message number `at` of a tap, -1 is the last one; with a strip of pictures over all messages."""
     with index.lock:
         count = sum(tap.counts)
     place = max(0, min(count - 1, at if at >= 0 else count + at))
@@ -50,31 +50,57 @@ def array(index: LogIndex, tap: Tap, at: int) -> dict[str, Any]:
         "values": plain_value(value) if value.size <= MAX_VALUES else None,
         "image": _image(value) if tap.kind == "image" else None,
         "count": count,
+        "strip": [
+            [number, each.step, _image(pixels)]
+            for number, (each, pixels) in _evenly(index, tap, np.arange(count), strip)
+        ]
+        if strip and tap.kind == "image"
+        else [],
     }
 
 
-def heatmap(index: LogIndex, tap: Tap, columns: int, low: float | None, high: float | None) -> dict[str, Any]:
-    """Histograms of at most `columns` messages, evenly chosen between two steps (or numbers of messages).
+def heatmap(
+    index: LogIndex, taps: Sequence[Tap], columns: int, low: float | None, high: float | None
+) -> dict[str, Any]:
+    """Histograms of at most `columns` messages of each tap, evenly chosen between two steps (or numbers of messages).
 
     Returns:
-        `x`, `edges` of the bins, and `counts`, a list per x.
+        `edges` of the bins, and for each tap its `x` and `counts`, a list per x.
     """
-    numbers = _numbers(index, tap, low, high)
-    chosen = numbers[
-        np.unique(np.linspace(0, max(0, len(numbers) - 1), columns).astype(np.int64))[: len(numbers)]
-    ]
+    of_taps = [_columns(index, tap, columns, low, high) for tap in taps]
+    edges = _edges([values for rows in of_taps for _, values in rows])
+    return {
+        "edges": edges.tolist(),
+        "taps": [
+            {
+                "tap": tap.number,
+                "x": [x for x, _ in rows],
+                "counts": [
+                    np.histogram(values[np.isfinite(values)], edges)[0].tolist() for _, values in rows
+                ],
+            }
+            for tap, rows in zip(taps, of_taps, strict=True)
+        ],
+    }
+
+
+def _evenly(index: LogIndex, tap: Tap, numbers: Array, most: int) -> Iterator[tuple[int, Found]]:
+    # At most that many of these messages, evenly chosen, with their numbers.
+    places = np.unique(np.linspace(0, max(0, len(numbers) - 1), most).astype(np.int64))[: len(numbers)]
+    chosen = numbers[places].tolist()
+    return zip(chosen, _messages(index, tap, chosen), strict=False)
+
+
+def _columns(
+    index: LogIndex, tap: Tap, columns: int, low: float | None, high: float | None
+) -> list[tuple[float, Array]]:
+    # The step and the values of the messages of a heat map.
     rows: list[tuple[float, Array]] = []
-    for number, (logged, value) in zip(chosen.tolist(), _messages(index, tap, chosen.tolist()), strict=False):
+    for number, (logged, value) in _evenly(index, tap, _numbers(index, tap, low, high), columns):
         x = float(number if logged.step is None else logged.step)
         if (low is None or x >= low) and (high is None or x <= high) and value.dtype.kind in "biufV":
             rows.append((x, value.reshape(-1).astype(np.float64)))
-    rows.sort(key=lambda row: row[0])
-    edges = _edges([values for _, values in rows])
-    return {
-        "x": [x for x, _ in rows],
-        "edges": edges.tolist(),
-        "counts": [np.histogram(values[np.isfinite(values)], edges)[0].tolist() for _, values in rows],
-    }
+    return sorted(rows, key=lambda row: row[0])
 
 
 def _edges(values: list[Array]) -> Array:
@@ -119,7 +145,9 @@ def _is_between(index: LogIndex, tap: Tap, chunk: int, bounds: tuple[float, floa
     # For each message of the tap in a chunk, whether its step is between the bounds.
     with index.lock:
         origin = index.read_chunk(chunk)
-    steps = np.empty(0, np.int64) if origin is None else origin.run.steps[_candidates(origin, tap)[0]]
+    steps = (
+        np.empty(0, np.int64) if origin is None else origin.run.steps[origin.places(partial(_is_of, tap))[0]]
+    )
     if len(steps) != count:  # only decoding can tell which messages are of the tap
         return np.ones(count, np.bool_)
     found: Array = (steps >= bounds[0]) & (steps <= bounds[1])
@@ -143,22 +171,9 @@ def _messages(index: LogIndex, tap: Tap, numbers: list[int]) -> Iterator[Found]:
             yield from _in_chunk(origin, tap, set(places), decoder)
 
 
-def _candidates(origin: Origin, tap: Tap) -> tuple[Array, bool]:
-    # Places of the messages that may be of the tap, and whether decoding has to tell.
-    run, block = origin.run, origin.run.block
-    mine = [
-        consumer_id
-        for consumer_id in block.consumers
-        if consumer_id in (WHOLE_ID, SHARDS_ID)
-        or ((described := run.described.get(consumer_id)) is not None and _is_of(tap, described))
-    ]
-    places = np.flatnonzero(np.isin(block.consumer_ids, np.array(mine, np.uint64)))
-    return places, WHOLE_ID in mine or SHARDS_ID in mine
-
-
 def _in_chunk(origin: Origin, tap: Tap, places: set[int], decoder: RunDecoder) -> Iterator[Found]:
     run = origin.run
-    candidates, decodes_all = _candidates(origin, tap)
+    candidates, decodes_all = origin.places(partial(_is_of, tap))
     number = -1
     for place in candidates.tolist():
         number += 1

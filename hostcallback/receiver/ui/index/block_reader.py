@@ -9,6 +9,7 @@ import numpy as np
 
 from hostcallback.receiver.sinks.call import SHARDS_ID, WHOLE_ID
 from hostcallback.receiver.sinks.lane_mask import LaneMask
+from hostcallback.receiver.sinks.metric_writers.tap_layout import SCALAR, TEXT
 from hostcallback.receiver.taplog.columns.column_batches import Column, Layouts, alike_groups, array_views
 from hostcallback.receiver.taplog.columns.tables import kept_columns
 from hostcallback.receiver.taplog.format.block import FrameBlock
@@ -22,7 +23,7 @@ from hostcallback.receiver.ui.index.taps import LANES, Tap, TapTable, kind_of
 from hostcallback.receiver.wire import Decoder, Flags, WireError
 from hostcallback.receiver.wire.codec import Plan
 from hostcallback.receiver.wire.frame_layout import Array
-from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
+from hostcallback.receiver.wire.tap_descriptor import METRICS, TapDescriptor
 
 _TRUNCATED = np.uint64(int(Flags.TRUNCATED))
 
@@ -123,16 +124,16 @@ class BlockReader:
         if plan is None:
             return False
         group = self._group(run, places, plan)
-        known = self._leaves_of((run.writer.process, run_name), group.shapes)
+        known = self._known(run, run_name, group.shapes)
         stops = [*group.starts[1:].tolist(), len(group.ids)]
         slices = []
         for start, stop in zip(group.starts.tolist(), stops, strict=True):
             consumer_id = int(group.ids[start])
             leaves = known.get(consumer_id)
             if leaves is None:
-                leaves = self._new_leaves(run.described.get(consumer_id), run_name, group.shapes)
-                if run.described.get(consumer_id) is not None and len(known) < MAX_CONSUMERS:
-                    known[consumer_id] = leaves
+                described = run.described.get(consumer_id)
+                columns, _ = self._layouts.of(described, group.shapes)
+                leaves = self._new_leaves(known, run_name, described, columns, group.views, start)
             slices.append((start, stop, leaves))
         self._deliver(group, slices, taker, per_bucket)
         return True
@@ -187,31 +188,39 @@ class BlockReader:
             array_views(block, places, plan), shapes, ids, starts, steps, block.times_ns[places] / 1e9
         )
 
-    def _leaves_of(self, process: tuple[str, str], shapes: tuple[Any, ...]) -> dict[int, Leaves]:
+    def _known(self, run: MessageRun, run_name: str, shapes: tuple[Any, ...]) -> dict[int, Leaves]:
+        # The leaves of the taps that were met with arrays of these shapes.
         if len(self._leaves) > MAX_KNOWN:
             self._leaves.clear()
-        return self._leaves.setdefault((process, shapes), {})
+        return self._leaves.setdefault((run.writer.process, run_name, shapes), {})
 
     def _new_leaves(
-        self, described: TapDescriptor | None, run_name: str, shapes: Sequence[tuple[Any, Any]]
+        self,
+        known: dict[int, Leaves],
+        run_name: str,
+        described: TapDescriptor | None,
+        columns: Sequence[Column],
+        views: Sequence[Array],
+        start: int,
     ) -> Leaves:
+        # The shown leaves of a tap: its text, and what is no argument of a text, and no step. `views` has its arrays,
+        # the first of them at `start`.
         if described is None:
             return []
-        kind = described.tap_kind
-        columns, _ = self._layouts.of(described, shapes)
-        found: Leaves = []
-        if kind.is_text or kind.prints:
-            tap = self._taps.of(run_name, described.name, "", "text", described.source_line)
-            found += [] if tap is None else [(-1, tap)]
-        if kind.has_metrics and not kind.is_text:  # arguments of prints and logs are in their texts
-            for place in kept_columns(columns) or range(len(columns)):
-                tap = self._row(run_name, described, columns[place])
-                found += [] if tap is None else [(place, tap)]
-        return found
-
-    def _row(self, run_name: str, described: TapDescriptor, column: Column) -> Tap | None:
-        shown = kind_of(described, column)
-        return self._taps.of(run_name, described.name, column.name, shown, described.source_line)
+        found: list[tuple[int, Tap | None]] = []
+        if has_texts(described):
+            found.append((-1, self._taps.of(run_name, described.name, "", "text", described.source_line)))
+        is_metric = described.tap_kind is METRICS
+        for place in kept_columns(columns) or range(len(columns)):
+            form = form_of(described, columns[place].name)
+            if form is not None:
+                kind = kind_of(form, columns[place], views[place][start])
+                key = run_name, described.name, columns[place].name, kind, described.source_line
+                found.append((place, self._taps.of(*key, is_metric=is_metric)))
+        leaves = [(place, tap) for place, tap in found if tap is not None]
+        if len(known) < MAX_CONSUMERS:
+            known[described.consumer_id] = leaves
+        return leaves
 
     def _one(self, run: MessageRun, run_name: str, logged: LoggedMessage, place: int, taker: Taker) -> None:
         described = logged.tap.described
@@ -222,17 +231,18 @@ class BlockReader:
             return
         arrays = [np.asarray(array) for array in logged.message.arrays]
         names = leaf_names(logged.tap, len(arrays))
-        kind = described.tap_kind
-        if kind.is_text or kind.prints:
-            text = self._taps.of(run_name, described.name, "", "text", described.source_line)
-            if text is not None:
-                taker.other(text, 1)
+        columns = [
+            Column(name, value.dtype, (), value.shape) for name, value in zip(names, arrays, strict=False)
+        ]
+        known = self._known(run, run_name, tuple((value.shape, value.dtype, None) for value in arrays))
         steps = np.array([float(NO_STEP) if logged.step is None else float(logged.step)])
         times = np.array([logged.message.time_ns / 1e9])
-        for name, value in zip(names, arrays, strict=False) if kind.has_metrics and not kind.is_text else ():
-            tap = self._row(run_name, described, Column(name, value.dtype, (), value.shape))
-            if tap is None:
-                continue
+        leaves = known.get(described.consumer_id)
+        if leaves is None:
+            views = [value[np.newaxis] for value in arrays]
+            leaves = self._new_leaves(known, run_name, described, columns, views, 0)
+        for index, tap in leaves:
+            value = arrays[index] if index >= 0 else np.empty(0)
             if tap.kind != "scalar" or not 0 < value.size <= LANES or value.dtype.kind not in "biufV":
                 taker.other(tap, 1)
                 continue
@@ -240,3 +250,24 @@ class BlockReader:
             rows = buckets.of_messages(values, steps, times, np.zeros(1, np.int64))
             finite = bool(np.isfinite(values).all())
             taker.scalar(tap, ScalarPart(rows, values, steps, times, logged.step is not None, finite))
+
+
+def has_texts(described: TapDescriptor) -> bool:
+    """Whether the messages of a tap are texts, or have some among their metrics."""
+    kind = described.tap_kind
+    return kind.is_text or kind.prints or TEXT in _forms(described).values()
+
+
+def form_of(described: TapDescriptor, leaf: str) -> str | None:
+    """The form of a leaf that is a metric, "scalar" for other values, None for an argument of a text."""
+    kind, forms = described.tap_kind, _forms(described)
+    if not kind.has_metrics or kind.is_text or forms.get(leaf.rpartition("/")[0]) == TEXT:
+        return None
+    return forms.get(leaf, SCALAR)
+
+
+def _forms(described: TapDescriptor) -> dict[str, str]:
+    # By name of the metric; what does not fit, of a foreign description, is left out.
+    given = described.params.get("forms") if described.tap_kind is METRICS else None
+    items = given.items() if isinstance(given, dict) else ()
+    return {name: form[0] for name, form in items if isinstance(form, list) and form and type(form[0]) is str}

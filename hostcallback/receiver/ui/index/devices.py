@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,7 +25,7 @@ FEW = 256
 """Fewer messages are counted without numpy."""
 
 RECENT_NS = 10 * 10**9
-"""The rate of a device is that of its last ten seconds."""
+"""The rate of a device that runs is that of its last ten seconds."""
 
 
 @dataclass(slots=True)
@@ -42,23 +42,30 @@ class Device:
     last_ns: int = 0
     drops: int = 0
     taps: Counter[str] = field(default_factory=Counter)
-    recent: deque[tuple[int, int]] = field(default_factory=deque)
+    recent: list[tuple[int, int, int]] = field(default_factory=list)
 
-    def rate(self) -> float:
-        """Messages per second: of the last ten seconds of its messages."""
-        if len(self.recent) < 2:
-            return 0.0
-        span = (self.recent[-1][0] - self.recent[0][0]) * 1e-9
-        return sum(count for _, count in list(self.recent)[1:]) / span if span > 0 else 0.0
+    def took(self, low: int, high: int, count: int) -> None:
+        """Counts messages between two times; they come in any order."""
+        self.messages += count
+        self.first_ns, self.last_ns = min(self.first_ns, low), max(self.last_ns, high)
+        self.recent.append((low, high, count))
+        self.recent = [part for part in self.recent if part[1] >= self.last_ns - RECENT_NS]
 
-    def as_dict(self) -> dict[str, Any]:
-        """Describes it for the page."""
+    def rate(self, *, live: bool) -> float:
+        """Messages per second: of the last ten seconds of its messages, or, when it has ended, of all."""
+        parts = self.recent if live else [(self.first_ns, self.last_ns, self.messages)]
+        span = (self.last_ns - min((low for low, _, _ in parts), default=self.last_ns)) * 1e-9
+        return sum(count for _, _, count in parts) / span if span > 0 else 0.0
+
+    def as_dict(self, *, live: bool = True) -> dict[str, Any]:
+        """Describes it for the page; `live`: whether its process may still send."""
         last = self.last_ns / 1e9 if self.messages else None
         return {
             "run": self.run,
             "process": self.process,
             "device": printable(self.device),
-            "rate": self.rate(),
+            "rate": self.rate(live=live),
+            "live": live,
             "messages": self.messages,
             "queue_bytes": None,
             "backlog": None,
@@ -95,14 +102,7 @@ class DeviceTable:
             return
         times = run.block.times_ns
         low, high = int(times.min()), int(times.max())
-        device.messages += len(times)
-        device.first_ns, device.last_ns = min(device.first_ns, low), max(device.last_ns, high)
-        if not device.recent or high >= device.recent[-1][0]:
-            if not device.recent:
-                device.recent.append((low, 0))
-            device.recent.append((high, len(times)))
-            while len(device.recent) > 2 and device.recent[0][0] < high - RECENT_NS:
-                device.recent.popleft()
+        device.took(low, high, len(times))
         for consumer_id, count in _counts(run.block.consumer_ids):
             described = run.described.get(consumer_id)
             if described is not None and (described.name in device.taps or len(device.taps) < MAX_TAPS):

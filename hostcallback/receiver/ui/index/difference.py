@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from array import array
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,15 +19,16 @@ from hostcallback.receiver.taplog.reading.merge import Record
 from hostcallback.receiver.taplog.reading.selection import Selection
 from hostcallback.receiver.taplog.render.json import short_text
 from hostcallback.receiver.text import printable
-from hostcallback.receiver.ui.index.log_index import LogIndex, run_of
+from hostcallback.receiver.ui.index.log_index import LogIndex
+from hostcallback.receiver.ui.index.runs import differing_settings, runs, settings
 from hostcallback.receiver.wire.frame_layout import Array
 
 BUDGET_SEC = 20.0
 """A comparison that takes longer ends with what it has found."""
 
 MAX_TAPS = 500
-MAX_POINTS = 2000
-"""Differences of a tap that are drawn."""
+MAX_POINTS = 1000
+"""Differences of a tap that the page gets; of more, the largest of each part."""
 
 VALUE_CHARS = 300
 
@@ -38,14 +41,18 @@ class _OverBudgetError(Exception):
 class _TapDifference:
     # The differences of one tap.
     differing: int = 0
+    missing: int = 0
     first_step: int | None = None
     max_abs: float | None = None
-    x: list[float] = field(default_factory=list)
-    difference: list[float] = field(default_factory=list)
+    x: array[float] = field(default_factory=lambda: array("d"))
+    difference: array[float] = field(default_factory=lambda: array("d"))
 
     def add(self, found: Difference) -> None:
-        self.differing += 1
         step = found.logged.step
+        if found.a is None or found.b is None:
+            self.missing += 1
+            return
+        self.differing += 1
         if step is not None and (self.first_step is None or step < self.first_step):
             self.first_step = step
         sizes = [leaf.found.max_absolute for leaf in found.found.leaves]
@@ -53,9 +60,21 @@ class _TapDifference:
         if size is None:
             return
         self.max_abs = size if self.max_abs is None else max(self.max_abs, size)
-        if len(self.x) < MAX_POINTS:
-            self.x.append(float(self.differing if step is None else step))
-            self.difference.append(size)
+        self.x.append(float(self.differing if step is None else step))
+        self.difference.append(size)
+
+    def points(self) -> tuple[list[float], list[float]]:
+        # In the order of the steps, whatever device they are of; of many, the largest of each part.
+        x, size = np.array(self.x), np.array(self.difference)
+        order = np.argsort(x, kind="stable")
+        x, size = x[order], size[order]
+        if not len(x):
+            return [], []
+        cells = (
+            x if len(np.unique(x)) <= MAX_POINTS else np.floor((x - x[0]) / (x[-1] - x[0]) * (MAX_POINTS - 1))
+        )
+        starts = np.append(0, np.flatnonzero(np.diff(cells)) + 1)
+        return x[starts].tolist(), np.maximum.reduceat(size, starts).tolist()
 
 
 def difference(index: LogIndex, left: str, right: str, tolerance: Tolerance) -> dict[str, Any]:
@@ -66,7 +85,9 @@ def difference(index: LogIndex, left: str, right: str, tolerance: Tolerance) -> 
     """
     ends = time.monotonic() + BUDGET_SEC
     with index.lock:
-        paths = [[s.path for s in index.files.segments if run_of(s) == name] for name in (left, right)]
+        sides = [runs(index)[name] for name in (left, right)]
+    paths = [[segment.path for segment in side] for side in sides]
+    configured = [settings(side) for side in sides]
     a, b = (ComparedLog(part, ignore_lines=True) for part in paths)
 
     def within_budget(selection: Selection, records: Iterator[Record]) -> Iterator[Record]:
@@ -94,26 +115,34 @@ def difference(index: LogIndex, left: str, right: str, tolerance: Tolerance) -> 
         "equal": not taps and not notes,
         "first": None if first is None else _first(first),
         "taps": _taps(comparison, taps),
+        "config": {name: [side.get(name) for side in configured] for name in differing_settings(configured)},
         "notes": [printable(note) for note in notes],
     }
 
 
 def _taps(comparison: Comparison, taps: dict[str, _TapDifference]) -> list[dict[str, Any]]:
     compared = comparison.outcome.by_tap
+    more: Counter[str] = Counter()
+    for (_, key), count in comparison.outcome.more.items():
+        more[key[0]] += count
     names = sorted({*taps, *list(compared)[:MAX_TAPS]}, key=lambda name: (name not in taps, name))
-    none = _TapDifference()
-    return [
-        {
-            "name": printable(name),
-            "compared": compared[name],
-            "differing": taps.get(name, none).differing,
-            "first_step": taps.get(name, none).first_step,
-            "max_abs": taps.get(name, none).max_abs,
-            "x": taps.get(name, none).x,
-            "difference": taps.get(name, none).difference,
-        }
-        for name in names
-    ]
+    found = []
+    for name in names:
+        tap = taps.get(name) or _TapDifference()
+        x, sizes = tap.points()
+        found.append(
+            {
+                "name": printable(name),
+                "compared": compared[name],
+                "differing": tap.differing,
+                "missing": tap.missing + more[name],
+                "first_step": tap.first_step,
+                "max_abs": tap.max_abs,
+                "x": x,
+                "difference": sizes,
+            }
+        )
+    return found
 
 
 def _first(found: Difference) -> dict[str, Any]:
@@ -122,6 +151,7 @@ def _first(found: Difference) -> dict[str, Any]:
     places = [text for place in found.logged.message.shard_index or () if (text := place_text(place))]
     return {
         "tap": printable(consumer.name),
+        "leaf": "" if leaf is None else printable(leaf.leaf),
         "step": found.logged.step,
         "place": printable(consumer.source_line),
         "device": printable(" ".join([found.device.device, *places])),
@@ -146,10 +176,6 @@ def _notes(comparison: Comparison) -> list[str]:
     if outcome.passed_over:
         notes.append(
             f"{outcome.passed_over:,} message(s) not compared: their counterparts were dropped, damaged or folded"
-        )
-    for (in_left, key), count in list(outcome.more.items())[:20]:
-        notes.append(
-            f"{count:,} more message(s) of {key[0]} only in the {'left' if in_left else 'right'} run"
         )
     if not outcome.compared:
         notes.append("no message of one run has a counterpart in the other")

@@ -18,7 +18,7 @@ from hostcallback.receiver.taplog.reading.merge import MessageRun
 from hostcallback.receiver.taplog.reading.segment_reader import Writer
 from hostcallback.receiver.taplog.render.json import process_text
 from hostcallback.receiver.text import printable
-from hostcallback.receiver.ui.live.processes import LiveFailure
+from hostcallback.receiver.ui.live.processes import LiveFailure, live_failures
 from hostcallback.receiver.wire.frame_layout import Array
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 
@@ -75,8 +75,12 @@ class Group:
 
     def take_live(self, process: tuple[str, int], found: LiveFailure) -> None:
         """Takes the failures that a running process (host and process id) reports for this group since its start."""
-        if process in self.live or len(self.live) < MAX_PLACES:
-            self.live[process] = found
+        known = self.live.get(process)
+        if (known is None and len(self.live) >= MAX_PLACES) or (
+            known is not None and known.last > found.last
+        ):
+            return
+        self.live[process] = found
         if not self.count:
             self.title, self.values, self.traceback = found.title, found.values, found.traceback or None
 
@@ -243,8 +247,14 @@ class Failures:
             at = Occurrence(lost.time_ns / 1e9, None)
             group.add(process_text(writer), lost.device, max(1, lost.messages), at)
 
+    def raised(self, writer: Writer, told: Any) -> None:
+        """Takes the exceptions of tap functions that a log has of its process, since that began."""
+        self._process(writer)
+        for failure in live_failures(told):
+            self.take_live((writer.host, writer.pid), failure)
+
     def take_live(self, process: tuple[str, int], found: LiveFailure) -> None:
-        """Takes the failures that a running process (host and process id) reports for one line since its start."""
+        """Takes the failures that a process (host and process id) reports for one line since its start."""
         group = self._of(found.kind, found.source_line, found.name, found.title)
         if group is not None:
             group.take_live(process, found)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from hostcallback.receiver.taplog.format.errors import CutOffLogError, Damage, NotATapLogError, segments_of
 from hostcallback.receiver.taplog.format.layout import CHUNK_HEADER_BYTES, decode_chunk_header
@@ -42,6 +43,7 @@ class Segment:
         devices: names by stream.
         consumers: numbers in the chunks' masks and descriptors, by consumer id; empty once the index has them.
         numbers: the numbers alone.
+        config: configuration of the run, as the header has it.
     """
 
     number: int
@@ -55,6 +57,7 @@ class Segment:
     devices: dict[int, str] = field(default_factory=dict)
     consumers: dict[int, tuple[int, TapDescriptor]] = field(default_factory=dict)
     numbers: dict[int, int] = field(default_factory=dict)
+    config: Any = None
 
     def read_at(self, offset: int, nbytes: int) -> bytes:
         """Reads bytes of the file; fewer at its end."""
@@ -148,7 +151,7 @@ class LogFiles:
         segment = Segment(
             len(self.segments), path, reader.writer, created if type(created) is int else 0, reader
         )
-        segment.is_complete = reader.is_closed()
+        segment.is_complete, segment.config = reader.is_closed(), reader.info.get("config")
         self._known[path] = segment
         self.segments.append(segment)
 

@@ -6,12 +6,13 @@ import math
 import os
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from hostcallback.receiver.processes import is_alive
+from hostcallback.receiver.sinks.call import SHARDS_ID, WHOLE_ID
 from hostcallback.receiver.taplog.format.block import StepColumns
 from hostcallback.receiver.taplog.format.errors import Damage
 from hostcallback.receiver.taplog.format.layout import ALL_CONSUMERS, NO_STEP, Kind
@@ -58,6 +59,18 @@ class Origin(NamedTuple):
     number: int
     run_name: str
     run: MessageRun
+
+    def places(self, wants: Callable[[TapDescriptor], bool]) -> tuple[Array, bool]:
+        """Places of the messages of wanted taps, and whether only decoding can tell which of them these are."""
+        block = self.run.block
+        unknown = {WHOLE_ID, SHARDS_ID} & {*block.consumers}
+        ids = [
+            consumer_id
+            for consumer_id in block.consumers
+            if consumer_id in unknown
+            or ((described := self.run.described.get(consumer_id)) is not None and wants(described))
+        ]
+        return np.flatnonzero(np.isin(block.consumer_ids, np.array(ids, np.uint64))), bool(unknown)
 
 
 class _WriterState(NamedTuple):
@@ -138,7 +151,7 @@ class LogIndex:
             if chunk.kind is Kind.FRAMES:
                 number = self.chunks.add(segment.number, chunk)
                 new.append((number, chunk if len(new) < MAX_HEADERS else None))
-            elif chunk.kind in (Kind.LOST, Kind.FOLDED):
+            elif chunk.kind in (Kind.LOST, Kind.FOLDED, Kind.EXCEPTIONS):
                 self._note(segment, chunk)
         self.files.close_complete(segment)
         if segment.consumers:
@@ -194,6 +207,10 @@ class LogIndex:
             state.described, segment.path,
         )  # fmt: skip
         return Origin(number, run_of(segment), run)
+
+    def started(self, run_name: str) -> float:
+        """When a run began, in Unix seconds. Under `lock`."""
+        return min((s.created_ns for s in self.files.segments if run_of(s) == run_name), default=0) / 1e9
 
     def of_run(self, run_name: str) -> Array:
         """A mask of the chunks that belong to a run. Under `lock`."""
@@ -298,19 +315,22 @@ class LogIndex:
         reader = segment.reader
         if reader is None:
             return
-        if chunk.kind is Kind.LOST:
-            lost = reader.lost_in(chunk)
-            if isinstance(lost, Damage):
-                self.files.note(str(lost))
-            else:
-                self.failures.lost(segment.writer, lost)
-                self.devices.lost(run_of(segment), segment.writer, lost)
-            return
-        folded = reader.folded_in(chunk)
-        if not isinstance(folded, Damage):
+        read = {
+            Kind.LOST: reader.lost_in,
+            Kind.EXCEPTIONS: reader.exceptions_in,
+            Kind.FOLDED: reader.folded_in,
+        }
+        told: Any = read[Kind(chunk.kind)](chunk)
+        if isinstance(told, Damage):
+            self.files.note(str(told))
+        elif chunk.kind is Kind.LOST:
+            self.failures.lost(segment.writer, told)
+            self.devices.lost(run_of(segment), segment.writer, told)
+        elif chunk.kind is Kind.EXCEPTIONS:
+            self.failures.raised(segment.writer, told)
+        else:
             device = segment.devices.get(chunk.stream, "")
-            known = self._state(segment).folded.setdefault(device, {})
-            known.update(folded)
+            self._state(segment).folded.setdefault(device, {}).update(told)
 
     def _state(self, segment: Segment) -> _WriterState:
         state = self._writers.get(segment.writer)

@@ -14,7 +14,7 @@ from hostcallback.receiver.ui.index.log_index import LogIndex
 from hostcallback.receiver.ui.index.taps import Tap
 from hostcallback.receiver.wire.frame_layout import Array
 
-AXES = "step", "time", "message"
+AXES = "step", "time", "elapsed", "message"
 
 DETAIL_CHUNKS = 96
 """Chunks that are read from the log for one chart; beyond, the chart is of summaries."""
@@ -51,15 +51,16 @@ def chart(
         points: largest number of points.
         low: first x; None for the tap's first.
         high: last x; None for the tap's last.
-        axis: one of `AXES`; None for steps where all messages have one.
+        axis: one of `AXES`; None for steps where all messages have one. Elapsed are the seconds since the run began.
     """
     with index.lock:
+        start = index.started(tap.run) if axis == "elapsed" else 0.0
         rows, by_step = tap.buckets.rows.copy(), tap.buckets.has_steps
         nonfinite, count = list(tap.nonfinite), tap.count
     axis = axis or ("step" if by_step else "message")
     if axis == "step" and not by_step:
         axis = "message"
-    x0, x1 = _bounds(rows, axis)
+    x0, x1 = _bounds(rows, axis, start)
     order = np.argsort(x0, kind="stable")
     rows, x0, x1 = rows[order], x0[order], x1[order]
     whole = (float(x0[0]), float(x1.max())) if len(rows) else (None, None)
@@ -71,7 +72,7 @@ def chart(
     rows, x0, x1 = rows[inside], x0[inside], x1[inside]
     is_zoomed = low is not None or high is not None
     if is_zoomed and len(rows) and len(rows) < points and rows[:, COUNT].sum() > len(rows):
-        rows, x0 = _detailed(index, tap, rows, x0, x1, axis)
+        rows, x0 = _detailed(index, tap, rows, x0, x1, axis, start)
         keep = np.ones(len(rows), np.bool_)
         keep &= x0 >= (-np.inf if low is None else low)
         keep &= x0 <= (np.inf if high is None else high)
@@ -96,12 +97,12 @@ def chart(
     }
 
 
-def _bounds(rows: Array, axis: str) -> tuple[Array, Array]:
+def _bounds(rows: Array, axis: str, start: float) -> tuple[Array, Array]:
     # The smallest and largest x of each bucket.
     if axis == "step":
         return rows[:, STEP], rows[:, LAST_STEP]
-    if axis == "time":
-        return rows[:, TIME], rows[:, LAST_TIME]
+    if axis != "message":
+        return rows[:, TIME] - start, rows[:, LAST_TIME] - start
     order = np.argsort(rows[:, TIME], kind="stable")
     after = np.cumsum(rows[order, COUNT])
     first = np.empty(len(rows))
@@ -110,7 +111,9 @@ def _bounds(rows: Array, axis: str) -> tuple[Array, Array]:
     return first, np.maximum(first, last)
 
 
-def _detailed(index: LogIndex, tap: Tap, rows: Array, x0: Array, x1: Array, axis: str) -> tuple[Array, Array]:
+def _detailed(
+    index: LogIndex, tap: Tap, rows: Array, x0: Array, x1: Array, axis: str, start: float
+) -> tuple[Array, Array]:
     # The single messages of these buckets, and the x of each; the buckets if the messages are in too many chunks.
     if axis == "step":
         detail = _read_detail(index, tap, float(x0.min()), float(x1.max()), by_step=True)
@@ -121,7 +124,9 @@ def _detailed(index: LogIndex, tap: Tap, rows: Array, x0: Array, x1: Array, axis
         return rows, x0
     column = STEP if axis == "step" else TIME
     detail = detail[np.argsort(detail[:, column], kind="stable")]
-    return detail, detail[:, column] if axis != "message" else x0.min() + np.arange(len(detail))
+    if axis == "message":
+        return detail, x0.min() + np.arange(len(detail))
+    return detail, detail[:, column] - (0.0 if axis == "step" else start)
 
 
 def _reduced(rows: Array, x: Array, points: int) -> tuple[Array, Array]:

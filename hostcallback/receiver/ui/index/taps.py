@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from hostcallback.receiver.sinks.metric_writers.tap_layout import HISTOGRAM, IMAGE
 from hostcallback.receiver.taplog.columns.column_batches import Column
+from hostcallback.receiver.taplog.render.text import joined
 from hostcallback.receiver.text import printable
 from hostcallback.receiver.ui.index.buckets import Buckets
 from hostcallback.receiver.wire.frame_layout import Array
-from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 
 BITS = 1 << 23
 """In one mebibyte. A million items are counted to within about 0.1 %, few items almost always exactly."""
@@ -72,6 +73,7 @@ class Tap:
         run: name of the run.
         name: of the tap.
         leaf: the leaf's path; empty if the value is one leaf.
+        is_metric: whether its leaf is a metric, which readers know by the leaf's name alone.
         kind: "scalar", "histogram", "image", "array" or "text".
         place: source line of the tap.
         count: messages so far.
@@ -88,6 +90,7 @@ class Tap:
     leaf: str
     kind: str
     place: str
+    is_metric: bool = False
     count: int = 0
     last: float | None = None
     last_time: float = 0.0
@@ -95,6 +98,11 @@ class Tap:
     nonfinite: list[tuple[float, str]] = field(default_factory=list)
     chunks: array[int] = field(default_factory=lambda: array("q"))
     counts: array[int] = field(default_factory=lambda: array("q"))
+
+    @property
+    def title(self) -> str:
+        """What it is for readers: a metric's own name, of other taps both names."""
+        return self.leaf if self.is_metric and self.leaf else joined(self.name, self.leaf)
 
     def as_dict(self) -> dict[str, Any]:
         """Describes it for the page."""
@@ -104,6 +112,7 @@ class Tap:
             "run": self.run,
             "name": printable(self.name),
             "field": printable(self.leaf),
+            "title": printable(self.title),
             "kind": self.kind,
             "count": self.count,
             "place": printable(self.place),
@@ -141,7 +150,9 @@ class TapTable:
         self.left_out = DistinctCounter()
         self._by_key: dict[tuple[str, str, str, str, bool], Tap | None] = {}
 
-    def of(self, run: str, name: str, leaf: str, kind: str, place: str) -> Tap | None:
+    def of(
+        self, run: str, name: str, leaf: str, kind: str, place: str, *, is_metric: bool = False
+    ) -> Tap | None:
         """The row of a leaf, which is made if there is none; None if there are too many."""
         # A tap that prints has a row for its text, and one for each leaf.
         key = run, name, leaf, place, kind == "text"
@@ -150,21 +161,29 @@ class TapTable:
         if len(self.rows) >= MAX_TAPS:
             self.left_out.add(key)
             return None
-        tap = self._by_key[key] = Tap(len(self.rows), run, name, leaf, kind, place)
+        tap = self._by_key[key] = Tap(len(self.rows), run, name, leaf, kind, place, is_metric)
         self.rows.append(tap)
         self.most_buckets = max(FEWEST_OF_ONE, min(MAX_OF_ONE, MAX_BUCKETS // len(self.rows)))
         return tap
 
 
-def kind_of(described: TapDescriptor | None, column: Column) -> str:
-    """How a leaf is shown."""
+def kind_of(form: str, column: Column, first: Array) -> str:
+    """How a leaf is shown: `form` is that of a metric, `first` its first value.
+
+    What has the shape of a picture, and pixels from 0 to 1 as the first value, is a picture.
+    """
     if not (np.issubdtype(column.dtype, np.number) or column.dtype.kind in "bV"):
         return "array"
     size = int(np.prod(column.shape, dtype=np.int64)) * int(np.prod(column.lanes, dtype=np.int64))
     if not column.shape and size <= LANES:
         return "scalar"
     shape = column.shape
-    color = len(shape) == 3 and shape[-1] in (1, 3, 4)
-    if (len(shape) == 2 or color) and column.dtype == np.uint8 and min(shape[:2]) >= 4:
+    is_plane = not column.lanes and (len(shape) == 2 or (len(shape) == 3 and shape[-1] in (1, 3, 4)))
+    if form == IMAGE and is_plane:
         return "image"
+    if form != HISTOGRAM and is_plane and min(shape[:2]) >= 4:
+        if column.dtype == np.uint8:
+            return "image"
+        if column.dtype.kind in "fV" and first.min() >= 0 and 0.5 <= first.max() <= 1:
+            return "image"
     return "histogram" if size >= HISTOGRAM_SIZE else "array"

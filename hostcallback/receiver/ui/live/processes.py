@@ -15,14 +15,14 @@ from hostcallback.receiver.control.protocol import ControlError, ControlSocketEr
 from hostcallback.receiver.errors import HostCallbackError
 from hostcallback.receiver.processes import is_alive
 from hostcallback.receiver.text import printable, printable_lines
-from hostcallback.receiver.ui.live.source import LiveProcess, LiveSource, is_process
+from hostcallback.receiver.ui.live.source import CollectorSource, LiveProcess, is_process
 
 ANSWER_SEC = 3.0
 MAX_LOGS = 64
 
 
 class ProcessSource:
-    """One process. See `LiveSource`.
+    """One process of this machine. One thread at a time.
 
     Attributes:
         kind: "process".
@@ -91,6 +91,8 @@ def _logs(about: Mapping[str, Any]) -> list[Path]:
     found = about.get("logs")
     return [Path(log) for log in found[:MAX_LOGS] if isinstance(log, str)] if isinstance(found, list) else []
 
+
+LiveSource = ProcessSource | CollectorSource
 
 INTERVAL_SEC = 0.5
 REST_SEC = 10.0

@@ -1,10 +1,10 @@
-"""Protocol of the sources of running processes: of this machine, or those that forward to a collector."""
+"""The running processes that forward to a collector, as a source of the page."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hostcallback.receiver.control.protocol import ControlError
 from hostcallback.receiver.remote.credentials import TransportError
@@ -30,39 +30,6 @@ class LiveProcess(NamedTuple):
     figures: dict[str, Any]
 
 
-class LiveSource(Protocol):
-    """Running processes. One thread at a time."""
-
-    kind: str
-    name: str
-
-    def logs(self) -> list[Path]:
-        """Folders with the tap logs of the processes."""
-
-    def ask(self) -> list[LiveProcess]:
-        """Asks all processes for their metrics.
-
-        Raises:
-            HostCallbackError: none can be reached; the text says why.
-        """
-
-    def set_rules(self, pattern: str, settings: Mapping[str, Any], run: str, *, reset: bool) -> list[str]:
-        """Sets rules of taps, and returns the names of these taps.
-
-        Raises:
-            HostCallbackError: they cannot be set; the text says why.
-        """
-
-    def has_ended(self) -> bool:
-        """Whether its processes have ended, so that they will never answer again."""
-
-    def rest(self) -> None:
-        """Called when no page is open: lets the processes stop counting."""
-
-    def close(self) -> None:
-        """Ends all connections."""
-
-
 def is_process(found: Any) -> bool:
     """Whether an answer from another process is well-formed: has the fields that the page shows."""
     try:
@@ -85,7 +52,7 @@ ASK_SEC = 2.0
 
 
 class CollectorSource:
-    """A collector. See `LiveSource`.
+    """A collector. One thread at a time.
 
     Attributes:
         kind: "collector".

@@ -1,17 +1,19 @@
 /** Starts the page: tabs, runs, the overview, and the stream of changes. */
 
 import { ask, ServerError, wasAborted } from "./core/api.js";
-import { onScheme, runColor } from "./core/colors.js";
+import { swatch } from "./charts/card.js";
+import { onScheme } from "./core/colors.js";
 import { byId, element, fill, foreign } from "./core/dom.js";
 import { count, plural } from "./core/format.js";
 import { ChangeStream } from "./core/events.js";
 import { throttled } from "./core/frames.js";
-import { readAddress, runIndex, settings, state, writeAddress } from "./core/state.js";
+import { readAddress, settings, state, writeAddress } from "./core/state.js";
 import { Charts } from "./views/charts.js";
 import { Control } from "./views/control.js";
 import { Compare } from "./views/difference.js";
 import { Devices } from "./views/devices.js";
 import { Errors, toldErrors } from "./views/errors.js";
+import { Runs } from "./views/runs.js";
 import { Texts } from "./views/texts.js";
 
 /** @typedef {import("./core/types.js").Change} Change */
@@ -32,13 +34,15 @@ const page = {
   watch: (/** @type {number[]} */ taps) => stream.watch(taps),
   failed,
   saved: () => writeAddress(tab),
+  toggleRun,
+  pinRun,
   say: (/** @type {string} */ text) => (byId("said", HTMLElement).textContent = text),
 };
 const charts = new Charts(page);
 const errors = new Errors(page);
 const texts = new Texts(page);
 const views = /** @type {Record<string, {setActive: (active: boolean) => void}>} */ ({
-  errors, charts, texts, devices: new Devices(page), compare: new Compare(page), control: new Control(page),
+  errors, charts, runs: new Runs(page), texts, devices: new Devices(page), compare: new Compare(page), control: new Control(page),
 });
 const tabs = /** @type {HTMLButtonElement[]} */ ([...document.querySelectorAll("[role=tab]")]);
 
@@ -85,7 +89,7 @@ async function loadOverview() {
   showErrors([state.overview.error_kinds, state.overview.errors]);
   charts.update();
   texts.update();
-  for (const key of ["compare", "control"]) {
+  for (const key of ["compare", "control", "runs"]) {
     if (tab === key) /** @type {any} */ (views[key]).update();
   }
   if (first) show(views[tab] ? tab : state.overview.errors ? "errors" : "charts");
@@ -108,21 +112,30 @@ function showRuns() {
   const box = byId("runs", HTMLElement);
   box.hidden = runs.length < 2;
   fill(box, runs.slice(0, RUNS_AS_BUTTONS).map((run) => {
-    const swatch = element("span", { class: "swatch" });
-    swatch.style.background = runColor(runIndex(run.id));
     return element("button", { type: "button", class: "run", "aria-pressed": String(!state.hidden.has(run.id)), "data-key": `run ${run.id}`,
-      title: plural(run.messages, "message"), onclick: () => toggleRun(run.id) }, swatch, foreign(run.name), run.live && element("span", { class: "live", title: "live" }, "●"));
+      title: `${run.id}, ${plural(run.messages, "message")}`, onclick: () => toggleRun(run.id) }, swatch(run.id), foreign(run.name), run.live && element("span", { class: "live", title: "live" }, "●"));
   }), runs.length > RUNS_AS_BUTTONS && element("span", { class: "muted" }, `and ${count(runs.length - RUNS_AS_BUTTONS)} more`));
 }
 
 /** @param {string} run */
 function toggleRun(run) {
   if (!state.hidden.delete(run)) state.hidden.add(run);
+  showRun();
+}
+
+/** The others are measured by this run; by none if it is so already. @param {string} run */
+function pinRun(run) {
+  settings.baseline = settings.baseline === run ? "" : run;
+  showRun();
+}
+
+function showRun() {
   writeAddress(tab);
   showRuns();
   charts.update();
   charts.refreshAll();
   charts.redraw();
+  /** @type {Runs} */ (views.runs).update();
 }
 
 /** The badge counts different errors, its tooltip how often they occurred. @param {[number, number]} counts */
@@ -149,6 +162,7 @@ function onChange(change) {
   if (change.errors !== undefined && change.errors.join() !== errorsSeen?.join()) showErrors(change.errors);
   if (change.errors !== undefined) errors.onChange();
   if (change.devices) /** @type {Devices} */ (views.devices).onChange();
+  if (change.devices) /** @type {Runs} */ (views.runs).onChange();
 }
 
 /**

@@ -17,7 +17,9 @@ from starlette.staticfiles import StaticFiles
 
 from hostcallback.receiver.errors import HostCallbackError
 from hostcallback.receiver.taplog.diff.messages import Tolerance
-from hostcallback.receiver.ui.index.series import AXES, MAX_POINTS
+from hostcallback.receiver.ui.index.arrays import array, heatmap
+from hostcallback.receiver.ui.index.runs import table
+from hostcallback.receiver.ui.index.series import AXES, MAX_POINTS, chart
 from hostcallback.receiver.ui.server.page_data import MAX_CHARTS, PageData
 from hostcallback.receiver.ui.server.queries import (
     MAX_BODY,
@@ -33,7 +35,7 @@ from hostcallback.receiver.ui.server.queries import (
     text,
     whole,
 )
-from hostcallback.receiver.ui.texts import SHOWN, TextFilter, Wanted
+from hostcallback.receiver.ui.texts import SHOWN, TextFilter, Wanted, lines
 
 PAGE = Path(__file__).parent.parent / "page"
 
@@ -42,6 +44,7 @@ MAX_TAPS = 2000
 
 MAX_LINES = 1000
 MAX_COLUMNS = 500
+MAX_STRIP = 40
 MAX_WATCHED = 256
 EVENT_SEC = 0.5
 ALIVE_SEC = 10.0
@@ -61,13 +64,10 @@ def make_app(data: PageData) -> Starlette:
 
     def series(request: Request) -> Any:
         query = request.query_params
-        return data.series(
-            numbers(query, "tap", MAX_CHARTS),
-            whole(query, "points", 800, 2, MAX_POINTS),
-            number(query, "from"),
-            number(query, "to"),
-            choice(query, "axis", AXES),
-        )
+        taps = data.taps(numbers(query, "tap", MAX_CHARTS))
+        points, axis = whole(query, "points", 800, 2, MAX_POINTS), choice(query, "axis", AXES)
+        low, high = number(query, "from"), number(query, "to")
+        return {"series": [chart(data.index, tap, points, low, high, axis) for tap in taps]}
 
     def texts(request: Request) -> Any:
         query = request.query_params
@@ -78,16 +78,19 @@ def make_app(data: PageData) -> Starlette:
         wanted = Wanted(
             chosen, cursor(query, "before"), cursor(query, "after"), whole(query, "limit", 200, 1, MAX_LINES)
         )
-        return data.texts(wanted)
+        return lines(data.fresh(), wanted)
 
-    def array(request: Request) -> Any:
+    def one_array(request: Request) -> Any:
         query = request.query_params
-        return data.array(one_tap(query), whole(query, "at", -1, -(2**53), 2**53))
+        at, strip = whole(query, "at", -1, -(2**53), 2**53), whole(query, "strip", 0, 0, MAX_STRIP)
+        (tap,) = data.taps([one_tap(query)])
+        return array(data.index, tap, at, strip)
 
-    def heatmap(request: Request) -> Any:
+    def histograms(request: Request) -> Any:
         query = request.query_params
+        taps = data.taps(numbers(query, "tap", MAX_CHARTS))
         columns = whole(query, "columns", 200, 1, MAX_COLUMNS)
-        return data.heatmap(one_tap(query), columns, number(query, "from"), number(query, "to"))
+        return heatmap(data.index, taps, columns, number(query, "from"), number(query, "to"))
 
     def difference(request: Request) -> Any:
         query = request.query_params
@@ -98,10 +101,11 @@ def make_app(data: PageData) -> Starlette:
         "/api/overview": overview,
         "/api/series": series,
         "/api/texts": texts,
-        "/api/array": array,
-        "/api/heatmap": heatmap,
+        "/api/array": one_array,
+        "/api/heatmap": histograms,
         "/api/diff": difference,
         "/api/errors": lambda request: data.errors(),
+        "/api/runs": lambda request: table(data.fresh()),
         "/api/devices": lambda request: data.devices(),
     }
 

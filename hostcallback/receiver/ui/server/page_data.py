@@ -14,17 +14,15 @@ from typing import Any
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.taplog.diff.messages import Tolerance
 from hostcallback.receiver.text import printable
-from hostcallback.receiver.ui.index.arrays import array, heatmap
 from hostcallback.receiver.ui.index.devices import Device
 from hostcallback.receiver.ui.index.difference import difference
 from hostcallback.receiver.ui.index.log_files import Segment
 from hostcallback.receiver.ui.index.log_index import LogIndex, run_of
-from hostcallback.receiver.ui.index.series import chart
+from hostcallback.receiver.ui.index.runs import names, runs
 from hostcallback.receiver.ui.index.taps import Tap
 from hostcallback.receiver.ui.live.processes import LiveProcesses, live_failures
 from hostcallback.receiver.ui.live.source import LiveProcess
 from hostcallback.receiver.ui.server.queries import NoControlError, RuleRequest, UnknownError
-from hostcallback.receiver.ui.texts import Wanted, lines
 
 INTERVAL_SEC = 0.5
 """Seconds between looks at the logs while a page is open."""
@@ -150,18 +148,20 @@ def take_failures(index: LogIndex, live: LiveProcesses) -> None:
 
 def devices(index: LogIndex, live: LiveProcesses) -> list[dict[str, Any]]:
     """Describes all devices. Called under the index's lock."""
-    known = {(device.host, device.pid, device.device): device for device in index.devices.all()}
-    shown = {key: device.as_dict() for key, device in known.items()}
+    growing = {(segment.writer.host, segment.writer.pid) for segment in index.live_segments()}
+    known = index.devices.all()
+    shown = [device.as_dict(live=(device.host, device.pid) in growing) for device in known]
+    last = {(device.host, device.pid, device.device): number for number, device in enumerate(known)}
     for process in live.processes():
         for row in process.figures["devices"]:
-            key = process.host, process.pid, row["device"]
-            device = (
-                shown.get(key)
-                or Device(
-                    process.run or _run(process), f"{process.host}:{process.pid}", row["device"]
-                ).as_dict()
-            )
-            shown[key] = device | {
+            number = last.get((process.host, process.pid, row["device"]))
+            if number is None:
+                run, name = process.run or _run(process), f"{process.host}:{process.pid}"
+                number = len(shown)
+                shown.append(Device(run, name, row["device"]).as_dict())
+            device = shown[number]
+            shown[number] = device | {
+                "live": True,
                 "rate": live.rate(process, row["device"]),
                 "messages": max(device["messages"], int(row["emitted"])),
                 "queue_bytes": row["queued_bytes"],
@@ -171,7 +171,7 @@ def devices(index: LogIndex, live: LiveProcesses) -> list[dict[str, Any]]:
                 "seconds_in_taps": sum(tap["tap_sec"] for tap in process.figures["taps"]),
                 "taps": _taps(process) or device["taps"],
             }
-    return list(shown.values())
+    return shown
 
 
 def _taps(process: LiveProcess) -> list[dict[str, Any]]:
@@ -266,39 +266,22 @@ class PageData:
             "losses": losses,
         }
 
-    def series(
-        self, numbers: Sequence[int], points: int, low: float | None, high: float | None, axis: str | None
-    ) -> dict[str, Any]:
-        """Charts of scalars."""
+    def fresh(self) -> LogIndex:
+        """The index, after a look at the logs."""
         self.filler.refresh()
-        taps = [self.tap(number) for number in numbers]
-        return {"series": [chart(self.index, tap, points, low, high, axis) for tap in taps]}
+        return self.index
 
-    def tap(self, number: int) -> Tap:
-        """The tap with that id.
+    def taps(self, numbers: Sequence[int]) -> list[Tap]:
+        """The taps with these ids, after a look at the logs.
 
         Raises:
-            UnknownError: there is none.
+            UnknownError: there is none with one of them.
         """
-        rows = self.index.taps.rows
-        if not 0 <= number < len(rows):
-            raise UnknownError(f"no tap has the id {number}: /api/overview lists the taps")
-        return rows[number]
-
-    def texts(self, wanted: Wanted) -> dict[str, Any]:
-        """A page of texts."""
-        self.filler.refresh()
-        return lines(self.index, wanted)
-
-    def array(self, number: int, at: int) -> dict[str, Any]:
-        """One message of a tap that is no scalar."""
-        self.filler.refresh()
-        return array(self.index, self.tap(number), at)
-
-    def heatmap(self, number: int, columns: int, low: float | None, high: float | None) -> dict[str, Any]:
-        """Histograms of a tap over time."""
-        self.filler.refresh()
-        return heatmap(self.index, self.tap(number), columns, low, high)
+        rows = self.fresh().taps.rows
+        for number in numbers:
+            if not 0 <= number < len(rows):
+                raise UnknownError(f"no tap has the id {number}: /api/overview lists the taps")
+        return [rows[number] for number in numbers]
 
     def errors(self) -> dict[str, Any]:
         """The groups of failures."""
@@ -379,14 +362,13 @@ class PageData:
         return self._told
 
     def _runs(self, live: set[str]) -> list[dict[str, Any]]:
-        found: dict[str, list[Segment]] = {}
-        for segment in self.index.files.segments:
-            found.setdefault(run_of(segment), []).append(segment)
+        found = runs(self.index)
+        called = names(found)
         devices = self.index.devices.last_by_run()
         return [
             {
                 "id": run,
-                "name": printable(run),
+                "name": called[run],
                 "started": min(segment.created_ns for segment in segments) / 1e9 or None,
                 "last": devices.get(run),
                 "live": run in live,

@@ -22,10 +22,12 @@ from checkout import HELPERS
 from hostcallback.receiver import limits
 from hostcallback.receiver.taplog.format.errors import segment_name
 from hostcallback.receiver.taplog.reading.reader import LogReader
+from hostcallback.receiver.taplog.reading.segment_reader import SegmentReader
 from hostcallback.receiver.taplog.reading.selection import Selection
 from hostcallback.receiver.taplog.writing import log_writer, options as log_options
 from hostcallback.receiver.taplog.writing.log_writer import LogWriter
 from hostcallback.receiver.taplog.writing.options import LogOptions
+from hostcallback.receiver.taplog.writing.recorder import record
 from logged_frames import DESCRIBED, LOSS, NORM, block_of, frame, losses, read, seqs
 
 
@@ -453,3 +455,16 @@ def test_steps_are_found_in_every_integer_and_every_container(tmp_path: Path) ->
             frames.append(frame(described, *arrays, seq=seq))
         log.append("cpu:0", block_of(*frames))
     assert [m.step for m in read(tmp_path)[0]] == [step for *_, step in cases]
+
+
+def test_a_configuration_is_in_the_header_of_each_segment(tmp_path: Path) -> None:
+    given = {"lr": np.float32(0.5), "path": Path("data"), 3: (1, None), "big": 1 << 70}
+    with record(tmp_path, config=given):
+        pass
+    (file,) = tmp_path.iterdir()
+    kept = {"lr": 0.5, "path": "data", "3": [1, None], "big": str(1 << 70)}
+    assert SegmentReader(file).info["config"] == kept
+    with pytest.raises(TypeError, match=r"vars\(config\)"):
+        record(tmp_path, config=object())  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"takes 70,0.. bytes, expected at most 65,536"):
+        record(tmp_path, config={"text": "x" * 70_000})

@@ -18,7 +18,7 @@ from hostcallback.receiver.cli import CommandError
 from hostcallback.receiver.cli.arguments import reaching
 
 if TYPE_CHECKING:
-    from hostcallback.receiver.ui.live.source import LiveSource
+    from hostcallback.receiver.ui.live.processes import LiveSource
     from hostcallback.receiver.ui.server.serving import Listening, UiServer
 
 EXAMPLES = """\

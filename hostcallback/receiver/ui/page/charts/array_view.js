@@ -1,6 +1,6 @@
 /** Shows the array of one message: its statistics, and its values as a picture or a table. */
 
-import { element } from "../core/dom.js";
+import { element, fill } from "../core/dom.js";
 import { count, number } from "../core/format.js";
 
 /** @typedef {import("../core/types.js").ArrayData} ArrayData */
@@ -12,15 +12,31 @@ const COLUMNS = 64;
  * @param {HTMLElement} host
  * @param {ArrayData} data
  * @param {string} name of the tap, for the picture's alternative text
+ * @param {(at: number) => void} onChoose a message of the strip was chosen
  */
-export function showArray(host, data, name) {
+export function showArray(host, data, name, onChoose) {
   const shape = `${data.dtype}[${data.shape.join(", ")}]`;
-  host.replaceChildren(
+  if (data.image) {
+    fill(host, body(data, shape, name), strip(data, onChoose));
+    return;
+  }
+  fill(host,
     element("dl", { class: "stats" },
       stat("type", shape), ...["mean", "std", "min", "max", "zeros", "nonfinite"].map((key) =>
         stat(key === "nonfinite" ? "not finite" : key, number(/** @type {any} */ (data.stats)?.[key]), key === "nonfinite" && Number(data.stats?.nonfinite) > 0))),
     body(data, shape, name),
   );
+}
+
+/**
+ * Small pictures over the steps.
+ * @param {ArrayData} data
+ * @param {(at: number) => void} onChoose
+ */
+function strip(data, onChoose) {
+  if (data.strip.length < 2) return null;
+  return element("div", { class: "strip-of-pictures" }, data.strip.map(([at, step, image]) => element("button", { type: "button", class: "plain", "data-key": `strip ${at}`,
+    "aria-pressed": String(at === data.at), title: `step ${number(step)}`, "aria-label": `step ${number(step)}`, onclick: () => onChoose(at) }, element("img", { src: image ?? "", alt: "" }))));
 }
 
 /**

@@ -1,5 +1,6 @@
-/** A card of the charts: one tap, of all runs for scalars, of one run for everything else. */
+/** A card of the charts: one tap, of all runs. */
 
+import { ask } from "../core/api.js";
 import { runColor } from "../core/colors.js";
 import { element, fill, foreign, sourcePlace } from "../core/dom.js";
 import { count, number, plural } from "../core/format.js";
@@ -7,14 +8,19 @@ import { draw, forget } from "../core/frames.js";
 import { icon } from "../core/icons.js";
 import { runIndex, runName, settings, state } from "../core/state.js";
 import { showArray } from "./array_view.js";
+import { downloads } from "./download.js";
 import { Heatmap } from "./heatmap.js";
 import { ScalarChart } from "./scalar_chart.js";
 
 /**
  * @typedef {import("../core/types.js").Tap} Tap
  * @typedef {import("../core/types.js").Series} Series
- * @typedef {{changed: (card: Card) => void, toggle: (tap: Tap, enabled: boolean) => void}} Owner
+ * @typedef {{changed: (card: Card) => void, toggle?: (tap: Tap, enabled: boolean) => void, zoomed?: (card: Card) => void, pin?: (card: Card) => void}} Owner
+ * @typedef {{host: HTMLElement, heatmap: Heatmap|null}} Part what shows the arrays of one run
  */
+
+const COLUMNS = 200;
+const STRIP = 8;
 
 /** What one card shows. The view asks the server for its data while it is on the screen. */
 export class Card {
@@ -29,53 +35,80 @@ export class Card {
     this.owner = owner;
     this.kind = taps[0].kind;
     this.visible = false;
+    /** Whether its section is folded away. */
+    this.folded = false;
     /** Whether the server has what the card does not show yet. */
     this.stale = true;
     /** @type {[number, number]|null} */
     this.view = null;
+    /** The card's own smoothing and scale, in place of those of all cards. @type {{smooth: number|null, log: boolean|null}} */
+    this.own = { smooth: null, log: null };
     /** Which message of an array is shown; -1 is the last. */
     this.at = -1;
-    /** @type {Map<number, Series>} */
-    this.series = new Map();
-    /** @type {any} */
-    this.data = null;
-    /** @type {ScalarChart|Heatmap|null} */
+    /** The server's answers, by tap: series, heat maps and arrays. @type {Map<number, any>} */
+    this.data = new Map();
+    /** @type {ScalarChart|null} */
     this.chart = null;
-    this.body = element("div", { class: `plot ${this.kind}` });
+    /** @type {Map<number, Part>} */
+    this.parts = new Map();
+    const keys = this.kind === "scalar" ? "left and right read values, plus and minus zoom, 0 shows all" : "arrow keys read counts";
+    this.chartAttributes = { tabindex: "0", role: "application", "aria-roledescription": "chart", "aria-label": `chart of ${taps[0].title.slice(0, 200)}: ${keys}` };
+    this.body = element("div", { class: `plot ${this.kind}`, ...(this.kind === "scalar" && this.chartAttributes) });
     this.legend = element("div", { class: "legend" });
     this.note = element("p", { class: "card-note" });
-    this.actions = element("div", { class: "actions" });
     this.head = element("div", { class: "card-title" });
-    this.element = element("article", { class: "card", "aria-label": `${taps[0].name} ${taps[0].field}`.slice(0, 200) },
-      element("header", {}, this.head, this.actions), this.body, this.legend, this.note);
-    this.build();
-    this.update(taps);
+    this.reset = button("reset", "Show all", () => this.zoomAll(null));
+    this.wide = button("expand", "Make the card wide", () => this.widen());
+    this.power = element("button", { class: "icon-button power", type: "button", role: "switch", "aria-label": "The tap sends", onclick: () => this.toggle() }, icon("power"));
+    this.pin = button("pin", "Pin the card to the top", () => owner.pin?.(this));
+    this.element = element("article", { class: "card", "aria-label": names(taps[0]).join(" ").trim().slice(0, 200) },
+      element("header", {}, this.head, element("div", { class: "actions" }, this.reset,
+        this.kind === "scalar" && [button("minus", "Zoom out", () => this.chart?.zoomBy(2)), button("plus", "Zoom in", () => this.chart?.zoomBy(0.5))],
+        this.wide, owner.pin && this.pin, owner.toggle && this.power, this.menu())),
+      this.body, this.slider(), this.legend, this.note);
   }
 
   get width() {
     return this.body.clientWidth;
   }
 
-  build() {
-    if (this.kind === "scalar" || this.kind === "histogram") {
-      this.body.tabIndex = 0;
-      this.body.setAttribute("role", "application");
-      this.body.setAttribute("aria-roledescription", "chart");
-      const keys = this.kind === "scalar" ? "left and right read values, plus and minus zoom, 0 shows all" : "arrow keys read counts";
-      this.body.setAttribute("aria-label", `chart of ${this.taps[0].name.slice(0, 200)}: ${keys}`);
-    }
-    if (this.kind === "image" || this.kind === "array") this.buildSlider();
+  /** The look of its chart: its own, or that of all cards. */
+  get look() {
+    return { axis: settings.axis, smooth: this.own.smooth ?? settings.smooth, log: this.own.log ?? settings.log };
   }
 
-  buildSlider() {
-    this.slider = element("input", { type: "range", min: "0", max: "0", value: "0", "aria-label": "message",
-      oninput: () => {
-        const slider = /** @type {HTMLInputElement} */ (this.slider);
-        this.at = slider.value === slider.max ? -1 : Number(slider.value);
-        this.needs();
-      } });
+  menu() {
+    const log = element("input", { type: "checkbox", onchange: () => this.setOwn({ log: log.checked }) });
+    const smooth = element("input", { type: "range", min: "0", max: "0.99", step: "0.01", oninput: () => this.setOwn({ smooth: Number(smooth.value) }) });
+    const menu = element("details", { class: "menu", ontoggle: () => ([log.checked, smooth.value] = [this.look.log, String(this.look.smooth)]) },
+      element("summary", { class: "icon-button", "aria-label": "More", title: "More" }, icon("more")),
+      element("div", { class: "menu-body" },
+        this.kind === "scalar" && [element("label", {}, log, "Log scale"), element("label", {}, "Smoothing", smooth)],
+        downloads(this.kind).map(([name, save]) => element("button", { type: "button", class: "plain", onclick: () => {
+          menu.open = false;
+          void save(this);
+        } }, `Download ${name}`))));
+    menu.addEventListener("focusout", (event) => menu.contains(/** @type {Node|null} */ (event.relatedTarget)) || (menu.open = false));
+    return menu;
+  }
+
+  /** @param {{smooth?: number, log?: boolean}} own */
+  setOwn(own) {
+    Object.assign(this.own, own);
+    this.draw();
+  }
+
+  slider() {
+    if (this.kind !== "image" && this.kind !== "array") return null;
+    this.range = element("input", { type: "range", min: "0", max: "0", value: "0", "aria-label": "message", oninput: () => this.show(Number(this.range?.value)) });
     this.place = element("output", { class: "muted" });
-    this.element.insertBefore(element("div", { class: "slider" }, this.slider, this.place), this.legend);
+    return element("div", { class: "slider" }, this.range, this.place);
+  }
+
+  /** Shows a message of an array. @param {number} at */
+  show(at) {
+    this.at = String(at) === this.range?.max ? -1 : at;
+    this.needs();
   }
 
   /** Something that the server has to answer changed. */
@@ -87,12 +120,13 @@ export class Card {
   /** @param {Tap[]} taps as the overview has them now */
   update(taps) {
     this.taps = taps;
-    const [tap] = taps;
-    fill(this.head, element("h3", {}, foreign(tap.name), tap.field && element("span", { class: "field" }, foreign(tap.field))),
-      sourcePlace(tap.place));
-    const runs = this.shownTaps();
-    this.element.hidden = runs.length === 0;
-    this.fillActions();
+    const [name, field] = names(taps[0]);
+    fill(this.head, element("h3", {}, foreign(name), field && element("span", { class: "field" }, foreign(field))), sourcePlace(taps[0].place));
+    this.element.hidden = this.folded || this.shownTaps().length === 0;
+    this.pin.setAttribute("aria-pressed", String(settings.pins.includes(this.key)));
+    this.power.hidden = !state.overview.control || taps.every((each) => each.enabled === null);
+    this.power.setAttribute("aria-checked", String(taps.some((each) => each.enabled !== false)));
+    this.reset.hidden = !this.view;
     this.fillLegend();
   }
 
@@ -100,48 +134,38 @@ export class Card {
     return this.taps.filter((tap) => !state.hidden.has(tap.run));
   }
 
-  fillActions() {
-    const wide = this.element.classList.contains("wide");
-    const isScalar = this.kind === "scalar";
-    const chart = () => /** @type {ScalarChart|null} */ (this.chart);
-    fill(this.actions,
-      isScalar && this.view && button("reset", "Show all", () => this.zoom(null), "reset"),
-      isScalar && button("minus", "Zoom out", () => chart()?.zoomBy(2), "out"),
-      isScalar && button("plus", "Zoom in", () => chart()?.zoomBy(0.5), "in"),
-      button(wide ? "shrink" : "expand", wide ? "Make the card smaller" : "Make the card wide", () => this.widen(), "wide"),
-      state.overview.control && this.taps.some((tap) => tap.enabled !== null) && this.power());
-  }
-
-  power() {
+  toggle() {
     const enabled = this.taps.some((tap) => tap.enabled !== false);
-    return element("button", { class: "icon-button power", type: "button", role: "switch", "aria-checked": String(enabled), "data-key": "power",
-      "aria-label": "The tap sends", title: enabled ? "Switch the tap off" : "Switch the tap on",
-      onclick: () => this.taps.forEach((tap) => this.owner.toggle(tap, !enabled)) }, icon("power"));
+    this.taps.forEach((tap) => this.owner.toggle?.(tap, !enabled));
   }
 
   widen() {
-    this.element.classList.toggle("wide");
-    this.fillActions();
+    const isWide = this.element.classList.toggle("wide");
+    fill(this.wide, icon(isWide ? "shrink" : "expand"));
+    this.wide.title = isWide ? "Make the card smaller" : "Make the card wide";
+    this.wide.setAttribute("aria-label", this.wide.title);
     this.needs();
   }
 
   fillLegend() {
-    const runs = this.shownTaps();
-    fill(this.legend, runs.map((tap) => {
-      const swatch = element("span", { class: "swatch" });
-      swatch.style.background = runColor(runIndex(tap.run));
-      const value = this.kind === "scalar" ? element("b", {}, number(tap.last)) : plural(tap.count, "message");
-      return element("span", { class: "legend-item" }, swatch, foreign(runName(tap.run)), " ", value,
-        tap.enabled === false && element("span", { class: "off" }, "off"));
-    }));
+    fill(this.legend, this.shownTaps().map((tap) => element("span", { class: "legend-item" }, swatch(tap.run), foreign(runName(tap.run)), " ",
+      this.kind === "scalar" ? element("b", {}, number(tap.last)) : plural(tap.count, "message"),
+      tap.run === settings.baseline && element("span", { class: "muted" }, " baseline"),
+      tap.enabled === false && element("span", { class: "off" }, "off"))));
   }
 
   /** @param {[number, number]|null} view the range of x, or all */
   zoom(view) {
     this.view = view && view[1] > view[0] ? view : null;
+    this.reset.hidden = !this.view;
     this.draw();
-    this.fillActions();
     this.needs();
+  }
+
+  /** The reader chose a range, which may hold for other cards, too. @param {[number, number]|null} view */
+  zoomAll(view) {
+    this.zoom(view);
+    this.owner.zoomed?.(this);
   }
 
   /** @param {boolean} visible */
@@ -151,21 +175,36 @@ export class Card {
       this.needs();
       return;
     }
+    this.clear();
+  }
+
+  clear() {
     forget(this);
     this.chart?.destroy();
     this.chart = null;
+    this.parts.forEach((part) => part.heatmap?.destroy());
+    this.parts.clear();
     this.body.replaceChildren();
+  }
+
+  /** Asks the server for what is no series. */
+  async load() {
+    const taps = this.shownTaps().map((tap) => tap.id);
+    if (!taps.length) return;
+    if (this.kind === "histogram") {
+      const { edges, taps: found } = await ask("heatmap", { tap: taps, columns: COLUMNS });
+      for (const { tap, x, counts } of found) this.data.set(tap, { x, counts, edges });
+    } else {
+      const strip = this.kind === "image" ? STRIP : 0;
+      const found = await Promise.all(taps.map((tap) => ask("array", { tap, at: this.at, strip })));
+      taps.forEach((tap, i) => this.data.set(tap, found[i]));
+    }
+    this.draw();
   }
 
   /** @param {Series[]} found */
   takeSeries(found) {
-    for (const series of found) this.series.set(series.tap, series);
-    this.draw();
-  }
-
-  /** @param {any} data a heat map or an array, as the server answered */
-  takeData(data) {
-    this.data = data;
+    for (const series of found) this.data.set(series.tap, series);
     this.draw();
   }
 
@@ -175,23 +214,24 @@ export class Card {
 
   drawNow() {
     if (this.kind === "scalar") this.drawLines();
-    else if (!this.data) return;
-    else if (this.kind === "histogram") {
-      this.chart ??= new Heatmap(this.body);
-      /** @type {Heatmap} */ (this.chart).show(this.data);
-    } else this.drawArray();
+    else this.drawParts();
     this.fillLegend();
   }
 
-  drawLines() {
-    const lines = this.shownTaps().flatMap((tap) => {
-      const series = this.series.get(tap.id);
-      return series?.x.length ? [{ label: runName(tap.run), color: runColor(runIndex(tap.run)), series }] : [];
+  /** The lines of the shown runs, as far as the server has answered. */
+  lines() {
+    return this.shownTaps().flatMap((tap) => {
+      const series = /** @type {Series|undefined} */ (this.data.get(tap.id));
+      return series?.x.length ? [{ label: runName(tap.run), color: runColor(runIndex(tap.run)), dashed: tap.run === settings.baseline, series }] : [];
     });
+  }
+
+  drawLines() {
+    const lines = this.lines();
     this.note.replaceChildren(...this.notes(lines));
     if (!lines.length) return;
-    this.chart ??= new ScalarChart(this.body, (view) => this.zoom(view));
-    /** @type {ScalarChart} */ (this.chart).show(lines, settings, this.view);
+    this.chart ??= new ScalarChart(this.body, (view) => this.zoomAll(view));
+    this.chart.show(lines, this.look, this.view);
   }
 
   /** @param {{series: Series}[]} lines */
@@ -202,37 +242,72 @@ export class Card {
       const [x, kind] = wrong[0];
       found.push(element("span", { class: "bad" }, `▲ ${plural(wrong.length, "value")} not finite, the first: ${kind} at ${number(x)}`));
     }
-    if (settings.log && lines.some((line) => line.series.min.some((value) => value !== null && value <= 0))) {
+    if (this.look.log && lines.some((line) => line.series.min.some((value) => value !== null && value <= 0))) {
       found.push(element("span", {}, "Values that are zero or negative have no place on a log scale."));
     }
     if (this.view) found.push(element("span", {}, lines.every((line) => line.series.exact) ? "Every message is a point." : "Zoom in for more detail."));
     return found;
   }
 
-  drawArray() {
-    showArray(this.body, this.data, this.taps[0].name);
-    if (!this.slider || !this.place) return;
-    const last = Math.max(this.data.count - 1, 0);
-    this.slider.max = String(last);
-    if (this.at < 0) this.slider.value = String(last);
-    this.slider.disabled = last === 0;
-    const at = this.at < 0 ? last : this.at;
-    this.place.textContent = `step ${number(this.data.step)} · message ${count(at + 1)} of ${count(this.data.count)}`;
+  /** A heat map, picture or table for each run. */
+  drawParts() {
+    const taps = this.shownTaps().filter((tap) => this.data.has(tap.id));
+    for (const [id, part] of this.parts) {
+      if (taps.some((tap) => tap.id === id)) continue;
+      part.heatmap?.destroy();
+      part.host.parentElement?.remove();
+      this.parts.delete(id);
+    }
+    taps.forEach((tap, i) => {
+      let part = this.parts.get(tap.id);
+      if (!part) {
+        const host = element("div", { class: "part-body", ...(this.kind === "histogram" && this.chartAttributes) });
+        part = { host, heatmap: null };
+        this.parts.set(tap.id, part);
+        this.body.insertBefore(element("div", { class: "part" }, taps.length > 1 && element("p", { class: "part-name" }, swatch(tap.run), foreign(runName(tap.run))), host), this.body.children[i] ?? null);
+      }
+      if (this.kind === "histogram") {
+        part.heatmap ??= new Heatmap(part.host);
+        part.heatmap.show(this.data.get(tap.id));
+      } else showArray(part.host, this.data.get(tap.id), tap.name, (at) => this.show(at));
+    });
+    if (this.range) this.drawSlider(taps.map((tap) => this.data.get(tap.id)));
+  }
+
+  /** @param {import("../core/types.js").ArrayData[]} shown */
+  drawSlider(shown) {
+    const range = /** @type {HTMLInputElement} */ (this.range);
+    const last = Math.max(0, ...shown.map((data) => data.count - 1));
+    range.max = String(last);
+    range.value = String(this.at < 0 ? last : this.at);
+    range.disabled = last === 0;
+    const steps = [...new Set(shown.map((data) => number(data.step)))].join(", ");
+    /** @type {HTMLElement} */ (this.place).textContent = `step ${steps} · message ${count(Number(range.value) + 1)} of ${count(last + 1)}`;
   }
 
   destroy() {
-    forget(this);
-    this.chart?.destroy();
+    this.clear();
     this.element.remove();
   }
+}
+
+/** What a card is called: a metric by its own name, others by the tap and the leaf. @param {Tap} tap */
+function names(tap) {
+  return tap.field !== "" && tap.title === tap.field ? [tap.title, ""] : [tap.name, tap.field];
+}
+
+/** @param {string} run */
+export function swatch(run) {
+  const made = element("span", { class: "swatch" });
+  made.style.background = runColor(runIndex(run));
+  return made;
 }
 
 /**
  * @param {Parameters<typeof icon>[0]} name
  * @param {string} label
  * @param {() => void} onclick
- * @param {string} key
  */
-function button(name, label, onclick, key) {
-  return element("button", { type: "button", class: "icon-button", "aria-label": label, title: label, "data-key": key, onclick }, icon(name));
+function button(name, label, onclick) {
+  return element("button", { type: "button", class: "icon-button", "aria-label": label, title: label, onclick }, icon(name));
 }

@@ -88,11 +88,13 @@ export class Heatmap {
     context.textAlign = "right";
     context.textBaseline = "middle";
     const [low, high] = [data.edges[0], data.edges[data.edges.length - 1]];
+    const unit = 10 ** Math.floor(Math.log10(high - low || 1) - 2);
     for (const share of [0, 0.25, 0.5, 0.75, 1]) {
-      context.fillText(short(Number((low + (high - low) * share).toPrecision(3))), LEFT - 6, TOP + height * (1 - share));
+      const tick = Math.round((low + (high - low) * share) / unit) * unit;
+      context.fillText(short(Number(tick.toPrecision(3))), LEFT - 6, TOP + height * (1 - share));
     }
     context.textBaseline = "top";
-    const places = width > 260 ? [0, 0.25, 0.5, 0.75, 1] : [0, 1];
+    const places = width > 340 ? [0, 0.25, 0.5, 0.75, 1] : width > 160 ? [0, 0.5, 1] : [0, 1];
     const last = data.x.length - 1;
     const wide = width / data.x.length;
     for (const i of new Set(places.map((share) => Math.round(share * last)))) {

@@ -3,11 +3,11 @@
 import uPlot from "../vendor/uPlot.esm.js";
 import { color, faded } from "../core/colors.js";
 import { element, foreign } from "../core/dom.js";
-import { clock, number, tickNumbers, tickTimes } from "../core/format.js";
+import { clock, duration, number, tickDurations, tickNumbers, tickTimes } from "../core/format.js";
 import { smoothed } from "./smoothing.js";
 
 /**
- * @typedef {{label: string, color: string, series: import("../core/types.js").Series}} Line
+ * @typedef {{label: string, color: string, dashed?: boolean, series: import("../core/types.js").Series}} Line
  * @typedef {{axis: string, smooth: number, log: boolean}} Look
  * @typedef {[number, number]} Range
  */
@@ -53,7 +53,7 @@ export class ScalarChart {
   show(lines, look, view) {
     [this.lines, this.look, this.view] = [lines, look, view];
     const shape = JSON.stringify([
-      look.axis, look.log, look.smooth > 0, color("text"), lines.map((line) => [line.label, line.color, isBanded(line)]),
+      look.axis, look.log, look.smooth > 0, color("text"), lines.map((line) => [line.label, line.color, line.dashed, isBanded(line)]),
     ]);
     if (this.plot && shape === this.shape) {
       this.plot.setData(this.data(), true);
@@ -102,7 +102,7 @@ export class ScalarChart {
     const bands = [];
     for (const line of this.lines) {
       const faint = { stroke: faded(line.color, 0.3), width: 1, points: { show: false } };
-      series.push(/** @type {any} */ ({ stroke: line.color, width: 1.75, points: { size: 5 } }));
+      series.push(/** @type {any} */ ({ stroke: line.color, width: 1.75, dash: line.dashed ? [6, 4] : undefined, points: { size: 5 } }));
       if (this.look.smooth > 0) series.push(/** @type {any} */ (faint));
       if (isBanded(line)) {
         const edge = /** @type {any} */ ({ stroke: faded(line.color, 0), width: 0, points: { show: false } });
@@ -121,8 +121,10 @@ export class ScalarChart {
   }
 
   range() {
-    return (/** @type {any} */ _plot, /** @type {number} */ min, /** @type {number} */ max) => {
+    return () => {
       if (this.view) return this.view;
+      const ends = this.lines.flatMap(({ series: { x, first, last } }) => (x.length ? [first ?? x[0], last ?? x[x.length - 1]] : []));
+      const [min, max] = [Math.min(...ends), Math.max(...ends)];
       return min === max ? [min - 1, max + 1] : [min, max];
     };
   }
@@ -133,7 +135,7 @@ export class ScalarChart {
     const ticks = { stroke: color("grid"), width: 1, size: 4 };
     const isTime = !vertical && this.look.axis === "time";
     const values = (/** @type {any} */ _plot, /** @type {(number|null)[]} */ splits) =>
-      isTime ? tickTimes(splits) : tickNumbers(splits, vertical && this.look.log);
+      isTime ? tickTimes(splits) : !vertical && this.look.axis === "elapsed" ? tickDurations(splits) : tickNumbers(splits, vertical && this.look.log);
     // As wide as the longest label, so that none is cut.
     const wide = (/** @type {any} */ _plot, /** @type {string[]|null} */ labels) =>
       Math.max(40, 14 + CHARACTER * Math.max(0, ...(labels ?? []).map((label) => label.length)));
@@ -218,13 +220,34 @@ export class ScalarChart {
     const rows = this.lines.map((line) => tipRow(line, at, this.look.smooth, near)).filter((row) => row !== null);
     if (!rows.length) return;
     const nearest = rows.reduce((best, row) => (Math.abs(row.x - at) < Math.abs(best.x - at) ? row : best)).x;
-    const head = this.look.axis === "time" ? clock(nearest) : `${this.look.axis} ${number(Math.round(nearest))}`;
+    const head = this.look.axis === "time" ? clock(nearest) : this.look.axis === "elapsed" ? `after ${duration(nearest)}` : `${this.look.axis} ${number(Math.round(nearest))}`;
     this.tip.replaceChildren(element("div", { class: "tip-head" }, head), ...rows.map((row) => row.made));
     this.tip.hidden = false;
     const space = this.plot.over.clientWidth;
     const width = this.tip.offsetWidth;
     const x = left + 14 + width > space ? Math.max(left - width - 14, Math.min(0, space - width)) : left + 14;
     this.tip.style.transform = `translate(${Math.round(x)}px, 4px)`;
+  }
+
+  /** What is drawn, in pixels, for a picture: the lines, and the ticks with their grid lines. */
+  drawn() {
+    const { plot } = this;
+    if (!plot) return null;
+    const { left, top, width, height } = plot.over.getBoundingClientRect();
+    const host = this.host.getBoundingClientRect();
+    const [x0, y0] = [left - host.left, top - host.top];
+    const at = (/** @type {number} */ x, /** @type {number} */ y) => [x0 + plot.valToPos(x, "x"), y0 + plot.valToPos(y, "y")];
+    const lines = this.lines.map((line) => {
+      const [values] = this.columns(line);
+      const points = line.series.x.flatMap((x, i) => (values[i] === null ? [] : [at(x, /** @type {number} */ (values[i]))]));
+      return { label: line.label, color: line.color, dashed: line.dashed, points: points.filter(([x]) => x >= x0 - 1 && x <= x0 + width + 1) };
+    });
+    const ticks = plot.axes.flatMap((/** @type {any} */ axis, /** @type {number} */ i) => (axis._splits ?? []).map((/** @type {number} */ split, /** @type {number} */ j) => {
+      const place = (i ? y0 : x0) + plot.valToPos(split, i ? "y" : "x");
+      const told = String(axis._values?.[j] ?? "").split("\n")[0];
+      return i ? { x: x0 - 6, y: place + 4, told, grid: `M${x0} ${place}H${x0 + width}` } : { x: place, y: y0 + height + 16, told, grid: `M${place} ${y0}V${y0 + height}` };
+    }));
+    return { width: host.width, height: host.height, lines, ticks };
   }
 
   markNonfinite() {

@@ -97,6 +97,11 @@ export function tickTimes(ticks) {
   });
 }
 
+/** The labels of an axis of seconds. @param {(number|null)[]} ticks */
+export function tickDurations(ticks) {
+  return ticks.map((tick) => (tick === null ? "" : tick === 0 ? "0" : duration(tick).replace(".0 s", " s")));
+}
+
 /** @param {number|null|undefined} value */
 export function bytes(value) {
   if (value === null || value === undefined) return "–";

@@ -9,7 +9,17 @@ export const NOTHING = {
 };
 
 /** The settings of charts; they are in the URL, so that a reload and a copied link show the same. */
-export const settings = { filter: "", axis: "step", smooth: 0, log: false };
+export const settings = {
+  filter: "", axis: "step", smooth: 0, log: false,
+  /** Whether a zoom of one chart holds for all. */
+  linked: false,
+  /** The run that the others are measured by; "" for none. */
+  baseline: "",
+  /** Keys of the cards that stand first. @type {string[]} */
+  pins: [],
+};
+
+export const AXES = ["step", "elapsed", "time", "message"];
 
 export const state = {
   /** @type {Overview} */
@@ -34,10 +44,13 @@ export function readAddress() {
   const [tab, query = ""] = location.hash.slice(1).split("?");
   const found = new URLSearchParams(query);
   settings.filter = found.get("filter") ?? "";
-  settings.axis = ["step", "message", "time"].includes(found.get("x") ?? "") ? String(found.get("x")) : "step";
+  settings.axis = AXES.includes(found.get("x") ?? "") ? String(found.get("x")) : "step";
   const smooth = Number(found.get("smooth") ?? 0);
   settings.smooth = smooth >= 0 && smooth < 1 ? smooth : 0;
   settings.log = found.get("log") === "1";
+  settings.linked = found.get("linked") === "1";
+  settings.baseline = found.get("baseline") ?? "";
+  settings.pins = found.getAll("pin");
   state.hidden = new Set(found.getAll("hide"));
   return tab;
 }
@@ -49,6 +62,9 @@ export function writeAddress(tab) {
   if (settings.axis !== "step") query.set("x", settings.axis);
   if (settings.smooth) query.set("smooth", String(settings.smooth));
   if (settings.log) query.set("log", "1");
+  if (settings.linked) query.set("linked", "1");
+  if (settings.baseline) query.set("baseline", settings.baseline);
+  for (const pin of settings.pins) query.append("pin", pin);
   for (const run of state.hidden) query.append("hide", run);
   const text = query.toString();
   history.replaceState(null, "", `#${tab}${text ? `?${text}` : ""}`);

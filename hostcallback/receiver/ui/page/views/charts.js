@@ -3,10 +3,10 @@
 import { Card } from "../charts/card.js";
 import { ask, send } from "../core/api.js";
 import { onScheme } from "../core/colors.js";
-import { byId, element, emptyState, fill } from "../core/dom.js";
+import { byId, element, emptyState, fill, foreign } from "../core/dom.js";
 import { count } from "../core/format.js";
 import { debounced, throttled, visibility } from "../core/frames.js";
-import { settings, state } from "../core/state.js";
+import { runIndex, settings, state } from "../core/state.js";
 
 /**
  * @typedef {import("../core/types.js").Tap} Tap
@@ -39,6 +39,8 @@ export class Charts {
     /** Arrays and heat maps follow the program slowly, and the reader at once. */
     this.refreshSlow = throttled(() => this.loadSlow(), SLOW_REFRESH_MS);
     this.refreshAsked = throttled(() => this.loadSlow(), ASKED_MS);
+    /** Names of the sections that are folded away. @type {Set<string>} */
+    this.folded = new Set();
     this.watchSoon = debounced(() => this.watch(), 200);
     this.controls();
     onScheme(() => this.redraw());
@@ -49,12 +51,14 @@ export class Charts {
     const smooth = byId("smooth", HTMLInputElement);
     const log = byId("log", HTMLInputElement);
     const axis = byId("axis", HTMLSelectElement);
+    const linked = byId("linked", HTMLInputElement);
     const told = byId("smooth-value", HTMLElement);
     filter.value = settings.filter;
     smooth.value = String(settings.smooth);
     told.textContent = settings.smooth.toFixed(2);
     log.checked = settings.log;
     axis.value = settings.axis;
+    linked.checked = settings.linked;
     const ask = debounced(() => this.page.overviewNeeded(), 200);
     filter.addEventListener("input", () => {
       settings.filter = filter.value.trim();
@@ -62,17 +66,13 @@ export class Charts {
       this.page.saved();
       ask();
     });
-    smooth.addEventListener("input", () => {
-      settings.smooth = Number(smooth.value);
+    const looks = () => {
+      [settings.smooth, settings.log, settings.linked] = [Number(smooth.value), log.checked, linked.checked];
       told.textContent = settings.smooth.toFixed(2);
       this.page.saved();
       this.redraw();
-    });
-    log.addEventListener("change", () => {
-      settings.log = log.checked;
-      this.page.saved();
-      this.redraw();
-    });
+    };
+    for (const input of [smooth, log, linked]) input.addEventListener("input", looks);
     axis.addEventListener("change", () => {
       settings.axis = axis.value;
       this.page.saved();
@@ -90,33 +90,81 @@ export class Charts {
   /** The overview was read. */
   update() {
     const groups = grouped(state.overview.taps);
-    const keys = [...groups.keys()].slice(0, this.shown);
+    const ordered = sections([...groups].slice(0, this.shown));
+    const keys = new Set(ordered.flatMap(([, some]) => some));
     for (const [key, card] of this.cards) {
-      if (!keys.includes(key)) this.remove(key, card);
+      if (!keys.has(key)) this.remove(key, card);
     }
-    keys.forEach((key, i) => this.place(key, /** @type {Tap[]} */ (groups.get(key)), i));
+    let place = 0;
+    const headings = ordered.map(([name, some]) => {
+      const heading = name && this.heading(name, some.length);
+      if (heading) this.put(heading, place++);
+      for (const key of some) this.place(key, /** @type {Tap[]} */ (groups.get(key)), place++, this.folded.has(name));
+      return heading;
+    });
+    for (const each of this.grid.querySelectorAll(".section")) {
+      if (!headings.includes(each)) each.remove();
+    }
     this.fillMore(groups.size);
     this.watchSoon();
+  }
+
+  /**
+   * The heading of the cards whose names begin alike; a click folds them away.
+   * @param {string} name
+   * @param {number} amount
+   */
+  heading(name, amount) {
+    const known = [...this.grid.querySelectorAll(".section")].find((each) => each.getAttribute("data-section") === name);
+    const made = known ?? element("h2", { class: "section", "data-section": name });
+    const isOpen = !this.folded.has(name);
+    fill(made, element("button", { type: "button", class: "plain", "data-key": "fold", "aria-expanded": String(isOpen), onclick: () => {
+      if (!this.folded.delete(name)) this.folded.add(name);
+      this.update();
+    } }, element("span", { class: "turn", "aria-hidden": "true" }, isOpen ? "▾" : "▸"), foreign(name), " ", element("span", { class: "muted" }, count(amount))));
+    return made;
+  }
+
+  /**
+   * @param {Element} made
+   * @param {number} index
+   */
+  put(made, index) {
+    if (this.grid.children[index] !== made) this.grid.insertBefore(made, this.grid.children[index] ?? null);
   }
 
   /**
    * @param {string} key
    * @param {Tap[]} taps
    * @param {number} index
+   * @param {boolean} folded
    */
-  place(key, taps, index) {
+  place(key, taps, index, folded) {
     let card = this.cards.get(key);
-    if (card) {
-      const grown = card.taps.length !== taps.length;
-      card.update(taps);
-      if (grown) this.changed(card, true);
-    } else {
-      card = new Card(key, taps, { changed: (one) => this.changed(one, true), toggle: (tap, enabled) => this.toggle(tap, enabled) });
+    if (!card) {
+      card = new Card(key, taps, { changed: (one) => this.changed(one, true), toggle: (tap, enabled) => this.toggle(tap, enabled),
+        zoomed: (one) => this.zoomed(one), pin: (one) => this.pin(one) });
       this.cards.set(key, card);
       this.byElement.set(card.element, card);
       this.seen.observe(card.element);
     }
-    if (this.grid.children[index] !== card.element) this.grid.insertBefore(card.element, this.grid.children[index] ?? null);
+    const grown = card.taps.length !== taps.length;
+    card.folded = folded;
+    card.update(taps);
+    if (grown) this.changed(card, true);
+    this.put(card.element, index);
+  }
+
+  /** @param {Card} card whose range all others take, if they are linked */
+  zoomed(card) {
+    if (settings.linked) this.cards.forEach((each) => each !== card && each.kind === "scalar" && each.zoom(card.view));
+  }
+
+  /** @param {Card} card */
+  pin(card) {
+    settings.pins = settings.pins.includes(card.key) ? settings.pins.filter((key) => key !== card.key) : [...settings.pins, card.key];
+    this.page.saved();
+    this.update();
   }
 
   /**
@@ -223,32 +271,13 @@ export class Charts {
     const whole = cards.filter((card) => !card.view);
     for (const card of cards) card.stale = false;
     try {
-      for (const some of chunks(whole)) await this.loadSeries(some, null);
+      for (const some of chunks(whole)) await loadSeries(some, null);
       for (const card of cards) {
-        if (card.view) await this.loadSeries([card], card.view);
+        if (card.view) await loadSeries([card], card.view);
       }
     } catch (error) {
       cards.forEach((card) => (card.stale = true));
       this.page.failed(error);
-    }
-  }
-
-  /**
-   * @param {Card[]} cards
-   * @param {[number, number]|null} view
-   */
-  async loadSeries(cards, view) {
-    const taps = cards.flatMap((card) => card.shownTaps().map((tap) => tap.id));
-    if (!taps.length) return;
-    const width = Math.max(...cards.map((card) => card.width));
-    const points = Math.min(Math.max(Math.ceil(width / PIXELS_IN_A_POINT / 100) * 100, 200), 2000);
-    const margin = view ? (view[1] - view[0]) * 0.01 : 0;
-    const range = view ? { from: view[0] - margin, to: view[1] + margin } : {};
-    const answer = await ask("series", { tap: taps, points, axis: settings.axis, ...range });
-    const found = new Map(answer.series.map((/** @type {Series} */ series) => [series.tap, series]));
-    for (const card of cards) {
-      if (card.view !== view) continue; // zoomed meanwhile: another answer is under way
-      card.takeSeries(card.taps.flatMap((tap) => found.get(tap.id) ?? []));
     }
   }
 
@@ -257,10 +286,8 @@ export class Charts {
     if (!cards.length) return false;
     for (const card of cards) {
       card.stale = false;
-      const [tap] = card.taps;
       try {
-        const isHistogram = card.kind === "histogram";
-        card.takeData(isHistogram ? await ask("heatmap", { tap: tap.id, columns: 200 }) : await ask("array", { tap: tap.id, at: card.at }));
+        await card.load();
       } catch (error) {
         this.page.failed(error);
       }
@@ -284,20 +311,60 @@ export class Charts {
 }
 
 /**
- * The taps of each card: scalars of all runs together.
+ * @param {Card[]} cards
+ * @param {[number, number]|null} view
+ */
+export async function loadSeries(cards, view) {
+  const taps = cards.flatMap((card) => card.shownTaps().map((tap) => tap.id));
+  if (!taps.length) return;
+  const width = Math.max(...cards.map((card) => card.width));
+  const points = Math.min(Math.max(Math.ceil(width / PIXELS_IN_A_POINT / 100) * 100, 200), 2000);
+  const margin = view ? (view[1] - view[0]) * 0.01 : 0;
+  const range = view ? { from: view[0] - margin, to: view[1] + margin } : {};
+  const answer = await ask("series", { tap: taps, points, axis: settings.axis, ...range });
+  const found = new Map(answer.series.map((/** @type {Series} */ series) => [series.tap, series]));
+  for (const card of cards) {
+    if (card.view !== view) continue; // zoomed meanwhile: another answer is under way
+    card.takeSeries(card.taps.flatMap((tap) => found.get(tap.id) ?? []));
+  }
+}
+
+/**
+ * The taps of each card, those of all runs together.
  * @param {Tap[]} taps
  */
-function grouped(taps) {
+export function grouped(taps) {
   /** @type {Map<string, Tap[]>} */
   const groups = new Map();
   for (const tap of taps) {
     if (tap.kind === "text") continue;
-    const key = JSON.stringify([tap.name, tap.field, tap.kind, tap.kind === "scalar" ? "" : tap.run]);
+    const key = `${tap.title} ${tap.kind}`;
     const group = groups.get(key);
     if (group) group.push(tap);
     else groups.set(key, [tap]);
   }
+  for (const group of groups.values()) group.sort((a, b) => runIndex(a.run) - runIndex(b.run));
   return groups;
+}
+
+/**
+ * The cards in the order in which they stand: pinned ones, numbers, those whose names begin alike, then arrays.
+ * @param {[string, Tap[]][]} cards
+ * @returns {[string, string[]][]}
+ */
+function sections(cards) {
+  const prefix = (/** @type {Tap} */ tap) => (tap.title.includes("/") ? tap.title.split("/")[0] : "");
+  const sizes = new Map();
+  for (const [, [tap]] of cards) sizes.set(prefix(tap), (sizes.get(prefix(tap)) ?? 0) + 1);
+  const found = new Map(["Pinned", ""].map((name) => [name, /** @type {string[]} */ ([])]));
+  const arrays = [];
+  for (const [key, [tap]] of cards) {
+    const name = settings.pins.includes(key) ? "Pinned" : sizes.get(prefix(tap)) > 1 ? prefix(tap) : "";
+    if (name || tap.kind === "scalar") found.set(name, [...(found.get(name) ?? []), key]);
+    else arrays.push(key);
+  }
+  const several = [...found.values()].some((keys) => keys.length);
+  return [...found, /** @type {[string, string[]]} */ ([several ? "Arrays and pictures" : "", arrays])].filter(([, keys]) => keys.length);
 }
 
 /**

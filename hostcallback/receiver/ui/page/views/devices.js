@@ -1,8 +1,8 @@
 /** The devices and processes: rates, queues, losses, time in taps, and who is silent. */
 
-import { runColor } from "../core/colors.js";
+import { swatch } from "../charts/card.js";
 import { byId, element, emptyState, fill, foreign } from "../core/dom.js";
-import { bytes, count, duration, short } from "../core/format.js";
+import { ago, bytes, count, duration, short } from "../core/format.js";
 import { LiveView } from "../core/live_view.js";
 import { runIndex, runName, state } from "../core/state.js";
 
@@ -24,7 +24,8 @@ export class Devices extends LiveView {
 
   /** @param {{devices: Device[]}} answer */
   take({ devices }) {
-    this.devices = devices;
+    const order = (/** @type {Device} */ device) => `${runIndex(device.run)} ${device.process} ${device.device}`;
+    this.devices = devices.sort((a, b) => order(a).localeCompare(order(b), "en", { numeric: true }));
     this.show();
   }
 
@@ -67,11 +68,9 @@ export class Devices extends LiveView {
    * @param {boolean} several
    */
   name(device, key, isOpen, several) {
-    const swatch = element("span", { class: "swatch" });
-    swatch.style.background = runColor(runIndex(device.run));
     return element("button", { type: "button", class: "plain", "aria-expanded": String(isOpen), "data-key": key, disabled: !device.taps.length,
       onclick: () => this.toggle(key) }, element("span", { class: "turn", "aria-hidden": "true" }, device.taps.length ? (isOpen ? "▾" : "▸") : ""),
-      swatch, foreign(device.process), " ", foreign(device.device, "muted"), several && element("span", { class: "run-of" }, foreign(runName(device.run))));
+      swatch(device.run), foreign(device.process), " ", foreign(device.device, "muted"), several && element("span", { class: "run-of" }, foreign(runName(device.run))));
   }
 
   /** @param {string} key */
@@ -102,6 +101,7 @@ function cell(label, content, isNumber = false, isBad = false, isWarning = false
 function health(device) {
   const silent = device.silent_sec;
   if (silent === null || silent === undefined) return element("span", { class: "pill" }, "no message yet");
+  if (!device.live) return element("span", { class: "pill", title: `last message ${ago(device.last_message)}` }, "ended");
   if (silent < SILENT_SEC) return element("span", { class: "pill ok" }, "sending");
   return element("span", { class: "pill warning" }, `silent for ${duration(silent)}`);
 }

@@ -1,18 +1,22 @@
 /** The difference of two runs: where they first part, and a strip for each tap. */
 
+import { Card } from "../charts/card.js";
 import { ScalarChart } from "../charts/scalar_chart.js";
 import { ask } from "../core/api.js";
 import { color, heat, onScheme } from "../core/colors.js";
 import { byId, choices, element, emptyState, fill, foreign, shortened, sourcePlace } from "../core/dom.js";
-import { count, number } from "../core/format.js";
-import { runChoices, state } from "../core/state.js";
+import { count, number, plural } from "../core/format.js";
+import { runChoices, settings, state } from "../core/state.js";
+import { grouped, loadSeries } from "./charts.js";
 
 /**
  * @typedef {import("../core/types.js").Difference} Difference
+ * @typedef {import("../core/types.js").Tap} Tap
  * @typedef {import("../core/types.js").TapDifference} TapDifference
  */
 
 const ROWS = 100;
+const CARDS = 12;
 
 /** The tab "Compare". */
 export class Compare {
@@ -25,6 +29,8 @@ export class Compare {
     this.form = byId("compare-form", HTMLFormElement);
     /** @type {ScalarChart|null} */
     this.chart = null;
+    /** @type {Card[]} */
+    this.cards = [];
     /** @type {Difference|null} */
     this.found = null;
     this.chosen = "";
@@ -40,7 +46,9 @@ export class Compare {
     this.active = active;
     if (!active) return;
     this.update();
-    if (!this.found && state.overview.runs.length > 1) void this.load();
+    if (this.found || state.overview.runs.length < 2) return;
+    if (settings.baseline && settings.baseline !== this.left.value) [this.left.value, this.right.value] = [settings.baseline, this.left.value];
+    void this.load();
   }
 
   /** The overview was read. */
@@ -55,6 +63,7 @@ export class Compare {
   }
 
   async load() {
+    this.clear();
     fill(this.result, element("p", { class: "hint" }, "Comparing the messages of the two runs…"));
     try {
       this.found = await ask("diff", { left: this.left.value, right: this.right.value });
@@ -67,12 +76,11 @@ export class Compare {
 
   /** @param {Difference} found */
   show(found) {
-    this.chart?.destroy();
-    this.chart = null;
-    const parted = found.taps.filter((tap) => tap.differing > 0);
+    const parted = found.taps.filter((tap) => tap.differing + tap.missing > 0);
     const sorted = [...parted].sort((a, b) => (a.first_step ?? Infinity) - (b.first_step ?? Infinity));
     const same = found.taps.length - parted.length;
     fill(this.result, verdict(found), found.notes.map((note) => element("p", { class: "hint" }, shortened(note, 400))),
+      configuration(found),
       sorted.length > 0 && element("h3", {}, "Where the taps differ"),
       sorted.length > 0 && this.strips(sorted),
       same > 0 && element("p", { class: "hint" }, `${count(same)} ${same === 1 ? "tap is" : "taps are"} equal in both runs.`),
@@ -88,41 +96,92 @@ export class Compare {
     return element("ul", { class: "strips" }, taps.slice(0, ROWS).map((tap) => {
       const canvas = element("canvas", { class: "strip", width: "800", height: "18", "aria-hidden": "true" });
       drawStrip(canvas, tap, range);
-      const told = `${count(tap.differing)} of ${count(tap.compared)} differ`;
+      const told = [tap.differing > 0 && `${tap.first_step === null ? "" : `from step ${number(tap.first_step)}, `}${count(tap.differing)} of ${count(tap.compared)} differ`,
+        tap.missing > 0 && `${plural(tap.missing, "message")} of one run only`].filter(Boolean).join("; ");
       return element("li", {}, element("button", { type: "button", class: "strip-button", "data-key": `strip ${tap.name}`, "aria-pressed": String(tap.name === this.chosen), onclick: () => this.detail(tap) },
         element("span", { class: "strip-name" }, foreign(tap.name)), canvas,
-        element("span", { class: "strip-told" }, `from step ${number(tap.first_step)}, ${told}`)));
+        element("span", { class: "strip-told" }, told)));
     }));
   }
 
   /** @param {TapDifference} tap */
   detail(tap) {
     this.chosen = tap.name;
-    this.chart?.destroy();
+    this.clear();
     this.result.querySelectorAll(".strip-button").forEach((button) =>
       button.setAttribute("aria-pressed", String(button.getAttribute("data-key") === `strip ${tap.name}`)));
-    const host = element("div", { class: "plot scalar", tabindex: "0", role: "application", "aria-label": `difference of ${shortened(tap.name, 200)}` });
-    fill(byId("difference-detail", HTMLElement), element("article", { class: "card wide" },
-      element("header", {}, element("div", { class: "card-title" }, element("h3", {}, foreign(tap.name)), element("span", { class: "place" }, "absolute difference")),
-        element("span", { class: "muted" }, "largest difference ", element("b", {}, number(tap.max_abs)))), host));
-    const chart = new ScalarChart(host, (view) => chart.show(lines, look, view));
-    const values = tap.difference;
-    const series = { tap: 0, x: tap.x, min: values, max: values, mean: values, count: tap.compared, exact: true, first: null, last: null, nonfinite: [] };
-    const lines = [{ label: "difference", color: color("run-1"), series }];
-    const look = { axis: "step", smooth: 0, log: false };
-    if (tap.x.length) chart.show(lines, look, null);
-    this.chart = chart;
+    const cards = element("div", { class: "cards" });
+    fill(byId("difference-detail", HTMLElement), cards);
+    if (tap.x.length) {
+      const host = element("div", { class: "plot scalar", tabindex: "0", role: "application", "aria-label": `difference of ${shortened(tap.name, 200)}` });
+      cards.append(element("article", { class: "card" },
+        element("header", {}, element("div", { class: "card-title" }, element("h3", {}, foreign(tap.name)), element("span", { class: "place" }, "absolute difference")),
+          element("span", { class: "muted" }, "largest ", element("b", {}, number(tap.max_abs)))), host));
+      const chart = new ScalarChart(host, (view) => chart.show(lines, look, view));
+      const values = tap.difference;
+      const series = { tap: 0, x: tap.x, min: values, max: values, mean: values, count: tap.compared, exact: true, first: null, last: null, nonfinite: [] };
+      const lines = [{ label: "difference", color: color("error"), series }];
+      const look = { axis: "step", smooth: 0, log: false };
+      chart.show(lines, look, null);
+      this.chart = chart;
+    }
+    void this.values(tap, cards);
   }
+
+  /**
+   * The values of both runs: numbers in one chart, histograms, pictures and arrays one below the other.
+   * @param {TapDifference} tap
+   * @param {HTMLElement} host
+   */
+  async values(tap, host) {
+    try {
+      const { taps } = await ask("overview", { filter: tap.name, limit: 500 });
+      const runs = [this.left.value, this.right.value];
+      const mine = taps.filter((/** @type {Tap} */ each) => each.name === tap.name && runs.includes(each.run));
+      if (this.chosen !== tap.name) return;
+      for (const [key, some] of [...grouped(mine)].slice(0, CARDS)) {
+        const card = new Card(key, some, { changed: (one) => void this.fillCard(one) });
+        this.cards.push(card);
+        card.update(some);
+        host.append(card.element);
+        card.setVisible(true);
+      }
+    } catch (error) {
+      this.page.failed(error);
+    }
+  }
+
+  /** @param {Card} card */
+  async fillCard(card) {
+    try {
+      await (card.kind === "scalar" ? loadSeries([card], card.view) : card.load());
+    } catch (error) {
+      this.page.failed(error);
+    }
+  }
+
+  clear() {
+    this.chart?.destroy();
+    this.chart = null;
+    for (const card of this.cards.splice(0)) card.destroy();
+  }
+}
+
+/** The settings in which the runs differ. @param {Difference} found */
+function configuration(found) {
+  const rows = Object.entries(found.config);
+  return rows.length > 0 && element("table", { class: "devices config" }, element("thead", {}, element("tr", {}, ["Setting", "Left", "Right"].map((head) => element("th", { scope: "col" }, head)))),
+    element("tbody", {}, rows.map(([name, sides]) => element("tr", {}, element("th", { scope: "row" }, foreign(name)), sides.map((side, i) => element("td", { "data-label": ["left", "right"][i] }, foreign(String(side ?? "–"))))))));
 }
 
 /** @param {Difference} found */
 function verdict(found) {
   if (found.equal) return element("p", { class: "verdict equal" }, "The runs are equal: every message that was compared has the same values.");
   if (!found.first) return element("p", { class: "verdict" }, "The runs differ.");
-  const { tap, step, place, left, right } = found.first;
+  const { tap, leaf, step, place, left, right } = found.first;
   return element("div", { class: "verdict" },
     element("p", {}, "The runs first part ", step !== null && "at ", step !== null && element("b", {}, `step ${number(step)}`), " in ",
-      element("b", {}, foreign(tap)), Boolean(place) && ", ", Boolean(place) && sourcePlace(place)),
+      element("b", {}, foreign(leaf && tap.startsWith("metrics@") ? leaf : [tap, leaf].filter(Boolean).join(" "))), Boolean(place) && ", ", Boolean(place) && sourcePlace(place)),
     element("dl", {}, element("div", {}, element("dt", {}, "left"), element("dd", {}, shortened(String(left), 400))),
       element("div", {}, element("dt", {}, "right"), element("dd", {}, shortened(String(right), 400)))));
 }

@@ -1,11 +1,11 @@
 /** The texts that taps printed, as a stream that can be searched. */
 
+import { swatch } from "../charts/card.js";
 import { ask } from "../core/api.js";
-import { runColor } from "../core/colors.js";
 import { byId, choices, element, emptyState, fill, foreign, shortened, sourcePlace } from "../core/dom.js";
 import { clock, count, failureName, number } from "../core/format.js";
 import { debounced, throttled } from "../core/frames.js";
-import { runChoices, runIndex, runName } from "../core/state.js";
+import { runChoices, runName } from "../core/state.js";
 
 /**
  * @typedef {import("../core/types.js").TextLine} TextLine
@@ -223,10 +223,8 @@ function place(line) {
 
 /** @param {TextLine} line */
 function row(line) {
-  const swatch = element("span", { class: "swatch", title: runName(line.run) });
-  swatch.style.background = runColor(runIndex(line.run));
   return element("li", { class: "text-row", "data-cursor": line.cursor },
-    element("div", { class: "text-meta" }, swatch,
+    element("div", { class: "text-meta", title: runName(line.run) }, swatch(line.run),
       element("time", {}, clock(line.time)),
       element("span", { class: "text-step" }, line.step === null ? "" : `step ${number(line.step)}`),
       element("span", { class: "text-sender" }, foreign(line.process), " ", foreign(line.device)),
