@@ -109,6 +109,11 @@ def launch_name(run_id: int) -> str:
     return f"{run_id & 0xFFFFFF:06x}"
 
 
+def device_text(device: Any) -> str:
+    """Returns the name of a device in reports, such as `cpu:0`."""
+    return f"{device.platform}:{device.id}" if hasattr(device, "platform") else str(device)
+
+
 NAME = "step"
 
 

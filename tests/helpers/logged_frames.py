@@ -35,7 +35,9 @@ SECOND = 1_000_000_000
 BEGIN_NS = 1_700_000_000 * SECOND
 
 
-def frame(tap: TapDescriptor, *arrays: Any, seq: int, time_ns: int | None = None, flags: int = 0) -> bytes:
+def frame(
+    tap: TapDescriptor, *arrays: Any, seq: int, time_ns: int | None = None, flags: int = 0, run_id: int = 5
+) -> bytes:
     """One frame; its time is `seq` seconds after `BEGIN_NS` unless given."""
     return encode_frame(
         list(map(np.asarray, arrays)),
@@ -43,7 +45,7 @@ def frame(tap: TapDescriptor, *arrays: Any, seq: int, time_ns: int | None = None
         flags=Flags.ORDERED | flags,
         seq=seq,
         time_ns=BEGIN_NS + seq * SECOND if time_ns is None else time_ns,
-        run_id=5,
+        run_id=run_id,
     )
 
 

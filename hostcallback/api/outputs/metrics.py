@@ -14,7 +14,7 @@ from hostcallback.api.public import public
 from hostcallback.primitives.tap import bind_tap
 from hostcallback.receiver.messages import NAME as STEP
 from hostcallback.receiver.sinks.factory import Binding
-from hostcallback.receiver.sinks.metric_writers.tap_layout import (
+from hostcallback.receiver.sinks.metric_writers.reduction import (
     BINS,
     DEFAULT_REDUCTION,
     HISTOGRAM,

@@ -18,7 +18,7 @@ from hostcallback.receiver.errors import (
     TapTimeoutError,
 )
 from hostcallback.receiver.log import logger
-from hostcallback.receiver.messages import Message, Registry
+from hostcallback.receiver.messages import Message, Registry, device_text
 from hostcallback.receiver.native import bindings as native
 from hostcallback.receiver.runtime.device_receiver import DeviceReceiver, MakeCalls
 from hostcallback.receiver.runtime.device_stats import DeviceStats
@@ -28,7 +28,6 @@ from hostcallback.receiver.runtime.rules.rule_table import RuleNotes, RuleTable,
 from hostcallback.receiver.runtime.totals import Totals
 from hostcallback.receiver.sinks.call import ExportedTaps, exported_tap
 from hostcallback.receiver.sinks.factory import tell_of_metrics
-from hostcallback.receiver.sinks.print import device_text
 from hostcallback.receiver.sinks.sharding.sinks import waiting_threads
 from hostcallback.receiver.sinks.tap import elements_delivered
 from hostcallback.receiver.sources.back_pressure import BackPressure, Policy

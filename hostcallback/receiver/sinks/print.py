@@ -18,7 +18,7 @@ import numpy as np
 
 from hostcallback.receiver import limits
 from hostcallback.receiver.log import logger
-from hostcallback.receiver.messages import Message
+from hostcallback.receiver.messages import Message, device_text
 from hostcallback.receiver.sinks import described_template
 from hostcallback.receiver.sinks.lane_mask import shown_transforms
 from hostcallback.receiver.sinks.tap import Batchings, Unflatten, for_each_element
@@ -79,11 +79,6 @@ above_bars: Callable[[], AbstractContextManager[Any]] | None = None
 def _discard_buffer() -> None:
     # Python flushes what is left in the buffer at its end, and would print another BrokenPipeError.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def device_text(device: Any) -> str:
-    """Returns the name of a device in reports, such as `cpu:0`."""
-    return f"{device.platform}:{device.id}" if hasattr(device, "platform") else str(device)
 
 
 def place_text(place: tuple[slice, ...]) -> str:

@@ -66,10 +66,10 @@ def log(tmp_path: Path) -> Path:
     with record(tmp_path / "log") as recorder:
         program = Program(recorder)
         for step in range(20):
-            program.emit(LOSS, np.float32(step / 2), np.int32(step), device=f"cpu:{step % 2}")
-        program.emit(TEXT, np.float32(0.5))
+            program.emit(LOSS, np.float32(step / 2), np.int32(step), device=f"cpu:{step % 2}", run_id=step)
+        program.emit(TEXT, np.float32(0.5), run_id=18)
         for value in (-1.0, -2.0, -3.0):
-            program.emit(CHECK, np.bool_(False), np.float32(value), device="cpu:1")
+            program.emit(CHECK, np.bool_(False), np.float32(value), device="cpu:1", run_id=19)
     return tmp_path / "log"
 
 
@@ -114,7 +114,7 @@ def test_cat_writes_json(tmp_path: Path, log: Path) -> None:
         "kwargs": {"run": 7},
         "transforms": [],
         "source_line": "train.py:12 (step)",
-        "run_id": 5,
+        "run_id": 3,
         "run": own_run(),
     }
     assert len(found) == 24

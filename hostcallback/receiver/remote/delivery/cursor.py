@@ -281,7 +281,9 @@ def main(action: str, path: Path, key: StreamKey, position: StreamOffset) -> Non
     runs = StoredRuns(
         lambda number: path.with_name(key.segment_name(number)), position, lambda described: True
     )
-    printer = StreamPrinter(lambda: f"p{key.process}", runs.local_device, everything=True)
+    printer = StreamPrinter(
+        lambda: f"p{key.process}", runs.local_device, lambda message: None, everything=True
+    )
     scope = Scope("probe", 100, on_error=OnError.WARN)
     delivery = RunDelivery(scope, Selection(), sinks=[printer], printers=False)
     for record in runs.read(StreamOffset(MAX_SEGMENT, 0), 1):

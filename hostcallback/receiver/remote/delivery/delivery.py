@@ -238,6 +238,7 @@ class Delivery:
         self._save()
 
     def _deliver_run(self, key: StreamKey, stream: DeliveredStream, run: MessageRun) -> None:
+        stream.run = run
         try:
             stream.delivery.deliver(run)
         except Exception as error:
@@ -289,6 +290,7 @@ class Delivery:
             else:
                 self._note_lost(key, record.lost)
         stream.delivery.release()
+        stream.run = None
         self._note_position(key, stream.runs)
         if stream.runs.position >= stored:
             return False
@@ -333,6 +335,7 @@ class Delivery:
             printer = StreamPrinter(
                 lambda: runs.process_label(key, alone=len(epochs) == 1),
                 runs.local_device,
+                stream.step_of,
                 everything=self._everything,
             )
             sinks.append(printer)

@@ -9,12 +9,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from hostcallback.receiver import limits
 from hostcallback.receiver.messages import Message, Sink
 from hostcallback.receiver.remote.spool.stream_reader import StoredRuns
 from hostcallback.receiver.remote.streams import StreamKey, StreamOffset
 from hostcallback.receiver.replayer.run_delivery import RunDelivery
 from hostcallback.receiver.sinks.sharding.multi_process import ProgramRun, ShardStream
+from hostcallback.receiver.taplog.format.layout import NO_STEP
 from hostcallback.receiver.taplog.reading.merge import MessageRun, Record
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 
@@ -190,6 +193,7 @@ class DeliveredStream:
     Attributes:
         runs: reads the stream.
         delivery: delivers its messages; set by the creator.
+        run: the run whose messages are delivered.
         at: position from which the current messages can be read again, and their device.
         read_at: time of `time.monotonic` at which it was read last.
     """
@@ -198,10 +202,18 @@ class DeliveredStream:
         """Nothing of the stream has been read yet."""
         self.runs = runs
         self.delivery: RunDelivery
+        self.run: MessageRun | None = None
         self.at = runs.position, ""
         self.read_at = -math.inf
         self._is_open = False
         self._part = 1  # grows while consumers are fast
+
+    def step_of(self, message: Message) -> int | None:
+        """The step of a message that is delivered; None if it is not known."""
+        if self.run is None:
+            return None
+        steps = self.run.steps[self.run.block.seqs == np.uint64(message.seq)].tolist()
+        return None if steps in ([], [NO_STEP]) else steps[0]
 
     def turn(self, stored: StreamOffset, is_enough: Callable[[], bool]) -> Iterator[Record]:
         """Yields new records up to `stored`, about as many as fit into one turn. `is_enough` ends the turn earlier.

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from hostcallback.receiver import limits
 from hostcallback.receiver.errors import TapFailure, TapFunctionException
 from hostcallback.receiver.log import logger
-from hostcallback.receiver.messages import Message, Sink, StepSource, step_place
+from hostcallback.receiver.messages import Message, Sink
 from hostcallback.receiver.sinks.factory import texts_of
 from hostcallback.receiver.sinks.print import write_at_once
 from hostcallback.receiver.taplog.render.json import short_text
@@ -80,79 +80,65 @@ class StreamPrinter:
     """Prints the messages of one stream with their origin. One thread."""
 
     def __init__(
-        self, process: Callable[[], str], local_device: Callable[[str], int | None], *, everything: bool
+        self,
+        process: Callable[[], str],
+        local_device: Callable[[str], int | None],
+        step_of: Callable[[Message], int | None],
+        *,
+        everything: bool,
     ) -> None:
         """Prints the messages of printing taps, or all with `everything`.
 
         Args:
             process: returns the label of the process, such as `p3`.
             local_device: returns the index of a device among its process's own, by name.
+            step_of: returns the step of a message that is delivered; None if it is not known.
             everything: whether messages of other taps are shown too.
         """
         self._process = process
         self._local_device = local_device
         self._everything = everything
-        self._steps: dict[str, int] = {}
-        self._places: dict[int, tuple[TapDescriptor, StepSource | None]] = {}
+        self._step_of = step_of
+        self._described: dict[int, TapDescriptor] = {}
 
     def __call__(self, message: Message) -> None:
         """Prints a message."""
-        known = self._see(message)
-        if known is None:
-            return
-        described, device = known
+        consumer = message.consumer
+        described = self._described.get(consumer.consumer_id)
+        if described is None:
+            if consumer.describe is None:
+                return
+            described = self._described[consumer.consumer_id] = consumer.describe()
         kind = described.tap_kind
         if not kind.prints and (kind.is_check or not self._everything):
             return
         text = self._text(described, message)
-        start = self._start(described, device)
         between = f"\n{INDENT}" if "\n" in text else " "
-        write_at_once(sys.stdout, f"{start}{between}{printable_lines(text, INDENT)}\n")
+        write_at_once(
+            sys.stdout, f"{self._start(described, message)}{between}{printable_lines(text, INDENT)}\n"
+        )
 
     def see(self, message: Message, sink: Sink) -> Sink:
         """Notes the step of a shard; returns a sink for the whole value that prints it with this step.
 
         When the value is complete, the shard's device may have reached a later step.
         """
-        self._see(message)
-        device = _device_of(message)
-        step = self._steps.get(device)
-        return sink if step is None else functools.partial(self._at_step, device, step, sink)
+        return functools.partial(self._at_step, self._step_of(message), sink)
 
-    def _at_step(self, device: str, step: int, sink: Sink, message: Message) -> None:
-        now, self._steps[device] = self._steps[device], step
+    def _at_step(self, step: int | None, sink: Sink, message: Message) -> None:
+        step_of, self._step_of = self._step_of, lambda message: step
         try:
             sink(message)
         finally:
-            self._steps[device] = now
+            self._step_of = step_of
 
-    def _see(self, message: Message) -> tuple[TapDescriptor, str] | None:
-        known = self._places.get(message.consumer.consumer_id)
-        if known is None:
-            if message.consumer.describe is None:
-                return None
-            described = message.consumer.describe()
-            known = self._places[message.consumer.consumer_id] = described, step_place(described)
-        described, place = known
-        device = _device_of(message)
-        if place is not None:
-            self._see_step(message, place, device)
-        return described, device
-
-    def _see_step(self, message: Message, place: StepSource, device: str) -> None:
-        if place.array < 0:
-            self._steps[device] = place.value
-        elif place.array < len(message.arrays):
-            array = message.arrays[place.array]
-            if not array.ndim and array.dtype.kind in "iu":
-                self._steps[device] = int(array)
-
-    def _start(self, described: TapDescriptor, device: str) -> str:
+    def _start(self, described: TapDescriptor, message: Message) -> str:
+        device, step = str(message.device).rpartition(" ")[2], self._step_of(message)
         local = self._local_device(device)
         number = device.rpartition(":")[2] if local is None else str(local)
-        step = f" step {self._steps[device]}" if device in self._steps else ""
+        at_step = "" if step is None else f" step {step}"
         line = os.path.basename(described.source_line.split(" ", 1)[0])
-        return printable(f"[{self._process()} d{number}{step} {line}]")
+        return printable(f"[{self._process()} d{number}{at_step} {line}]")
 
     def _text(self, described: TapDescriptor, message: Message) -> str:
         text = text_of(described, message)
@@ -163,7 +149,3 @@ class StreamPrinter:
             return "\n".join(texts)
         value = tree.unflatten_with(described.tree)(message.arrays)
         return f"{printable(described.name)} {short_text(value, 160)}"
-
-
-def _device_of(message: Message) -> str:
-    return str(message.device).rpartition(" ")[2]

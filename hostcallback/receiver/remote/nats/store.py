@@ -15,7 +15,7 @@ from hostcallback.receiver.remote.nats.publication import Publication, gathered
 from hostcallback.receiver.remote.streams import StreamKey, StreamOffset
 from hostcallback.receiver.taplog.format.block import FrameBlock
 from hostcallback.receiver.taplog.format.errors import NotATapLogError
-from hostcallback.receiver.taplog.format.layout import Kind
+from hostcallback.receiver.taplog.format.layout import NO_STEP, Kind
 from hostcallback.receiver.taplog.reading.chunk_reader import Chunk, read_frames
 from hostcallback.receiver.taplog.reading.merge import STREAM
 from hostcallback.receiver.taplog.reading.segment_reader import SegmentReader
@@ -30,6 +30,7 @@ class _Series:
     def __init__(self, store: Store, key: StreamKey, writer: dict[str, Any]) -> None:
         self.key = StreamKey(key.run, key.process, uuid.uuid4().hex[:16])
         self.last: dict[str, int] = {}
+        self.steps: dict[str, int] = {}  # the last one of each device
         self._folder = store.folder(key.run)
         self._permissions = store.permissions
         self._permissions.make_folder(self._folder)
@@ -127,8 +128,12 @@ class NatsStore:
             block, steps = gathered(block, order), steps[order]
         described = {i: found for unit in units for i, found in unit.described.items()}
         folded = sorted(pair for unit in units for pair in unit.folded)
-        series.segment.frames(device, block, described, steps=steps, step_before=int(steps[0]), folded=folded)
         last = int(block.seqs[-1])
+        known = steps[steps != NO_STEP].tolist()
+        # Without a step before them, readers take the messages for the first ones of the device.
+        before = NO_STEP if not block.seqs[0] else series.steps.get(device, (known or [NO_STEP])[0])
+        series.steps[device] = (known or [before])[-1]
+        series.segment.frames(device, block, described, steps=steps, step_before=before, folded=folded)
         series.last[device] = last
         known = units[0].key, device
         self._highest[known] = max(self._highest.get(known, -1), last)

@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 from hostcallback.receiver.failures.call_site import location_of
 from hostcallback.receiver.failures.check_report import CheckFailed, Explanation
 from hostcallback.receiver.failures.deferred_errors import DelegatedFailure, MultipleFailures
-from hostcallback.receiver.messages import NAME, Consumer, Message, array_names, step_place
+from hostcallback.receiver.messages import NAME, Consumer, Message, array_names, device_text, step_place
 from hostcallback.receiver.sinks.factory import own_sink, texts_of
-from hostcallback.receiver.sinks.print import device_text
 from hostcallback.receiver.taplog.convert.output import plain_array
 from hostcallback.receiver.taplog.render.text import joined
 from hostcallback.receiver.taplog.writing.recorder import description_of

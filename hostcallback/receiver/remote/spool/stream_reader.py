@@ -13,9 +13,9 @@ import numpy as np
 from hostcallback.receiver import limits
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.remote.streams import StreamKey, StreamOffset
-from hostcallback.receiver.taplog.format.block import StepColumns
 from hostcallback.receiver.taplog.format.errors import Damage, NotATapLogError
 from hostcallback.receiver.taplog.format.layout import Kind
+from hostcallback.receiver.taplog.format.steps import StepFinder
 from hostcallback.receiver.taplog.reading.chunk_reader import Chunk, read_frames
 from hostcallback.receiver.taplog.reading.merge import NOTES, MessageRun, Record, read_note
 from hostcallback.receiver.taplog.reading.segment_reader import SegmentReader, Writer
@@ -120,7 +120,7 @@ class StoredRuns:
         self._described: dict[int, TapDescriptor] = {}
         self._is_full = False
         self._chunk_end = StreamOffset(0, 0)
-        self._steps = StepColumns(self._described.get)
+        self._steps = StepFinder(self._described)
         self._folded: dict[int, dict[int, int]] = {}
 
     @property
@@ -321,13 +321,13 @@ class StoredRuns:
             if damage is not None:
                 yield damage
             if len(block):
-                steps = self._steps.of(block, item.step_before)
                 device = reader.devices.get(item.stream, "")
                 self._devices.add(device)
                 if len(self._devices) > limits.DEVICES:
                     self._devices.discard(device)
                     yield item.damage(reader.path, f"of more than {limits.DEVICES} devices in one stream")
                     return
+                steps = self._steps.as_they_come(device, block, item.step_before)
                 folded_here = self._folded.setdefault(item.stream, {})
                 yield MessageRun(
                     reader.writer,

@@ -18,10 +18,10 @@ from hostcallback.receiver.sinks.metric_writers.adapters import as_record_writer
 from hostcallback.receiver.sinks.metric_writers.reduction import (
     MetricRecord,
     RecordWriter,
+    TapLayout,
     TapReduction,
     UnsupportedMetric,
 )
-from hostcallback.receiver.sinks.metric_writers.tap_layout import TapLayout
 from hostcallback.receiver.wire import tap_descriptor
 
 MAX_RECORDS = 1 << 16

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from hostcallback.receiver import limits
-from hostcallback.receiver.messages import Message
-from hostcallback.receiver.sinks.print import device_text
+from hostcallback.receiver.messages import Message, device_text
 from hostcallback.receiver.sinks.progress.bars import Bars, Look, Phase, Place, Step, bars, value_text
 from hostcallback.receiver.sinks.tap import Batchings, Unflatten, elements_of
 from hostcallback.receiver.text import printable

@@ -23,9 +23,9 @@ from hostcallback.receiver.taplog.flight.recorder import (
     RingContents,
     read_ring,
 )
-from hostcallback.receiver.taplog.format.block import StepColumns
 from hostcallback.receiver.taplog.format.errors import Damage, Lost, TapLogError, segment_name
 from hostcallback.receiver.taplog.format.layout import NO_STEP
+from hostcallback.receiver.taplog.format.steps import StepFinder
 from hostcallback.receiver.taplog.reading.segment_reader import SegmentReader
 from hostcallback.receiver.taplog.writing.frame_copier import collect
 from hostcallback.receiver.taplog.writing.segment_writer import SegmentWriter
@@ -183,14 +183,15 @@ def write_log(flight: Flight, directory: Path, *, delivered: bool = True) -> Pat
 def _write_ring(
     ring: RingContents, writer: SegmentWriter, consumers: dict[int, TapDescriptor], *, delivered: bool
 ) -> None:
-    steps = StepColumns(consumers.get)
+    steps = StepFinder(consumers)
     step = NO_STEP
     for some in _chunks([message for message in ring.frames if message.frame]):
         block = collect(_Batch([(message.frame, 0, None) for message in some]))
-        found = steps.of(block, step)
+        found = steps.in_force(block, step)
         wanted = [message for message in some if delivered or not message.delivered]
         if len(wanted) < len(some):
             # Delivered messages come first in a ring, so the steps to keep are the last ones.
+            step = int(found[len(some) - len(wanted) - 1])
             found = found[len(some) - len(wanted) :]
             block = collect(_Batch([(message.frame, 0, None) for message in wanted]))
         if wanted:

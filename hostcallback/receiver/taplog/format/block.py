@@ -1,19 +1,15 @@
-"""Frames that follow each other in memory, their header fields as columns, and the steps of their messages."""
+"""Frames that follow each other in memory, and their header fields as columns."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from hostcallback.receiver.messages import StepSource, step_place
-from hostcallback.receiver.sinks.call import SHARDS_ID, WHOLE_ID
-from hostcallback.receiver.taplog.format.layout import NO_STEP, align
-from hostcallback.receiver.wire import HEADER, Flags, WireError, decode_metadata, payload_layout
+from hostcallback.receiver.wire import HEADER
 from hostcallback.receiver.wire.frame_layout import Array
-from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 
 
 class FrameBlock:
@@ -108,6 +104,12 @@ class FrameBlock:
         return column
 
     @cached_property
+    def launches(self) -> Array:
+        """Launch of each frame's program, int64: equal on all devices that take part in it."""
+        column: Array = self._words[self._at + 4].view("<i8")
+        return column
+
+    @cached_property
     def meta_bytes(self) -> Array:
         """Length of each frame's metadata, uint64."""
         column: Array = self._words[self._at + 5] >> np.uint64(32)
@@ -136,142 +138,3 @@ class FrameBlock:
         """Metadata of one frame, without padding."""
         start = int(self.offsets[index]) + HEADER.size
         return self.data[start : start + int(self.meta_bytes[index])].tobytes()
-
-
-MAX_KNOWN = 4096
-
-INTEGER_CODES = range(2, 10)
-"""The wire format's codes of integers of whole bytes, S8 to U64."""
-
-_TRUNCATED = np.uint64(int(Flags.TRUNCATED))
-
-
-class _Slot(NamedTuple):
-    # Location of the step in a frame.
-    offset: int
-    dtype: np.dtype[Any]
-
-
-class StepColumns:
-    """Finds the steps of messages, and remembers each tap's. One thread at a time."""
-
-    def __init__(self, described: Callable[[int], TapDescriptor | None]) -> None:
-        """`described` returns the known descriptor of a consumer, or None."""
-        self._described = described
-        self._places: dict[int, tuple[StepSource | None, int]] = {}
-        self._slots: dict[tuple[int, bytes], _Slot | None] = {}  # by array index and metadata
-        self._exported: dict[bytes, StepSource | None] = {}
-
-    def of(self, block: FrameBlock, before: int) -> Array:
-        """The step of each message, int64, shape (frames,): its own or the previous message's; at first `before`."""
-        count = len(block)
-        steps = np.full(count, before, np.int64)
-        own = np.zeros(count, np.bool_)
-        for consumer_id in block.consumers:
-            self._fill(block, consumer_id, steps, own)
-        if not own.any():
-            return steps
-        last = np.maximum.accumulate(np.where(own, np.arange(count), -1))
-        return np.where(last < 0, before, steps[last])
-
-    def _fill(self, block: FrameBlock, consumer_id: int, steps: Array, own: Array) -> None:
-        if consumer_id in (WHOLE_ID, SHARDS_ID):
-            for index in np.flatnonzero(block.consumer_ids == consumer_id).tolist():
-                step = self._of_exported(block, index, consumer_id == SHARDS_ID)
-                if step != NO_STEP:
-                    steps[index], own[index] = step, True
-            return
-        place, before = self._place(consumer_id)
-        if place is None:
-            return
-        where = np.flatnonzero(block.consumer_ids == consumer_id)
-        if place.array < 0:
-            steps[where], own[where] = place.value, True
-            return
-        truncated = (block.flags[where] & _TRUNCATED) != 0
-        # A truncated message has a shape record before its arrays.
-        for part, first in ((where[~truncated], before), (where[truncated], before + 1)):
-            for alike in _alike(block, part) if part.size else ():
-                slot = self._slot(block.metadata(int(alike[0])), place.array + first)
-                if slot is not None:
-                    steps[alike] = _read(block, alike, slot)
-                    own[alike] = True
-
-    def _place(self, consumer_id: int) -> tuple[StepSource | None, int]:
-        # Also returns the number of arrays before the tapped ones.
-        known = self._places.get(consumer_id)
-        if known is None:
-            described = self._described(consumer_id)
-            if described is None:
-                return None, 0
-            known = self._places[consumer_id] = step_place(described), int(described.shards is not None)
-        return known
-
-    def _slot(self, metadata: bytes, array: int) -> _Slot | None:
-        key = array, metadata
-        if key not in self._slots:
-            if len(self._slots) >= MAX_KNOWN:
-                self._slots.clear()
-            self._slots[key] = _slot(metadata, array)
-        return self._slots[key]
-
-    def _of_exported(self, block: FrameBlock, index: int, sharded: bool) -> int:
-        metadata = block.metadata(index)
-        try:
-            specs = decode_metadata(metadata)
-        except WireError:
-            return NO_STEP
-        if len(specs) <= sharded:
-            return NO_STEP
-        starts, sizes, _ = payload_layout(specs)
-        payload = int(block.offsets[index]) + HEADER.size + align(len(metadata))
-        start = payload + starts[sharded]
-        description = block.data[start : start + sizes[sharded]].tobytes()
-        if description not in self._exported:
-            if len(self._exported) >= MAX_KNOWN:
-                self._exported.clear()
-            try:
-                self._exported[description] = step_place(TapDescriptor.unpack(description))
-            except ValueError:
-                self._exported[description] = None
-        place = self._exported[description]
-        if place is None:
-            return NO_STEP
-        if place.array < 0:
-            return place.value
-        slot = _slot(metadata, place.array + 1 + sharded)
-        return NO_STEP if slot is None else int(_read(block, np.array([index]), slot)[0])
-
-
-def _alike(block: FrameBlock, where: Array) -> list[Array]:
-    # Groups messages by equal metadata. The common case, all equal and short, is found by comparing columns.
-    lengths = block.meta_bytes[where]
-    if int(lengths[0]) <= 64 and (lengths == lengths[0]).all():
-        words = block.data.view("<u8")
-        first = (block.offsets[where] >> 3) + HEADER.size // 8
-        if all((column == column[0]).all() for column in (words[first + k] for k in range(8))):
-            return [where]
-    groups: dict[bytes, list[int]] = {}
-    for index in where.tolist():
-        groups.setdefault(block.metadata(index), []).append(index)
-    return [np.array(group) for group in groups.values()]
-
-
-def _slot(metadata: bytes, array: int) -> _Slot | None:
-    try:
-        specs = decode_metadata(metadata)
-    except WireError:
-        return None
-    if array >= len(specs):
-        return None
-    spec = specs[array]
-    if spec.shape or spec.type_code not in INTEGER_CODES:
-        return None
-    offsets, _, _ = payload_layout(specs)
-    return _Slot(HEADER.size + align(len(metadata)) + offsets[array], spec.dtype)
-
-
-def _read(block: FrameBlock, where: Array, slot: _Slot) -> Array:
-    at = (block.offsets[where] + slot.offset) // slot.dtype.itemsize
-    steps: Array = block.data.view(slot.dtype)[at].astype(np.int64)
-    return steps

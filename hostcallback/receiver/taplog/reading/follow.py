@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from hostcallback.receiver.taplog.format.block import StepColumns
 from hostcallback.receiver.taplog.format.errors import CutOffLogError, Damage, NotATapLogError, segments_of
 from hostcallback.receiver.taplog.format.layout import Kind
+from hostcallback.receiver.taplog.format.steps import StepFinder
 from hostcallback.receiver.taplog.reading.chunk_reader import Chunk, read_frames
 from hostcallback.receiver.taplog.reading.logged_message import (
     LoggedMessage,
@@ -76,7 +76,7 @@ class Follower:
         self._followed: dict[Path, _Followed | None] = {}
         self._decoder = RunDecoder()
         self._wholes = None if shards or selection.devices else self._merger()
-        self._described: dict[Writer, tuple[dict[int, TapDescriptor], StepColumns]] = {}
+        self._described: dict[Writer, tuple[dict[int, TapDescriptor], StepFinder]] = {}
         self.writers: set[Writer] = set()
         self._refused: list[Damage] = []
         self._run = run
@@ -112,7 +112,7 @@ class Follower:
             begins = min((chunk.min_time_ns for _, chunk in messages[start:taken]), default=0)
             while taken < len(messages) and messages[taken][1].max_time_ns >= begins:
                 taken += 1
-            kept += self._decoded(messages[start:taken])
+            kept += self._decoded(messages[start:taken][::-1])
             wanted *= 4
             found = self._together_anew(kept)
         damaged = [item for item in chunks if isinstance(item, Damage)]
@@ -245,14 +245,18 @@ class Follower:
         reader, selection = followed.reader, self._selection
         device = reader.devices.get(chunk.stream, "")
         wanted = {number: selection.wants_name(tap.name) for number, tap in reader.consumers.values()}
-        if not selection.wants_device(device) or not selection.wants_chunk(chunk, wanted):
+        if not (
+            selection.wants_device(device)
+            and selection.wants_chunk(chunk, wanted)
+            and selection.wants_steps(chunk)
+        ):
             return []
         block, damage = read_frames(reader, chunk)
         found: list[Found] = [] if damage is None else [damage]
         if not len(block):
             return found
-        described, columns = self._known(reader)
-        steps = columns.of(block, chunk.step_before)
+        described, finder = self._known(reader)
+        steps = finder.as_they_come(device, block, chunk.step_before)
         mask = selection.choose(block.times_ns, steps)
         folded = followed.folded.get(chunk.stream, {})
         block = block.chosen(mask)
@@ -274,10 +278,10 @@ class Follower:
         ]
         return found
 
-    def _known(self, reader: SegmentReader) -> tuple[dict[int, TapDescriptor], StepColumns]:
+    def _known(self, reader: SegmentReader) -> tuple[dict[int, TapDescriptor], StepFinder]:
         if reader.writer not in self._described:
             described: dict[int, TapDescriptor] = {}
-            self._described[reader.writer] = described, StepColumns(described.get)
+            self._described[reader.writer] = described, StepFinder(described)
         known = self._described[reader.writer]
         for consumer_id, (_, item) in reader.consumers.items():
             known[0].setdefault(consumer_id, item)

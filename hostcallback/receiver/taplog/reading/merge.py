@@ -13,9 +13,18 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from hostcallback.receiver import limits
-from hostcallback.receiver.taplog.format.block import FrameBlock, StepColumns
+from hostcallback.receiver.taplog.format.block import FrameBlock
 from hostcallback.receiver.taplog.format.errors import CutOffLogError, Damage, Lost, NotATapLogError
-from hostcallback.receiver.taplog.format.layout import Kind
+from hostcallback.receiver.taplog.format.layout import NO_STEP, Kind
+from hostcallback.receiver.taplog.format.steps import (
+    AHEAD_MESSAGES,
+    BEGINNING,
+    UNKNOWN,
+    Columns,
+    Earlier,
+    StepFinder,
+    Steps,
+)
 from hostcallback.receiver.taplog.reading.chunk_reader import Chunk, read_frames
 from hostcallback.receiver.taplog.reading.segment_reader import SegmentReader, Writer
 from hostcallback.receiver.taplog.reading.selection import Selection
@@ -74,12 +83,34 @@ def read_note(segment: SegmentReader, chunk: Chunk, folded: dict[int, int]) -> I
         folded.update(itertools.islice(found.items(), room))
 
 
+class _Placed(NamedTuple):
+    # A chunk, and whether its header allows selected messages and selected steps.
+    segment: SegmentReader
+    chunk: Chunk
+    is_wanted: bool = True
+    has_steps: bool = True
+
+    @property
+    def key(self) -> tuple[Path, int]:
+        return self.segment.path, self.chunk.offset
+
+
+class _Read(NamedTuple):
+    # A chunk that was read.
+    block: FrameBlock
+    damage: Damage | None
+    columns: Columns
+
+
 class _Stream:
     # The unread chunks of one device, and the rest of the chunk that is being read.
 
     def __init__(self, device: str) -> None:
         self.device = device
-        self.chunks: deque[tuple[SegmentReader, Chunk]] = deque()
+        self.chunks: deque[_Placed] = deque()
+        self.ahead: dict[tuple[Path, int], _Read] = {}
+        self.earlier: Earlier | None = None  # than the next chunk; None before the first one
+        self.left_out: list[_Placed] = []  # the first chunk and the last one, if they are not wanted
         self.block: FrameBlock | None = None
         self.path = Path()
         self.steps: Array = np.empty(0, np.int64)
@@ -95,7 +126,7 @@ class _Stream:
     def time_ns(self) -> int:
         if self.block is not None:
             return self.block.times[self.done]
-        return self.chunks[0][1].min_time_ns
+        return self.chunks[0].chunk.min_time_ns
 
 
 class _Process:
@@ -107,8 +138,8 @@ class _Process:
         self._paths = deque(paths)
         self._selection = selection
         self._streams: dict[str, _Stream] = {}
-        self._next: tuple[SegmentReader, list[tuple[str, Chunk]]] | None = None
-        self._steps = StepColumns(self.described.get)
+        self._next: list[tuple[str, _Placed]] | None = None
+        self._steps = StepFinder(self.described)
         self.damage: list[Damage] = []
 
     @property
@@ -122,18 +153,17 @@ class _Process:
             self._next = self._open(self._paths.popleft())
         if self._next is None:
             return None
-        return min((chunk.min_time_ns for _, chunk in self._next[1]), default=-(2**63))
+        return min((placed.chunk.min_time_ns for _, placed in self._next), default=-(2**63))
 
     def take(self) -> list[_Stream]:
         """Starts the next segment; returns the streams that have something to read."""
         assert self._next is not None
-        segment, chunks = self._next
-        self._next = None
-        for device, chunk in chunks:
-            self._streams.setdefault(device, _Stream(device)).chunks.append((segment, chunk))
+        placed, self._next = self._next, None
+        for device, item in placed:
+            self._streams.setdefault(device, _Stream(device)).chunks.append(item)
         return [stream for stream in self._streams.values() if not stream.is_empty]
 
-    def _open(self, path: Path) -> tuple[SegmentReader, list[tuple[str, Chunk]]] | None:
+    def _open(self, path: Path) -> list[tuple[str, _Placed]] | None:
         try:
             segment = SegmentReader(path)
         except FileNotFoundError:  # its writer deletes old segments
@@ -152,44 +182,107 @@ class _Process:
             self.described.setdefault(consumer_id, described)
         wants = self._selection.wants_name
         wanted = {number: wants(described.name) for number, described in segment.consumers.values()}
-        chosen = [
-            (device, chunk)
-            for device, chunk in chunks
-            if chunk.kind in NOTES
-            or (self._selection.wants_device(device) and self._selection.wants_chunk(chunk, wanted))
-        ]
-        return segment, chosen
+        found: list[tuple[str, _Placed]] = []
+        for device, chunk in chunks:
+            if chunk.kind in NOTES:
+                found.append((device, _Placed(segment, chunk)))
+            elif self._selection.wants_device(device):
+                is_wanted, has_steps = (
+                    self._selection.wants_chunk(chunk, wanted),
+                    self._selection.wants_steps(chunk),
+                )
+                found.append((device, _Placed(segment, chunk, is_wanted, has_steps)))
+        return found
 
     def load(self, stream: _Stream) -> Iterator[Record]:
         """Reads a stream up to the next wanted frames; yields the records before them."""
         while stream.block is None and stream.chunks:
-            segment, chunk = stream.chunks.popleft()
+            placed = stream.chunks.popleft()
+            segment, chunk = placed.segment, placed.chunk
             if chunk.kind in NOTES:
                 yield from read_note(segment, chunk, stream.folded)
-            elif chunk.kind is Kind.FRAMES:
-                block, damage = read_frames(segment, chunk)
-                if damage is not None:
-                    yield damage
-                stream.path = segment.path
-                self._begin(stream, block, chunk)
-            else:
+            elif chunk.kind is not Kind.FRAMES:
                 yield chunk.damage(segment.path, f"a chunk of the unknown kind {int(chunk.kind)}")
+            elif placed.is_wanted and self._may_have_steps(stream, placed):
+                read = stream.ahead.pop(placed.key, None) or self._read(placed)
+                if read.damage is not None:
+                    yield read.damage
+                stream.path = segment.path
+                self._begin(stream, read, placed)
+            else:
+                stream.ahead.pop(placed.key, None)
+                stream.earlier = UNKNOWN
+                stream.left_out = [*stream.left_out[:1], placed]
 
-    def _begin(self, stream: _Stream, block: FrameBlock, chunk: Chunk) -> None:
+    def _upcoming(self, stream: _Stream) -> Iterator[_Placed]:
+        # The next chunks of messages of a device.
+        for placed in stream.chunks:
+            if placed.chunk.kind is Kind.FRAMES:
+                yield placed
+        for device, placed in self._next or ():
+            if device == stream.device and placed.chunk.kind is Kind.FRAMES:
+                yield placed
+
+    def _may_have_steps(self, stream: _Stream, placed: _Placed) -> bool:
+        # The last messages of a chunk may belong to the first step after it.
+        if placed.has_steps:
+            return True
+        for later in self._upcoming(stream):
+            if later.has_steps or later.chunk.max_step != NO_STEP:
+                return later.has_steps
+        return False
+
+    def _read(self, placed: _Placed) -> _Read:
+        block, damage = read_frames(placed.segment, placed.chunk)
+        return _Read(block, damage, self._steps.columns(block))
+
+    def _begin(self, stream: _Stream, read: _Read, placed: _Placed) -> None:
+        block = read.block
         if not len(block):
             return
         selection = self._selection
-        steps = (
-            # With one step in the chunk, no message has to be decoded to find the steps.
-            np.full(len(block), chunk.min_step, np.int64)
-            if chunk.min_step == chunk.max_step
-            else self._steps.of(block, chunk.step_before)
-        )
+        steps = self._steps_of(stream, read, placed)
         mask = selection.choose(block.times_ns, steps)
         if selection.names:
             mask &= self._named(block)
         if mask.any():
             stream.block, stream.steps, stream.done = block.chosen(mask), steps[mask], 0
+
+    def _steps_of(self, stream: _Stream, read: _Read, placed: _Placed) -> Array:
+        earlier = stream.earlier
+        if earlier is None:
+            earlier = _start_of(placed)
+        found = self._steps.find(read.columns, earlier)
+        if found.need_earlier and stream.left_out:
+            for left_out in stream.left_out:
+                before, start = self._read(left_out).columns, _start_of(left_out)
+                self._steps.find(before, start)  # learns of the taps
+                earlier = start.and_then(before)
+            stream.left_out.clear()
+            found = self._steps.find(read.columns, earlier)
+        if found.need_later:
+            found = self._with_later(stream, read, earlier, placed.segment)
+        stream.earlier = earlier.and_then(read.columns)
+        return found.steps
+
+    def _with_later(self, stream: _Stream, read: _Read, earlier: Earlier, segment: SegmentReader) -> Steps:
+        # Looks into the next chunks of the device for the end of the launch.
+        later: list[Columns] = []
+        messages = 0
+        for placed in self._upcoming(stream):
+            if messages >= AHEAD_MESSAGES:
+                return self._steps.find(read.columns, earlier, later, guess=True)
+            known = stream.ahead.get(placed.key)
+            if known is None:
+                known = stream.ahead[placed.key] = self._read(placed)
+            later.append(known.columns)
+            segment = placed.segment
+            messages += len(known.block)
+            found = self._steps.find(read.columns, earlier, later)
+            if not found.need_later:
+                return found
+        is_end = not self._paths and segment.is_closed()
+        return self._steps.find(read.columns, earlier, later, is_end=is_end, guess=True)
 
     def _named(self, block: FrameBlock) -> Array:
         # Messages that carry their tap's descriptor, as those of exported programs do, are selected after decoding.
@@ -200,6 +293,11 @@ class _Process:
             if consumer_id in described and not wants(described[consumer_id].name)
         ]
         return ~np.isin(block.consumer_ids, np.array(unwanted, np.uint64))
+
+
+def _start_of(placed: _Placed) -> Earlier:
+    # What is known before a chunk by its header alone.
+    return BEGINNING if placed.chunk.step_before == NO_STEP else UNKNOWN
 
 
 def _of_file(path: Path, error: Exception) -> Damage:
@@ -234,7 +332,8 @@ def merged(
     `order` is asked before each run.
 
     The devices of a process are in order of time, unless a receiver was behind by more than a segment. Memory is
-    limited to one chunk per device and the headers of two segments per process.
+    limited to one chunk per device, the following ones of `AHEAD_MESSAGES` messages, and the headers of two segments
+    per process.
     """
     count = itertools.count()
     heap: list[tuple[int, int, _Process, _Stream | None]] = []

@@ -54,25 +54,31 @@ class Selection:
         return self.first_step is not None or self.last_step is not None
 
     def wants_chunk(self, chunk: Chunk, wanted: Mapping[int, bool]) -> bool:
-        """Whether a chunk's header allows selected messages; `wanted` tells for each consumer number whether it is."""
+        """Whether a chunk's header allows selected messages, apart from their steps.
+
+        Args:
+            chunk: of messages.
+            wanted: for each consumer number whether its taps are selected.
+        """
         if self.since_ns is not None and chunk.max_time_ns < self.since_ns:
             return False
         if self.until_ns is not None and chunk.min_time_ns >= self.until_ns:
             return False
-        if self.by_step:
-            # Steps may decrease within a chunk, as when a program restarts its loop: the header has their bounds.
-            if chunk.max_step == NO_STEP:
-                return False
-            if self.first_step is not None and chunk.max_step < self.first_step:
-                return False
-            if self.last_step is not None and chunk.min_step > self.last_step:
-                return False
         if not self.names or chunk.consumers == ALL_CONSUMERS:
             return True
         mask = 0
         for number, is_wanted in wanted.items():
             mask |= is_wanted << (number & 63)
         return bool(chunk.consumers & mask)
+
+    def wants_steps(self, chunk: Chunk) -> bool:
+        """Whether a chunk's header allows selected steps. Its last messages may belong to a step of the next chunk."""
+        if not self.by_step:
+            return True
+        # Steps may decrease within a chunk, as when a program restarts its loop: the header has their bounds.
+        is_early = self.first_step is not None and chunk.max_step < self.first_step
+        is_late = self.last_step is not None and chunk.min_step > self.last_step
+        return not (chunk.max_step == NO_STEP or is_early or is_late)
 
     def choose(self, times_ns: Array, steps: Array) -> Array:
         """Selects messages by times (int64, Unix nanoseconds) and steps (int64); returns a bool mask of that shape."""

@@ -15,9 +15,10 @@ from typing import Any
 
 from hostcallback.receiver import processes
 from hostcallback.receiver.log import logger
-from hostcallback.receiver.taplog.format.block import FrameBlock, StepColumns
+from hostcallback.receiver.taplog.format.block import FrameBlock
 from hostcallback.receiver.taplog.format.compression import Compressor
 from hostcallback.receiver.taplog.format.errors import Lost, ThinnedTap, segment_name
+from hostcallback.receiver.taplog.format.steps import StepFinder
 from hostcallback.receiver.taplog.writing.frame_copier import Room
 from hostcallback.receiver.taplog.writing.options import LogCounters, LogOptions
 from hostcallback.receiver.taplog.writing.segment_writer import SegmentWriter, WriteBuffer
@@ -52,7 +53,7 @@ class LogWriter:
         self._counters = LogCounters()
         self._compressor = Compressor() if self.options.compress else None
         self._described: dict[int, TapDescriptor] = {}
-        self._steps = StepColumns(self._described.get)
+        self._steps = StepFinder(self._described)
         # At least four segments, so that deleting the oldest loses at most a quarter of the messages.
         keep = self.options.keep_bytes
         self._segment_bytes = min(
@@ -191,7 +192,7 @@ class LogWriter:
         if taken is None:
             return
         block, folded = taken
-        steps = self._steps.of(block, before)
+        steps = self._steps.in_force(block, before)
         pending.step = int(steps[-1])
         mask = self._choose(device, block, folded)
         if mask is not None:

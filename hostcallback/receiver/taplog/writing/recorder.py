@@ -14,9 +14,8 @@ from hostcallback.receiver.errors import TapFailure
 from hostcallback.receiver.failures.failure_report import FailureHistory
 from hostcallback.receiver.files import PRIVATE, Closing
 from hostcallback.receiver.log import logger
-from hostcallback.receiver.messages import Consumer, Find, Message
+from hostcallback.receiver.messages import Consumer, Find, Message, device_text
 from hostcallback.receiver.processes import checked_run, own_run
-from hostcallback.receiver.sinks.print import device_text
 from hostcallback.receiver.sinks.sharding.shard_record import shard_record
 from hostcallback.receiver.sources.source import Batch
 from hostcallback.receiver.taplog.format.block import FrameBlock

@@ -76,7 +76,7 @@ class Buckets:
 
         Attributes:
             count: number of buckets.
-            has_steps: whether all messages so far have a step.
+            has_steps: whether messages have steps, apart from a few.
         """
         self._rows: Array | None = None
         self.count = 0
@@ -103,7 +103,7 @@ class Buckets:
             self.count = len(fewer)
 
 
-_SIGNED = ("segment", "offset", "min_step", "max_step", "min_time", "max_time", "texts", "messages")
+_SIGNED = ("segment", "offset", "stream", "min_step", "max_step", "min_time", "max_time", "texts", "messages")
 
 
 class ChunkTable:
@@ -120,8 +120,8 @@ class ChunkTable:
     def add(self, segment: int, chunk: Chunk) -> int:
         """Adds a chunk of a segment; returns its number."""
         row = (
-            segment, chunk.offset, chunk.min_step, chunk.max_step, chunk.min_time_ns, chunk.max_time_ns, 0,
-            chunk.messages,
+            segment, chunk.offset, chunk.stream, chunk.min_step, chunk.max_step, chunk.min_time_ns, chunk.max_time_ns,
+            0, chunk.messages,
         )  # fmt: skip
         for name, value in zip(_SIGNED, row, strict=True):
             self._columns[name].append(max(-(2**63), min(2**63 - 1, value)))
@@ -146,7 +146,15 @@ class ChunkTable:
             least, most = self.column("min_time") / 1e9, self.column("max_time") / 1e9
             return np.flatnonzero((most >= low) & (least <= high))
         least, most = self.column("min_step"), self.column("max_step")
-        return np.flatnonzero((most != NO_STEP) & (most >= low) & (least <= high))
+        has = (most != NO_STEP) & (most >= low) & (least <= high)
+        # The last messages of a device in a chunk may belong to the first step of the next one.
+        segment, stream = self.column("segment"), self.column("stream")
+        order = np.lexsort((self.column("offset"), stream, segment))
+        first, then = order[:-1], order[1:]
+        follows = (segment[first] == segment[then]) & (stream[first] == stream[then])
+        before = first[follows & has[then]]
+        has[before] = True
+        return np.flatnonzero(has)
 
     def consumers(self) -> Array:
         """A copy of the masks of consumers: uint64, shape (chunks,)."""

@@ -13,9 +13,10 @@ import numpy as np
 
 from hostcallback.receiver.processes import is_alive
 from hostcallback.receiver.sinks.call import SHARDS_ID, WHOLE_ID
-from hostcallback.receiver.taplog.format.block import StepColumns
+from hostcallback.receiver.taplog.format.block import FrameBlock
 from hostcallback.receiver.taplog.format.errors import Damage
 from hostcallback.receiver.taplog.format.layout import ALL_CONSUMERS, NO_STEP, Kind
+from hostcallback.receiver.taplog.format.steps import AHEAD_MESSAGES, BEGINNING, UNKNOWN, Columns, StepFinder
 from hostcallback.receiver.taplog.reading.chunk_reader import Chunk, read_frames
 from hostcallback.receiver.taplog.reading.merge import MessageRun
 from hostcallback.receiver.taplog.reading.segment_reader import Writer
@@ -34,6 +35,12 @@ MAX_HEADERS = 16_384
 
 MAX_DESCRIBED = MAX_TAPS
 """Number of taps whose descriptors are kept; messages of other taps are only counted."""
+
+CHUNKS_AROUND = 64
+"""Headers of chunks that are looked at for the next or previous chunk of a device."""
+
+FEW = 20
+"""A scalar is drawn by step, without the messages that have none, if these are at most one in `FEW`."""
 
 SINGLE_MESSAGES = 200_000
 """The first messages of a run have a bucket each, so that short runs are shown message by message."""
@@ -76,7 +83,7 @@ class Origin(NamedTuple):
 class _WriterState(NamedTuple):
     # What is known of a process: its taps, its steps, and failures that were left out, by device.
     described: dict[int, TapDescriptor]
-    steps: StepColumns
+    steps: StepFinder
     folded: dict[str, dict[int, int]]
 
 
@@ -188,6 +195,7 @@ class LogIndex:
             if chunk is None:
                 return None
             block, damage = read_frames(segment, chunk)
+            steps = self._steps_of(segment, number, chunk, block)
         except OSError as error:  # its writer deletes old segments
             self.files.note(str(error))
             return None
@@ -197,11 +205,6 @@ class LogIndex:
             return None
         state = self._state(segment)
         device = segment.devices.get(chunk.stream, "")
-        steps = (
-            np.full(len(block), chunk.min_step, np.int64)
-            if chunk.min_step == chunk.max_step
-            else state.steps.of(block, chunk.step_before)
-        )
         run = MessageRun(
             segment.writer, device, block, steps, 0, len(block), state.folded.setdefault(device, {}),
             state.described, segment.path,
@@ -211,6 +214,53 @@ class LogIndex:
     def started(self, run_name: str) -> float:
         """When a run began, in Unix seconds. Under `lock`."""
         return min((s.created_ns for s in self.files.segments if run_of(s) == run_name), default=0) / 1e9
+
+    def _steps_of(self, segment: Segment, number: int, chunk: Chunk, block: FrameBlock) -> Array:
+        # Chunks are read in any order: those around one are read again if the steps of its messages follow from them.
+        finder = self._state(segment).steps
+        here = finder.columns(block)
+        earlier = BEGINNING if chunk.step_before == NO_STEP else UNKNOWN
+        found = finder.find(here, earlier)
+        before = self._chunk_before(segment, number, chunk) if found.need_earlier else None
+        if before is not None:
+            start = BEGINNING if before.step_before == NO_STEP else UNKNOWN
+            earlier = start.and_then(finder.columns(read_frames(segment, before)[0]))
+            found = finder.find(here, earlier)
+        later: list[Columns] = []
+        while found.need_later:
+            after = self._chunk_after(segment, chunk)
+            if after is None or sum(len(columns.steps) for columns in later) >= AHEAD_MESSAGES:
+                is_end = after is None and self._is_last(segment)
+                return finder.find(here, earlier, later, is_end=is_end, guess=True).steps
+            later.append(finder.columns(read_frames(segment, after)[0]))
+            found, chunk = finder.find(here, earlier, later), after
+        return found.steps
+
+    def _chunk_before(self, segment: Segment, number: int, chunk: Chunk) -> Chunk | None:
+        # The chunk of the same device before one in its segment.
+        for other in range(number - 1, max(number - CHUNKS_AROUND, 0) - 1, -1):
+            of, offset = self.chunks.place(other)
+            found = segment.chunk_at(offset) if of == segment.number else None
+            if found is not None and found.stream == chunk.stream:
+                return found
+        return None
+
+    @staticmethod
+    def _chunk_after(segment: Segment, chunk: Chunk) -> Chunk | None:
+        end = chunk.end
+        for _ in range(CHUNKS_AROUND):
+            found = segment.chunk_at(end)
+            if found is None or (found.kind is Kind.FRAMES and found.stream == chunk.stream):
+                return found
+            end = found.end
+        return None
+
+    def _is_last(self, segment: Segment) -> bool:
+        # Whether no more comes after a segment.
+        if not segment.is_complete:
+            return False
+        others = (other for other in self.files.segments if other.writer == segment.writer)
+        return all(other.created_ns <= segment.created_ns for other in others)
 
     def of_run(self, run_name: str) -> Array:
         """A mask of the chunks that belong to a run. Under `lock`."""
@@ -274,8 +324,9 @@ class LogIndex:
     def scalar(self, tap: Tap, part: ScalarPart) -> None:
         """Takes messages of a scalar."""
         tap.count += len(part.values)
-        if not part.has_steps and tap.buckets.has_steps and (part.steps == NO_STEP).any():
-            tap.buckets.has_steps = False
+        if not part.has_steps or tap.without_step:
+            tap.without_step += int((part.steps == NO_STEP).sum())
+            tap.buckets.has_steps = tap.without_step * FEW <= tap.count
         tap.buckets.add(part.rows, self.taps.most_buckets)
         if (last := part.times.item(-1)) >= tap.last_time:
             tap.last, tap.last_time = part.values.item(-1), last
@@ -336,7 +387,7 @@ class LogIndex:
         state = self._writers.get(segment.writer)
         if state is None:
             described: dict[int, TapDescriptor] = {}
-            state = self._writers[segment.writer] = _WriterState(described, StepColumns(described.get), {})
+            state = self._writers[segment.writer] = _WriterState(described, StepFinder(described), {})
         return state
 
     def _take_consumers(self, segment: Segment) -> None:

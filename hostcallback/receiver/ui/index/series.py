@@ -60,6 +60,8 @@ def chart(
     axis = axis or ("step" if by_step else "message")
     if axis == "step" and not by_step:
         axis = "message"
+    if axis == "step":
+        rows = rows[rows[:, STEP] != float(NO_STEP)]
     x0, x1 = _bounds(rows, axis, start)
     order = np.argsort(x0, kind="stable")
     rows, x0, x1 = rows[order], x0[order], x1[order]

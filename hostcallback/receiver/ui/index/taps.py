@@ -78,6 +78,7 @@ class Tap:
         place: source line of the tap.
         count: messages so far.
         last: last value of a scalar, and its time in Unix seconds.
+        without_step: messages of a scalar whose step is not known.
         buckets: summary of a scalar.
         nonfinite: (step or time, value) of the first values that are not finite.
         chunks: of what is no scalar: the number of each chunk with messages, ...
@@ -94,6 +95,7 @@ class Tap:
     count: int = 0
     last: float | None = None
     last_time: float = 0.0
+    without_step: int = 0
     buckets: Buckets = field(default_factory=Buckets)
     nonfinite: list[tuple[float, str]] = field(default_factory=list)
     chunks: array[int] = field(default_factory=lambda: array("q"))

@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from hostcallback.receiver.taplog.format import layout
-from hostcallback.receiver.taplog.format.block import StepColumns
 from hostcallback.receiver.taplog.format.compression import PAGE_BYTES, Compressor
 from hostcallback.receiver.taplog.format.errors import (
     CutOffLogError,
@@ -23,6 +22,7 @@ from hostcallback.receiver.taplog.format.errors import (
     NotATapLogError,
 )
 from hostcallback.receiver.taplog.format.layout import CHUNK_HEADER_BYTES, Kind
+from hostcallback.receiver.taplog.format.steps import StepFinder
 from hostcallback.receiver.taplog.reading.chunk_reader import Chunk
 from hostcallback.receiver.taplog.reading.reader import LogReader
 from hostcallback.receiver.taplog.reading.segment_reader import SegmentReader
@@ -36,14 +36,14 @@ COMPRESSED = [pytest.param(False, id="plain"), pytest.param(True, id="zstd")]
 def write_small(path: Path, *, close: bool, compress: bool = False, count: int = 20) -> Path:
     """Three chunks of messages of two devices, a note of lost ones, folded failures."""
     writer = SegmentWriter(path, compressor=Compressor() if compress else None, process_index=3)
-    steps = StepColumns(DESCRIBED.get)
+    steps = StepFinder(DESCRIBED)
     first = losses(0, 3)
-    writer.frames("cpu:0", first, DESCRIBED, steps=steps.of(first, layout.NO_STEP))
+    writer.frames("cpu:0", first, DESCRIBED, steps=steps.in_force(first, layout.NO_STEP))
     other = block_of(frame(NORM, np.arange(40.0), seq=7, time_ns=BEGIN_NS + SECOND // 2))
     writer.frames("cpu:1", other, DESCRIBED)
     writer.lost(Lost("cpu:0", 3, 4, 2, 100, BEGIN_NS + 3 * SECOND, "no room"))
     last = losses(5, count)
-    writer.frames("cpu:0", last, DESCRIBED, step_before=2, steps=steps.of(last, 2), folded=[(6, 11)])
+    writer.frames("cpu:0", last, DESCRIBED, step_before=2, steps=steps.in_force(last, 2), folded=[(6, 11)])
     if close:
         writer.close()
     writer.abandon()

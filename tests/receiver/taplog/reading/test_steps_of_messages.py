@@ -1,0 +1,248 @@
+"""The step of a message without one: that of its launch and iteration, or none, in each tool that shows it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+import hostcallback as hcb
+from collecting import CollectorProcess
+from hcb_command import hcb as command
+from hostcallback import receiver
+from hostcallback.receiver.processes import own_run
+from hostcallback.receiver.ui.index.log_index import LogIndex
+from hostcallback.receiver.ui.texts import Wanted, lines
+
+COUNT = 6
+
+
+def before(i: Any) -> None:
+    hcb.print("before {}", i)
+
+
+def after(i: Any) -> None:
+    hcb.print("after {}", i)
+
+
+def metrics(i: Any) -> None:
+    hcb.metrics({"loss": i * 0.5}, step=i)
+
+
+def check(i: Any) -> None:
+    hcb.check(i % 3 != 1, "fails {}", i)
+
+
+def seldom(emit: Callable[[Any], None], every: int, at: int) -> Callable[[Any], None]:
+    return lambda i: lax.cond(i % every == at, emit, lambda i: None, i)
+
+
+def looped(*parts: Callable[[Any], None]) -> Callable[[int], None]:
+    """A jitted step that a loop of Python calls."""
+
+    @jax.jit
+    def step(i: Any) -> Any:
+        for part in parts:
+            part(i)
+        return i + 1
+
+    def run(count: int) -> None:
+        for i in range(count):
+            step(i)
+
+    return run
+
+
+def scanned(*parts: Callable[[Any], None]) -> Callable[[int], None]:
+    """A scan over all steps in one launch."""
+
+    def body(carry: Any, i: Any) -> Any:
+        for part in parts:
+            part(i)
+        return carry + 1, None
+
+    return lambda count: jax.jit(lambda x: lax.scan(body, x, jnp.arange(count))[0])(0)
+
+
+def recorded(folder: Path, run: Callable[[int], None], count: int = COUNT) -> Path:
+    with hcb.outfeed_receiver(record=folder, on_error="warn"):
+        run(count)
+    return folder
+
+
+Told = dict[str, list[tuple[int, int | None]]]
+"""By kind of message: the step at which it was sent, which is the last array of each, and the step that is told."""
+
+
+def told(path: Path, **selection: Any) -> Told:
+    found: Told = {}
+    for logged in receiver.LogReader(path).messages(receiver.Selection(**selection)):
+        kind = logged.message.consumer.name.partition("@")[0]
+        if kind == "print":
+            assert logged.tap.described is not None
+            kind = str(logged.tap.described.params["fmt"]).partition(" ")[0]
+        found.setdefault(kind, []).append((int(logged.message.arrays[-1].reshape(-1)[0]), logged.step))
+    return found
+
+
+def right(*steps: int) -> list[tuple[int, int | None]]:
+    return [(step, step) for step in steps]
+
+
+def unknown(*steps: int) -> list[tuple[int, int | None]]:
+    return [(step, None) for step in steps]
+
+
+EVERY = right(*range(COUNT))
+
+
+@pytest.mark.parametrize("program", [looped, scanned])
+def test_prints_and_checks_have_the_step_of_their_iteration(tmp_path: Path, program: Any) -> None:
+    found = told(recorded(tmp_path, program(before, check, metrics, after)))
+    assert found == {"before": EVERY, "check": right(1, 4), "metrics": EVERY, "after": EVERY}
+
+
+@pytest.mark.parametrize(
+    "parts", [(before, metrics), (metrics, after), (before, before, metrics, after, after)]
+)
+@pytest.mark.parametrize("program", [looped, scanned])
+def test_the_order_of_print_and_metrics_does_not_matter(tmp_path: Path, program: Any, parts: Any) -> None:
+    found = told(recorded(tmp_path, program(*parts)))
+    assert {message for messages in found.values() for message in messages} == set(EVERY)
+
+
+def test_a_check_of_a_loop_has_no_step_if_its_place_in_the_iteration_is_not_known(tmp_path: Path) -> None:
+    for number, parts in enumerate([(check, metrics), (metrics, check)]):
+        found = told(recorded(tmp_path / str(number), scanned(*parts)))
+        assert found["check"] == unknown(1, 4)
+
+
+def test_a_failed_check_before_the_metrics_of_a_jitted_step_has_its_step(tmp_path: Path) -> None:
+    found = told(recorded(tmp_path, looped(lambda i: hcb.check(i < 0, "fails {}", i), metrics)))
+    assert found["check"] == EVERY
+
+
+def test_a_check_that_fails_in_every_iteration_of_a_loop_precedes_its_metrics(tmp_path: Path) -> None:
+    found = told(recorded(tmp_path, scanned(lambda i: hcb.check(i < 0, "fails {}", i), metrics)))
+    assert found["check"] == EVERY
+
+
+@pytest.mark.parametrize("at", [0, 2])
+@pytest.mark.parametrize("order", [1, -1])
+def test_steps_that_are_not_sent_are_not_guessed(tmp_path: Path, at: int, order: int) -> None:
+    found = told(recorded(tmp_path, scanned(*[before, seldom(metrics, 3, at)][::order]), 12))
+    assert found["metrics"] == right(*range(at, 12, 3))
+    assert found["before"] == unknown(*range(12))
+
+
+def test_messages_of_a_program_without_steps_have_none(tmp_path: Path) -> None:
+    def run(count: int) -> None:
+        trains, tests = looped(metrics), looped(after)
+        trains(count)
+        tests(count)
+        hcb.print("before {}", count)
+
+    assert told(recorded(tmp_path, run)) == {
+        "metrics": EVERY, "after": unknown(*range(COUNT)), "before": unknown(COUNT),
+    }  # fmt: skip
+
+
+def test_each_device_has_its_own_iterations(tmp_path: Path) -> None:
+    @jax.jit
+    def step(i: Any) -> Any:
+        before(i)
+        metrics(i)
+        after(i)
+        return i + 1
+
+    def run(count: int) -> None:
+        values = [jax.device_put(jnp.int32(100 * k), device) for k, device in enumerate(jax.devices()[:2])]
+        for _ in range(count):
+            values = [step(value) for value in values]
+
+    found = told(recorded(tmp_path, run))
+    for messages in found.values():
+        assert sorted(messages) == right(*range(COUNT), *range(100, 100 + COUNT))
+
+
+def test_a_step_under_vmap_is_that_of_all_elements(tmp_path: Path) -> None:
+    def one(x: Any, i: Any) -> Any:
+        hcb.print("before {} {}", x, i)
+        hcb.metrics({"loss": x}, step=i)
+        return x + 1
+
+    def body(x: Any, i: Any) -> Any:
+        return jax.vmap(one, in_axes=(0, None))(x, i), None
+
+    run = jax.jit(lambda x: lax.scan(body, x, jnp.arange(COUNT))[0])
+    found = told(recorded(tmp_path, lambda count: run(jnp.zeros(3))))
+    assert found["before"][: 3 * COUNT : len(found["before"]) // COUNT] == EVERY
+
+
+def test_a_selection_by_step_finds_what_the_whole_log_shows(tmp_path: Path) -> None:
+    always = lambda i: hcb.check(i < 0, "fails {}", i)  # noqa: E731, each failure is written at once, as a chunk
+    for name, program in (("loop", looped), ("scan", scanned)):
+        path = recorded(tmp_path / name, program(always, metrics, after), 40)
+        whole = told(path)
+        for first, last in ((0, 0), (17, 19), (39, 39)):
+            wanted = {
+                kind: [item for item in messages if item[1] is not None and first <= item[1] <= last]
+                for kind, messages in whole.items()
+            }
+            assert told(path, first_step=first, last_step=last) == wanted
+            assert wanted["check"] == right(*range(first, last + 1))
+
+
+def test_every_tool_tells_the_same_steps(tmp_path: Path) -> None:
+    path = recorded(tmp_path / "log", looped(before, metrics, after))
+    texts = [(f"{when} {i}", i) for i in range(COUNT) for when in ("before", "after")]
+    found = [json.loads(line) for line in command(tmp_path, "cat", "--json", path).stdout.splitlines()]
+    assert [(f"{'before' if i % 3 == 0 else 'after'} {found[i]['step']}", found[i]["step"])
+            for i in range(len(found)) if i % 3 != 1] == texts  # fmt: skip
+    shown = command(tmp_path, "cat", path).stdout
+    assert re.findall(r"  (\d+)  print\S*  ((?:before|after) \d+)", shown) == [
+        (str(i), text) for text, i in texts
+    ]
+    table = hcb.read(path)
+    for name in (name for name in table if name.startswith("print")):
+        assert list(table[name].to_numpy()["step"]) == list(range(COUNT))
+    index = LogIndex([path])
+    index.look()
+    while index.read_some(1.0):
+        pass
+    assert [(line["text"], line["step"]) for line in lines(index, Wanted())["lines"]] == texts
+
+
+def test_the_page_finds_the_steps_of_failed_checks(tmp_path: Path) -> None:
+    path = recorded(tmp_path, looped(check, metrics))
+    index = LogIndex([path])
+    index.look()
+    while index.read_some(1.0):
+        pass
+    assert [(line["text"], line["step"]) for line in lines(index, Wanted())["lines"]] == [
+        ("check failed: fails 1", 1),
+        ("check failed: fails 4", 4),
+    ]
+
+
+def test_a_collector_prints_no_wrong_step(tmp_path: Path) -> None:
+    with CollectorProcess(tmp_path) as collector:
+        with hcb.outfeed_receiver(forward=collector.address, spool=tmp_path / "spool"):
+            looped(before, metrics, after)(COUNT)
+            scanned(before, metrics, after)(COUNT)
+        assert collector.stop() == 0
+    printed = [re.match(r"\[p0 d0( step \d+)? \S+\] \w+ (\d+)", line) for line in collector.lines]
+    assert len(printed) == 4 * COUNT
+    for line in printed:
+        assert line is not None
+        assert line[1] in (None, f" step {line[2]}")
+    assert sum(line[1] is not None for line in printed if line is not None) > 2 * COUNT
+    stored = told(collector.log / own_run())
+    assert stored["before"] == stored["after"] == EVERY * 2
