@@ -16,7 +16,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tools.website import gallery, pages, reference
+from tools.releasing import description
+from tools.website import gallery, home, pages, reference
 
 ROOT = Path(__file__).resolve().parents[2]
 STAGED = ROOT / "build" / "website"
@@ -33,10 +34,12 @@ def stage(with_gallery: bool) -> None:
     nav = pages.stage(folder)
     replace(nav, "reference/index.md", reference.stage(folder / "reference", STAGED / "packages"))
     if with_gallery:
-        replace(nav, "gallery/index.md", gallery.stage(folder / "gallery"))
+        examples = gallery.stage(folder / "gallery")
+        nav = [{"Gallery": examples} if "Gallery" in section else section for section in nav]
     else:
         (folder / "gallery").mkdir()
         (folder / "gallery" / "index.md").write_text("# Gallery\n\nLeft out of this build.\n")
+    home.stage(folder)
     # JSON is YAML. Values of the inherited file that are not here hold.
     configuration = {
         "INHERIT": "../../mkdocs.yml",
@@ -44,6 +47,9 @@ def stage(with_gallery: bool) -> None:
         "site_dir": str(SITE),
         "nav": nav,
     }
+    address = description.repository()
+    if address is not None:
+        configuration |= {"repo_url": address, "repo_name": "Source", "edit_uri": "blob/HEAD/docs/"}
     (STAGED / "mkdocs.yml").write_text(json.dumps(configuration, indent=2), encoding="utf-8")
 
 
