@@ -44,8 +44,9 @@ def hide_frames(function: F) -> F:
         try:
             return filtered(*args, **kwargs)
         except BaseExceptionGroup as group:
-            if _config.traceback_filtering.value != "off":
-                group.with_traceback(_traceback_util.filter_traceback(group.__traceback__))
+            traceback = group.__traceback__
+            if traceback is not None and _config.traceback_filtering.value != "off":
+                group.with_traceback(_traceback_util.filter_traceback(traceback))
             raise
 
     return cast(F, call)
