@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.releasing import description
-from tools.website import gallery, home, pages, reference
+from tools.website import gallery, home, pages, reference, tables
 
 ROOT = Path(__file__).resolve().parents[2]
 STAGED = ROOT / "build" / "website"
@@ -61,14 +61,15 @@ def replace(nav: list[Any], page: str, entries: list[Any]) -> None:
                 entry[next(iter(entry))] = entries
 
 
-def without_foreign_shim(site: Path) -> None:
-    """Makes pages load the shim for search in pages opened from the disk from the site, not from another host."""
+def finish(site: Path) -> None:
+    """Labels tables, and makes pages load the shim for search in pages on the disk from here, not from another host."""
     shutil.copy(SHIM, site / "assets" / "javascripts" / SHIM.name)
     for path in site.rglob("*.html"):
         text = path.read_text(encoding="utf-8")
         up = "../" * (len(path.relative_to(site).parts) - 1)
         local = f"{up}assets/javascripts/{SHIM.name}"
-        path.write_text(text.replace("https://unpkg.com/iframe-worker/shim", local), encoding="utf-8")
+        text = text.replace("https://unpkg.com/iframe-worker/shim", local)
+        path.write_text(tables.labelled(text), encoding="utf-8")
 
 
 def requests_to_others(site: Path) -> list[str]:
@@ -101,7 +102,7 @@ def main() -> int:
     )
     if built.returncode != 0:
         return 1
-    without_foreign_shim(SITE)
+    finish(SITE)
     foreign = requests_to_others(SITE)
     if foreign:
         print("pages request files from other hosts:", *foreign[:20], sep="\n", file=sys.stderr)

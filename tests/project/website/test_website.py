@@ -16,7 +16,7 @@ sys.path.insert(0, str(ROOT))
 
 from tools.bench import charts
 from tools.documents import costs as document_costs
-from tools.website import gallery, home, pages, reference, terminal
+from tools.website import gallery, home, pages, reference, tables, terminal
 
 SHOWS = {
     "checks": ("a row sums to 0.0",),
@@ -178,6 +178,16 @@ def test_the_program_of_the_first_screen_prints_what_its_picture_shows() -> None
     line = home.program().splitlines().index("    loss = jnp.log(w * x)") + 1
     assert f"watched operation log at hunt.py:{line} (step)" in shown
     assert "iteration 3" in shown
+
+
+def test_cells_of_wide_tables_have_the_titles_of_their_columns() -> None:
+    head = "<thead><tr><th></th><th>a &amp; <code>b</code></th><th>c</th><th>d</th></tr></thead>"
+    wide = f"<table>{head}<tbody><tr><td>1</td><td style='x'>2</td><td>3</td><td>4</td></tr></tbody></table>"
+    shown = tables.labelled(wide)
+    assert '<table data-columns="4">' in shown
+    assert """<td data-label="">1</td><td data-label="a &amp; b" style='x'>2</td>""" in shown
+    narrow = "<table><tr><th>a</th></tr><tr><td>1</td></tr></table>"
+    assert tables.labelled(narrow) == narrow
 
 
 def test_the_charts_show_the_figures_of_the_table() -> None:
