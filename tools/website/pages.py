@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +43,7 @@ GUIDES: dict[str, dict[str, str]] = {
         "convert": "Convert to other formats",
     },
     "Many processes": {
-        "forwarding": "Collect many processes in one place",
+        "forwarding": "Run a collector for many processes",
         "nats": "Send through a NATS server",
         "scaling": "Plan for a large run",
         "otlp": "Send to OpenTelemetry",
@@ -81,13 +83,14 @@ def stage(target: Path) -> list[Any]:
             copy.parent.mkdir(parents=True, exist_ok=True)
             if path.suffix == ".md":
                 text = for_site(path.read_text(encoding="utf-8"), path, linked)
-                copy.write_text(with_boost(text, BOOSTS[section_of(path)]), encoding="utf-8")
+                wanted = [members[path.stem] for members in GUIDES.values() if path.stem in members]
+                copy.write_text(with_search(text, BOOSTS[section_of(path)], wanted), encoding="utf-8")
             else:
                 shutil.copy(path, copy)
     for name in PROJECT:
         text = re.sub(r"\]\(docs/", "](", (ROOT / name).read_text(encoding="utf-8"))
         text = re.sub(r"\]\(([A-Z]+\.md)\)", _own_page, text)
-        (target / _page_name(name)).write_text(with_boost(text, BOOSTS["Design"]), encoding="utf-8")
+        (target / _page_name(name)).write_text(with_search(text, BOOSTS["Design"]), encoding="utf-8")
     (target / "guides.md").write_text(overview(), encoding="utf-8")
     sources.stage(linked, target)
     return navigation()
@@ -100,10 +103,10 @@ def section_of(page: Path) -> str:
     return next((section for section, names in SECTIONS.items() if page.stem in names), GUIDE)
 
 
-def with_boost(text: str, boost: float) -> str:
-    """Returns a page with its weight in the search."""
+def with_search(text: str, boost: float, wanted: Sequence[str] = ()) -> str:
+    """Returns a page with its weight in the search, and with words that count more than all others there."""
     hidden = "" if "\n## " in text else "hide: [toc]\n"  # its column is for the page
-    return f"---\nsearch:\n  boost: {boost}\n{hidden}---\n{text}"
+    return f"---\nsearch:\n  boost: {boost}\ntags: {json.dumps(list(wanted))}\n{hidden}---\n{text}"
 
 
 def guides() -> dict[str, dict[str, str]]:
@@ -122,7 +125,7 @@ def overview() -> str:
             for name, wanted in members.items()
         ]
         parts.append(f"## {group}\n\n" + "\n".join(lines) + "\n")
-    return with_boost("\n".join(parts), BOOSTS[GUIDE])
+    return with_search("\n".join(parts), BOOSTS[GUIDE])
 
 
 def first_sentence(page: Path) -> str:
