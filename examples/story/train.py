@@ -19,7 +19,7 @@ rng = np.random.default_rng(0)
 def batches(steps):
     table = np.loadtxt(Path(__file__).resolve().parents[1] / "digits.csv.gz", delimiter=",", dtype=np.float32)
     images, labels = table[:, :-1] / 16, table[:, -1].astype(int)
-    images[rng.choice(len(images), 6, replace=False)] *= 16 * 16  # six scans of another scanner: 0..255
+    images[rng.choice(len(images), 6, replace=False)] *= 16 * 16  # six scans of another scanner: 0..256
     for _ in range(steps):
         chosen = rng.integers(len(images), size=64)
         yield images[chosen], labels[chosen]
