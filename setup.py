@@ -3,8 +3,10 @@
 import functools
 import importlib.util
 import os
+import re
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from setuptools import Extension, find_packages, setup
 from setuptools.command.bdist_wheel import bdist_wheel
@@ -16,14 +18,19 @@ SWITCH = "HOSTCALLBACK_BUILD_NATIVE"
 
 
 @functools.cache
-def build_native() -> ModuleType:
-    """Loads tools/build_native.py by path: an isolated build has no tools/ to import from."""
-    spec = importlib.util.spec_from_file_location("build_native", ROOT / "tools" / "build_native.py")
+def tool(path: str) -> ModuleType:
+    """Loads a module of tools/ by path: an isolated build has no tools/ to import from."""
+    spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / "tools" / path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def build_native() -> ModuleType:
+    """The module that compiles the library."""
+    return tool("build_native.py")
 
 
 class BuildLibrary(build_ext):
@@ -39,10 +46,10 @@ class BuildLibrary(build_ext):
         Raises:
             SystemExit: there is no compiler, or it failed; the text says which, and names the switch.
         """
-        tool = build_native()
+        native = build_native()
         try:
-            tool.compile_native(Path(self.get_ext_fullpath(ext.name)).absolute())
-        except tool.BuildError as error:
+            native.compile_native(Path(self.get_ext_fullpath(ext.name)).absolute())
+        except native.BuildError as error:
             # Ends the build with the sentence alone: pip shows it beneath the setuptools log.
             raise SystemExit(f"error: {error}") from None
 
@@ -69,7 +76,28 @@ def extensions() -> list[Extension]:
     return [Extension("hostcallback.receiver.native.libhostcallback", sources)]
 
 
+def version() -> str:
+    """The version, as setup.cfg has it read from the package."""
+    text = (ROOT / "hostcallback" / "__init__.py").read_text(encoding="utf-8")
+    found = re.search(r'^__version__ = "(.+)"$', text, re.MULTILINE)
+    assert found is not None
+    return found[1]
+
+
+def page() -> dict[str, Any]:
+    """What the package's page shows: the README and the links."""
+    description = tool("releasing/description.py")
+    address = description.repository()
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    return {
+        "long_description": description.long_description(readme, address, version()),
+        "long_description_content_type": "text/markdown",
+        "project_urls": description.project_urls(address, version()),
+    }
+
+
 setup(
+    **page(),
     packages=find_packages(include=["hostcallback", "hostcallback.*"]),
     py_modules=["hostcallback_pytest"],
     ext_modules=extensions(),

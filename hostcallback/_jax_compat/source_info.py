@@ -10,14 +10,14 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import jax
 from jax._src import (
     api_util as _api_util,  # fun_sourceinfo
-    config as _config,  # config_ext.unset
+    config as _config,  # config_ext.unset, traceback_filtering
     source_info_util as _source_info_util,  # user_context, is_user_filename, register_exclusion
-    traceback_util as _traceback_util,  # register_exclusion, api_boundary
+    traceback_util as _traceback_util,  # register_exclusion, api_boundary, filter_traceback
 )
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -34,9 +34,22 @@ def exclude_from_source_lines(folder: str) -> None:
 def hide_frames(function: F) -> F:
     """Decorates a public function: tracebacks of its exceptions end at the user's line.
 
-    `JAX_TRACEBACK_FILTERING=off`, a setting of JAX, keeps all frames.
+    `JAX_TRACEBACK_FILTERING=off`, a setting of JAX, keeps all frames. In IPython JAX leaves it to that (0.8 to 0.12),
+    which does not hide frames of groups.
     """
-    return _traceback_util.api_boundary(function)
+    filtered = _traceback_util.api_boundary(function)
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return filtered(*args, **kwargs)
+        except BaseExceptionGroup as group:
+            traceback = group.__traceback__
+            if traceback is not None and _config.traceback_filtering.value != "off":
+                group.with_traceback(_traceback_util.filter_traceback(traceback))
+            raise
+
+    return cast(F, call)
 
 
 UNKNOWN_FUNCTION = "<unknown>"

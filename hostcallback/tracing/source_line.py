@@ -24,8 +24,8 @@ _NOT_THE_USER = ("hostcallback", "jax", "jaxlib", "contextlib", "functools", "eq
 
 # Packages that run scripts, notebooks and tests: their frames say nothing about the user's program.
 _RUNS_THE_USER = (
-    "IPython", "_pytest", "asyncio", "bdb", "code", "concurrent", "ipykernel", "pdb", "pluggy", "pytest",
-    "runpy", "threading", "tornado", "traitlets", "unittest",
+    "IPython", "_pytest", "asyncio", "bdb", "code", "concurrent", "ipykernel", "ipykernel_launcher", "pdb", "pluggy",
+    "pytest", "runpy", "threading", "tornado", "traitlets", "unittest",
 )  # fmt: skip
 
 # Functions that call their first argument; equinox has `filter_vmap` and the like.
@@ -83,7 +83,10 @@ def is_user_frame(frame: FrameType, *, runs_it: bool = True) -> bool:
 
     With `runs_it=False`, frames of packages that run user code (pytest, IPython) do not count as the user's either.
     """
-    package = frame.f_globals.get("__name__", "").partition(".")[0]
+    name = frame.f_globals.get("__name__", "")
+    if name == "__main__":  # `python -m ipykernel_launcher`
+        name = getattr(frame.f_globals.get("__spec__"), "name", name)
+    package = name.partition(".")[0]
     return package not in _NOT_THE_USER and (runs_it or package not in _RUNS_THE_USER)
 
 

@@ -63,6 +63,41 @@ print(jax.jit(stopped)(jnp.float32(41)))
 """
 
 
+FAILS = (
+    """
+import jax, hostcallback as hcb
+f = jax.jit(lambda x: (hcb.check(x < 0, "x is {}", x), x)[1])
+f(1.0); None
+""",
+    "print('the next cell')",
+    "f(2.0)\nhcb.barrier_wait()",
+    "with hcb.error_collector() as errors:\n    f(3.0)",
+    "print(sum(check.count for check in errors.failed_checks))",
+)
+
+
+@pytest.mark.slow
+@pytest.mark.native_only
+@pytest.mark.filterwarnings("ignore")  # of the client's libraries
+def test_a_failure_stands_below_its_cell_and_its_report_has_the_users_frames(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", python_path())
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in FAILS])
+    nbclient.NotebookClient(notebook, timeout=60, kernel_name="python3", allow_errors=True).execute()
+    shown = ["".join(output.get("text", "") for output in cell.outputs) for cell in notebook.cells]
+    assert re.fullmatch(r"check at .* \(<lambda>\) failed on cpu:0: x is 1.0\n", shown[0])
+    assert shown[1] == "the next cell\n"
+    for text, line in ((shown[2], "hcb.barrier_wait()"), (shown[3], "with hcb.error_collector() as errors:")):
+        files = re.findall(r'File "([^"]+)"', text)
+        # IPython's own frame, which ran the cell, is that of every group.
+        assert [file for file in files if "ipykernel_" not in file.rpartition("/")[0]] == [files[0]]
+        assert "interactiveshell.py" in files[0]
+        assert line in text
+        assert "CheckError: x is" in text
+    assert shown[4] == "1\n"
+
+
 @pytest.mark.slow
 @pytest.mark.native_only
 @pytest.mark.filterwarnings("ignore")  # of the client's libraries

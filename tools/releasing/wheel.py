@@ -1,8 +1,9 @@
 """Builds what is published, an sdist, a native and a pure wheel: `python tools/releasing/wheel.py`.
 
 Files go to `dist/`. One wheel per platform serves every Python, because the library does not use Python's ABI. On Linux
-auditwheel names the oldest glibc with which it runs. That depends on the compiler: $CXX, else zig's if the package
-ziglang is installed (glibc 2.17), else the system's (its own glibc; libstdc++ is linked into the library).
+the compiler of the package ziglang builds for x86_64 and aarch64 and for glibc 2.17, and auditwheel checks that nothing
+newer is needed. $CXX names another compiler, which builds for this machine and for its own glibc, as the system's does
+if ziglang is missing (libstdc++ is linked into the library).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import argparse
 import importlib.util
 import os
 import platform
+import re
 import shlex
 import shutil
 import subprocess
@@ -24,9 +26,12 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 
 import build_native  # noqa: E402
+from releasing import description  # noqa: E402
 
 OLD_GLIBC = "2.17"
 """What zig builds for: manylinux2014, which every pip since 2020 accepts."""
+
+MACHINES = ("x86_64", "aarch64")
 
 SELF_CONTAINED = ("-static-libstdc++", "-ffunction-sections", "-fdata-sections", "-Wl,--gc-sections",
                   "-Wl,--exclude-libs,ALL", "-s")  # fmt: skip
@@ -43,18 +48,29 @@ class WheelError(RuntimeError):
     """Something cannot be built; the text says why and what to do."""
 
 
-def compiler() -> str:
-    """The command that compiles the library of a wheel, with its flags."""
+def compilers() -> dict[str, str]:
+    """The machines that native wheels are built for, this one first, each with the command that compiles for it."""
+    own = platform.machine()
     given = os.environ.get("CXX")
     if given or not sys.platform.startswith("linux"):
-        return given or ""
+        return {own: given or ""}
     if importlib.util.find_spec("ziglang"):
-        target = f"{platform.machine()}-linux-gnu.{OLD_GLIBC}"
-        return shlex.join([sys.executable, "-m", "ziglang", "c++", "-target", target, "-s"])
+        return {machine: zig(machine) for machine in sorted(MACHINES, key=lambda machine: machine != own)}
     try:
-        return shlex.join([*build_native.find_compiler(), *SELF_CONTAINED])
+        return {own: shlex.join([*build_native.find_compiler(), *SELF_CONTAINED])}
     except build_native.BuildError as error:
         raise WheelError(str(error)) from None
+
+
+def zig(machine: str) -> str:
+    """The command of zig's compiler for a machine and the old glibc."""
+    target = f"{machine}-linux-gnu.{OLD_GLIBC}"
+    return shlex.join([sys.executable, "-m", "ziglang", "c++", "-target", target, "-s"])
+
+
+def platform_of(machine: str) -> dict[str, str]:
+    """The variable by which a Python builds wheels for another machine than its own."""
+    return {"_PYTHON_HOST_PLATFORM": f"linux-{machine}"} if sys.platform.startswith("linux") else {}
 
 
 def build(source: Path, output: Path, kind: str, variables: Mapping[str, str]) -> Path:
@@ -121,14 +137,16 @@ def repaired(wheel: Path, output: Path) -> Path:
     return made
 
 
-def check(wheel: Path, *, native: bool) -> None:
+def check(wheel: Path, *, native: bool, address: str | None) -> None:
     """Checks what a wheel contains.
 
     Raises:
-        WheelError: a file is missing, or should not be there.
+        WheelError: a file is missing or should not be there, or the page has a link that leads nowhere.
     """
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
+        (metadata,) = [name for name in names if name.endswith(".dist-info/METADATA")]
+        page = archive.read(metadata).decode()
     required = [*REQUIRED]
     if native:
         required.append(f"hostcallback/receiver/native/{build_native.library_name()}")
@@ -137,6 +155,11 @@ def check(wheel: Path, *, native: bool) -> None:
     tests = [name for name in names if "tests" in Path(name).parts or Path(name).name == "conftest.py"]
     if missing or tests or (libraries and not native):
         raise WheelError(f"{wheel.name}: missing {missing}, too much {[*tests, *libraries]}")
+    relative = re.findall(r"\]\((?!https?://|#)[^)\s]+\)", page)
+    if relative or (address and f"Project-URL: Source, {address}" not in page):
+        raise WheelError(
+            f"{wheel.name}: METADATA has relative links {relative}, or not the address {address}"
+        )
 
 
 def build_all(output: Path, kinds: Sequence[str] = ("native", "pure")) -> list[Path]:
@@ -146,20 +169,25 @@ def build_all(output: Path, kinds: Sequence[str] = ("native", "pure")) -> list[P
         WheelError: something cannot be built.
     """
     output.mkdir(parents=True, exist_ok=True)
+    address = description.repository()
+    named = {description.VARIABLE: address} if address else {}  # an unpacked sdist has no remote to ask
     made: list[Path] = []
+    wheels: list[Path] = []
     with tempfile.TemporaryDirectory(prefix="hostcallback-wheel-") as name:
         folder = Path(name)
-        sdist = build(ROOT, folder / "sdist", "sdist", {})
+        sdist = build(ROOT, folder / "sdist", "sdist", named)
         source = unpacked(sdist, folder / "source")
         made.append(Path(shutil.copy(sdist, output)))
-        for kind in kinds:
-            native = kind == "native"
-            switch = {"HOSTCALLBACK_BUILD_NATIVE": "1" if native else "0"}
-            wheel = build(source, folder / kind, "wheel", switch | ({"CXX": compiler()} if native else {}))
-            if native:
-                (folder / "repaired").mkdir()
-                wheel = repaired(wheel, folder / "repaired")
-            check(wheel, native=native)
+        for machine, compiler in (compilers() if "native" in kinds else {}).items():
+            place = folder / machine
+            variables = named | {"HOSTCALLBACK_BUILD_NATIVE": "1", "CXX": compiler, **platform_of(machine)}
+            wheel = build(source, place / "built", "wheel", variables)
+            (place / "repaired").mkdir()
+            wheels.append(repaired(wheel, place / "repaired"))
+        if "pure" in kinds:
+            wheels.append(build(source, folder / "pure", "wheel", named | {"HOSTCALLBACK_BUILD_NATIVE": "0"}))
+        for wheel in wheels:
+            check(wheel, native="-none-any" not in wheel.name, address=address)
             made.append(Path(shutil.copy(wheel, output)))
     return made
 
@@ -175,6 +203,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         for path in build_all(args.output, [args.only] if args.only else ("native", "pure")):
             print(f"{path} ({path.stat().st_size / 1000:,.0f} kB)")
+        if description.repository() is None:
+            print(
+                "the package's page has no links and no picture: nothing names the repository. Set the remote "
+                f"origin, or {description.VARIABLE}=https://github.com/OWNER/NAME",
+                file=sys.stderr,
+            )
     except WheelError as error:
         print(error, file=sys.stderr)
         return 1

@@ -16,7 +16,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tools.website import gallery, pages, reference
+from tools.releasing import description
+from tools.website import gallery, home, pages, reference, tables
 
 ROOT = Path(__file__).resolve().parents[2]
 STAGED = ROOT / "build" / "website"
@@ -33,10 +34,12 @@ def stage(with_gallery: bool) -> None:
     nav = pages.stage(folder)
     replace(nav, "reference/index.md", reference.stage(folder / "reference", STAGED / "packages"))
     if with_gallery:
-        replace(nav, "gallery/index.md", gallery.stage(folder / "gallery"))
+        examples = gallery.stage(folder / "gallery")
+        nav = [{"Gallery": examples} if "Gallery" in section else section for section in nav]
     else:
         (folder / "gallery").mkdir()
         (folder / "gallery" / "index.md").write_text("# Gallery\n\nLeft out of this build.\n")
+    home.stage(folder)
     # JSON is YAML. Values of the inherited file that are not here hold.
     configuration = {
         "INHERIT": "../../mkdocs.yml",
@@ -44,6 +47,9 @@ def stage(with_gallery: bool) -> None:
         "site_dir": str(SITE),
         "nav": nav,
     }
+    address = description.repository()
+    if address is not None:
+        configuration |= {"repo_url": address, "repo_name": "Source", "edit_uri": "blob/HEAD/docs/"}
     (STAGED / "mkdocs.yml").write_text(json.dumps(configuration, indent=2), encoding="utf-8")
 
 
@@ -55,14 +61,15 @@ def replace(nav: list[Any], page: str, entries: list[Any]) -> None:
                 entry[next(iter(entry))] = entries
 
 
-def without_foreign_shim(site: Path) -> None:
-    """Makes pages load the shim for search in pages opened from the disk from the site, not from another host."""
+def finish(site: Path) -> None:
+    """Labels tables, and makes pages load the shim for search in pages on the disk from here, not from another host."""
     shutil.copy(SHIM, site / "assets" / "javascripts" / SHIM.name)
     for path in site.rglob("*.html"):
         text = path.read_text(encoding="utf-8")
         up = "../" * (len(path.relative_to(site).parts) - 1)
         local = f"{up}assets/javascripts/{SHIM.name}"
-        path.write_text(text.replace("https://unpkg.com/iframe-worker/shim", local), encoding="utf-8")
+        text = text.replace("https://unpkg.com/iframe-worker/shim", local)
+        path.write_text(tables.labelled(text), encoding="utf-8")
 
 
 def requests_to_others(site: Path) -> list[str]:
@@ -95,7 +102,7 @@ def main() -> int:
     )
     if built.returncode != 0:
         return 1
-    without_foreign_shim(SITE)
+    finish(SITE)
     foreign = requests_to_others(SITE)
     if foreign:
         print("pages request files from other hosts:", *foreign[:20], sep="\n", file=sys.stderr)

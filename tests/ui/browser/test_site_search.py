@@ -13,7 +13,7 @@ import pytest
 from conftest import missing
 
 from checkout import ROOT
-from tools.website.__main__ import without_foreign_shim
+from tools.website.__main__ import finish
 
 pytestmark = pytest.mark.slow
 
@@ -80,7 +80,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
         check=True,
     )
-    without_foreign_shim(folder / "built")
+    finish(folder / "built")
     return folder / "built"
 
 

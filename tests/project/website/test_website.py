@@ -16,7 +16,7 @@ sys.path.insert(0, str(ROOT))
 
 from tools.bench import charts
 from tools.documents import costs as document_costs
-from tools.website import gallery, pages, reference
+from tools.website import gallery, home, pages, reference, tables, terminal
 
 SHOWS = {
     "checks": ("a row sums to 0.0",),
@@ -45,13 +45,46 @@ def test_every_page_is_in_the_navigation_once() -> None:
     assert {str(path.relative_to(docs)) for path in docs.rglob("*.md")} <= set(found)
 
 
+def test_guides_are_in_groups_under_what_the_reader_wants() -> None:
+    named = [name for members in pages.GUIDES.values() for name in members]
+    assert all((ROOT / "docs" / f"{name}.md").exists() for name in named)
+    assert "More" not in pages.guides(), "name the new page in GUIDES or SECTIONS of tools/website/pages.py"
+    overview = pages.overview()
+    assert "- **[Find where two runs differ](diff.md)**: " in overview
+    assert all(f"]({name}.md)" in overview for name in named)
+
+
+def test_links_to_tests_lead_to_a_page_with_the_test(tmp_path: Path) -> None:
+    pages.stage(tmp_path)
+    links = re.findall(r"\]\((source/tests/[\w/.]+)\)", (tmp_path / "comparison.md").read_text())
+    assert len(links) > 20
+    assert "`tests/" not in (tmp_path / "comparison.md").read_text()
+    shown = (tmp_path / links[0]).read_text()
+    assert "exclude: true" in shown
+    assert (ROOT / links[0].removeprefix("source/").removesuffix(".md")).read_text().rstrip() in shown
+
+
+def test_a_picture_with_a_dark_one_beside_it_is_shown_as_either(tmp_path: Path) -> None:
+    (tmp_path / "a-dark.png").touch()
+    page = pages.with_dark_pictures("![A](a.png) ![B](b.png)", tmp_path)
+    assert page == "![A](a.png#only-light)![A](a-dark.png#only-dark) ![B](b.png)"
+
+
 def test_pages_link_to_no_file_that_the_site_lacks(tmp_path: Path) -> None:
     pages.stage(tmp_path)
+    (tmp_path / "index.md").write_text(home.text(tmp_path))
     for page in tmp_path.rglob("*.md"):
+        if "source" in page.relative_to(tmp_path).parts:
+            continue  # the files that pages link to
         links = re.findall(
             r"(?<!`)\]\(([^)#\s]+)", re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
         )
-        missing = [link for link in links if "://" not in link and not (page.parent / link).exists()]
+        made = ("assets/", "gallery/", "reference/")  # by the other parts of the build
+        missing = [
+            link
+            for link in links
+            if "://" not in link and not link.startswith(made) and not (page.parent / link).exists()
+        ]
         assert missing == [], page.name
 
 
@@ -78,7 +111,7 @@ def test_the_gallery_has_at_least_thirteen_examples_with_title_text_and_code() -
     scripts = gallery.examples()
     assert len(scripts) >= 13
     for script in scripts:
-        title, text = gallery.page(script, "printed", ["picture.png"])
+        title, text = gallery.page(script, gallery.Result("printed", []), ["picture.png"])
         assert len(title) < 60
         assert len(script.read_text().splitlines()) <= 80, script.name
         assert f"![{title}](picture.png)" in text
@@ -102,6 +135,59 @@ def test_an_example_that_fails_is_an_error_with_its_output(tmp_path: Path) -> No
     folder.mkdir()
     with pytest.raises(gallery.ExampleError, match=r"(?s)failing\.py ended with status 1:\nbefore.*it broke"):
         gallery.execute(script, folder)
+
+
+def test_all_examples_run_and_each_that_fails_is_named(tmp_path: Path) -> None:
+    scripts = []
+    for name, code in (
+        ("first", "raise ValueError('it broke')"),
+        ("second", "print('fine')"),
+        ("third", "1 / 0"),
+        ("slow", "print('so far'); import time; time.sleep(600)"),
+    ):
+        script = tmp_path / f"{name}.py"
+        script.write_text(f'"""The {name} one.\n\nIt runs.\n"""\n\n{code}\n')
+        scripts.append(script)
+    with pytest.raises(gallery.ExampleError) as raised:
+        gallery.stage(tmp_path / "gallery", scripts, timeout_sec=10)
+    assert re.search(
+        r"(?s)first\.py ended with status 1:.*it broke.*third\.py ended.*ZeroDiv", str(raised.value)
+    )
+    second, slow = ((tmp_path / "gallery" / f"{name}.md").read_text() for name in ("second", "slow"))
+    assert "It prints:\n\n```text\nfine\n```" in second
+    assert "so far" in slow
+    assert "ended before its end" in slow
+    assert ">fine</text>" in (tmp_path / "gallery" / "second-terminal.svg").read_text()
+    assert "[![The slow one](slow-terminal.svg)](slow.md)" in (tmp_path / "gallery" / "index.md").read_text()
+
+
+def test_a_picture_of_a_terminal_wraps_and_escapes() -> None:
+    drawn = terminal.picture("$ hcb cat <run>\n" + "word " * 12 + "\n" * 30, columns=30, rows=6)
+    assert "$ hcb cat &lt;run&gt;</text>" in drawn
+    lines = re.findall(r">([^<>]*)</text>", drawn)
+    assert len(lines) == 6
+    assert max(map(len, lines)) <= 30
+    assert lines[-1] == "..."
+
+
+@pytest.mark.slow_variants
+def test_the_program_of_the_first_screen_prints_what_its_picture_shows() -> None:
+    assert len([line for line in home.program().splitlines() if line]) <= 8
+    shown = home.printed()
+    assert shown.startswith("$ python hunt.py\nloss 1.386\nloss -0.083\nloss -0.362\nloss -inf\nloss inf\n")
+    line = home.program().splitlines().index("    loss = jnp.log(w * x)") + 1
+    assert f"watched operation log at hunt.py:{line} (step)" in shown
+    assert "iteration 3" in shown
+
+
+def test_cells_of_wide_tables_have_the_titles_of_their_columns() -> None:
+    head = "<thead><tr><th></th><th>a &amp; <code>b</code></th><th>c</th><th>d</th></tr></thead>"
+    wide = f"<table>{head}<tbody><tr><td>1</td><td style='x'>2</td><td>3</td><td>4</td></tr></tbody></table>"
+    shown = tables.labelled(wide)
+    assert '<table data-columns="4">' in shown
+    assert """<td data-label="">1</td><td data-label="a &amp; b" style='x'>2</td>""" in shown
+    narrow = "<table><tr><th>a</th></tr><tr><td>1</td></tr></table>"
+    assert tables.labelled(narrow) == narrow
 
 
 def test_the_charts_show_the_figures_of_the_table() -> None:
