@@ -8,7 +8,6 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
-#include <string>
 #include <vector>
 
 #include "abi/types.h"
@@ -38,14 +37,6 @@ struct GpuFunctions {
 };
 
 constexpr int kGpuNotReady = 600;  // what the queries return while work is pending, in CUDA and in HIP
-
-// Loads the driver from `library`, or from the vendor's usual file if that is null or empty. Later calls change
-// nothing. False with the reason in `error`.
-bool OpenGpuDriver(hcb_gpu_vendor vendor, const char* library, std::string* error);
-
-// After this no driver call begins, and those in progress have ended (unless one hangs).
-void CloseGpuDriver();
-void CloseGpuDriverAfterFork();
 
 // One device and its events. Lives as long as the process, like the ring that owns it.
 class GpuDevice {

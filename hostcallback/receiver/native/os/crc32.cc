@@ -1,6 +1,6 @@
 // CRC-32 by carry-less multiplication: Gopal et al., "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ Instruction", Intel
 // 2009, for the bit-reflected polynomial of zlib. The constants are those of the paper's table.
-#include "os/crc32.h"
+#include "abi/exports.h"
 
 #include <algorithm>
 #include <array>
@@ -8,8 +8,6 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
-
-namespace hcb {
 
 #if defined(__x86_64__)
 
@@ -82,19 +80,17 @@ uint32_t Checksum(const uint8_t* data, uint64_t nbytes) {
 
 }  // namespace
 
-bool PageChecksums(const uint8_t* data, uint64_t nbytes, uint64_t page_bytes, uint32_t* checksums) {
+int32_t hcb_page_checksums(const uint8_t* data, uint64_t nbytes, uint64_t page_bytes, uint32_t* checksums) {
   static const bool has_clmul = __builtin_cpu_supports("pclmul") != 0 && __builtin_cpu_supports("sse4.1") != 0;
-  if (!has_clmul) return false;
+  if (!has_clmul) return 0;
   for (uint64_t at = 0; at < nbytes; at += page_bytes) {
     *checksums++ = Checksum(data + at, std::min(page_bytes, nbytes - at));
   }
-  return true;
+  return 1;
 }
 
 #else
 
-bool PageChecksums(const uint8_t*, uint64_t, uint64_t, uint32_t*) { return false; }
+int32_t hcb_page_checksums(const uint8_t*, uint64_t, uint64_t, uint32_t*) { return 0; }
 
 #endif
-
-}  // namespace hcb

@@ -1,4 +1,5 @@
-#include "os/exit_status.h"
+// The exit status of a process whose taps failed without anyone having been told.
+#include "abi/exports.h"
 
 #include <unistd.h>
 
@@ -6,7 +7,6 @@
 #include <cstdio>
 #include <cstdlib>
 
-namespace hcb {
 namespace {
 
 std::atomic<int32_t> wanted{0};
@@ -25,6 +25,5 @@ const int registered = on_exit(Replace, nullptr);
 
 }  // namespace
 
-void FailExit(int32_t status) { wanted.store(status); }
-
-}  // namespace hcb
+// Where the C library has no on_exit it does nothing.
+void hcb_fail_exit(int32_t status) { wanted.store(status); }

@@ -2,10 +2,6 @@
 #ifndef HOSTCALLBACK_REDUCTIONS_WIDTHS_H_
 #define HOSTCALLBACK_REDUCTIONS_WIDTHS_H_
 
-#include <cstdint>
-
-#include "third_party/xla/ffi/api/c_api.h"
-
 namespace hcb {
 
 // A loop is a function template with this attribute: it then has the instructions of the function that it is inlined in.
@@ -50,12 +46,6 @@ inline Width CpuWidth() {
     return loop<T, 16> arguments;                                     \
   }
 #endif
-
-inline uint64_t Elements(const XLA_FFI_Buffer& buffer) {
-  uint64_t count = 1;
-  for (int64_t i = 0; i < buffer.rank; ++i) count *= static_cast<uint64_t>(buffer.dims[i]);
-  return count;
-}
 
 }  // namespace hcb
 

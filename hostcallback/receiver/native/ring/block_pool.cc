@@ -6,9 +6,10 @@
 #include <atomic>
 #include <new>
 
+#include "abi/exports.h"
+#include "gpu/driver.h"
 #include "ring/block_arena.h"
 #include "wire/frame.h"
-#include "gpu/driver.h"
 
 namespace hcb {
 namespace {
@@ -182,3 +183,5 @@ void BlockPool::ResetAfterFork() {
 }
 
 }  // namespace hcb
+
+void hcb_block_free(void* memory) { hcb::BlockPool::Free(memory); }

@@ -20,8 +20,6 @@ class Completion {
 // Calls `completion->Complete()` on a thread that does nothing else meanwhile. Does not wait for it. Any thread.
 void CompleteElsewhere(std::unique_ptr<Completion> completion);
 
-void ResetCompletersAfterFork();
-
 }  // namespace hcb
 
 #endif  // HOSTCALLBACK_RING_COMPLETER_H_

@@ -3,8 +3,9 @@
 #include <cstring>
 #include <thread>
 
-#include "ring/ring.h"
+#include "abi/exports.h"
 #include "os/stall_events.h"
+#include "ring/ring.h"
 
 namespace hcb {
 namespace {
@@ -119,7 +120,7 @@ Ring::Overwriting Ring::OverwriteOldestLocked() {
   } else if ((flags & kDiscarded) && header.seq == kNoSeq) {
     given_back_.fetch_add(1, std::memory_order_release);
   }
-  cursor_ = position + FrameBytes(header.meta_bytes, (flags & kExternal) ? sizeof(BlockDescriptor) : header.payload_bytes);
+  cursor_ = position + RingBytes(header, flags);
   released_here_.store(cursor_, std::memory_order_seq_cst);
   control_->released.store(cursor_, std::memory_order_seq_cst);
   return Overwriting::kDone;
@@ -223,7 +224,7 @@ Verdict Ring::CopyAndCommit(const Emission& emission, const Reservation& reserva
     }
   }
   if (block == nullptr && (reservation.committed_flags & kCall)) {
-    FailCall(device_, reservation.frame->seq, "hostcallback: the system has no memory for the arrays of this call");
+    hcb_call_fail(device_, reservation.frame->seq, "hostcallback: the system has no memory for the arrays of this call");
   }
   Commit(reservation.frame, reservation.committed_flags | (block == nullptr ? kDiscarded : 0));
   return block == nullptr ? Verdict::kDropped : Verdict::kEmitted;

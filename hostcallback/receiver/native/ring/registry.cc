@@ -6,6 +6,7 @@
 #include <new>
 #include <thread>
 
+#include "abi/exports.h"
 #include "os/stall_events.h"
 #include "os/thread_sleep.h"
 
@@ -23,8 +24,7 @@ struct Entry {
 std::atomic<Entry*> entries{nullptr};
 std::mutex entries_mutex;  // protects insertion
 
-}  // namespace
-
+// Null if the device has no ring.
 Ring* FindRing(int32_t device) {
   // Without the lock: entries are only ever prepended, and live as long as the process. The acquire pairs with the release in
   // OpenRing.
@@ -34,6 +34,7 @@ Ring* FindRing(int32_t device) {
   return nullptr;
 }
 
+// The device's ring, created with `config` if it has none; `made` tells whether it was. Null if the system has no memory.
 Ring* OpenRing(int32_t device, const hcb_config& config, bool* made) {
   *made = false;
   if (Ring* ring = FindRing(device)) return ring;
@@ -46,24 +47,6 @@ Ring* OpenRing(int32_t device, const hcb_config& config, bool* made) {
   entries.store(new Entry{device, ring.get(), entries.load(std::memory_order_relaxed)}, std::memory_order_release);
   return ring.release();
 }
-
-Ring* RingForEmission(int32_t device) {
-  if (Ring* ring = FindRing(device)) return ring;
-  bool made;
-  Ring* ring = OpenRing(device, hcb_config{}, &made);
-  if (made) SignalSupervisor(HCB_EVENT_NEW_RING, device);
-  return ring;
-}
-
-uint64_t SumOfHeads() {
-  uint64_t sum = 0;
-  for (Entry* entry = entries.load(std::memory_order_acquire); entry != nullptr; entry = entry->next) {
-    sum += entry->ring->head();
-  }
-  return sum;
-}
-
-namespace {
 
 constexpr auto kFirstPause = std::chrono::microseconds(20);
 constexpr auto kMaxPause = std::chrono::microseconds(500);
@@ -89,7 +72,7 @@ class SleepingReader {
 };
 
 // Waits for the frames before `end`. A reader that rests is woken at once.
-void WaitUntilDelivered(Ring* ring, uint64_t end, std::chrono::nanoseconds stall) {
+void WaitFor(Ring* ring, uint64_t end, std::chrono::nanoseconds stall) {
   auto since = std::chrono::steady_clock::now();
   uint64_t seen = ring->BeingDelivered();
   SleepingReader reader;
@@ -109,9 +92,25 @@ void WaitUntilDelivered(Ring* ring, uint64_t end, std::chrono::nanoseconds stall
 
 }  // namespace
 
+Ring* RingForEmission(int32_t device) {
+  if (Ring* ring = FindRing(device)) return ring;
+  bool made;
+  Ring* ring = OpenRing(device, hcb_config{}, &made);
+  if (made) SignalSupervisor(HCB_EVENT_NEW_RING, device);
+  return ring;
+}
+
+uint64_t SumOfHeads() {
+  uint64_t sum = 0;
+  for (Entry* entry = entries.load(std::memory_order_acquire); entry != nullptr; entry = entry->next) {
+    sum += entry->ring->head();
+  }
+  return sum;
+}
+
 void WaitUntilDelivered(std::chrono::nanoseconds stall) {
   for (Entry* entry = entries.load(std::memory_order_acquire); entry != nullptr; entry = entry->next) {
-    WaitUntilDelivered(entry->ring, entry->ring->head(), stall);
+    WaitFor(entry->ring, entry->ring->head(), stall);
   }
 }
 
@@ -121,3 +120,15 @@ void ResetRingsAfterFork() {
 }
 
 }  // namespace hcb
+
+hcb_ring* hcb_ring_open(int32_t device, const hcb_config* config) {
+  bool made;
+  hcb::Ring* ring = hcb::OpenRing(device, *config, &made);
+  if (ring != nullptr && !made) ring->Configure(*config);
+  return reinterpret_cast<hcb_ring*>(ring);
+}
+
+hcb_ring* hcb_ring_get(int32_t device) { return reinterpret_cast<hcb_ring*>(hcb::FindRing(device)); }
+
+// A GPU's ordinal counts the process's GPUs, and so may equal the id of a CPU device.
+int32_t hcb_gpu_ring(int32_t ordinal) { return -2 - ordinal; }

@@ -93,9 +93,9 @@ bool Ring::AllCommittedLocked() const {
   uint64_t at = control_->released.load(std::memory_order_acquire) & ~(kFrameAlign - 1);
   while (at != head && Check(at, head) == HCB_INTACT) {
     const FrameHeader& header = *At(at);
-    const uint32_t flags = __atomic_load_n(&header.flags, __ATOMIC_ACQUIRE);
+    const uint32_t flags = LoadFlags(&header);
     if (flags & kBusy) return false;
-    at += FrameBytes(header.meta_bytes, (flags & kExternal) ? sizeof(BlockDescriptor) : header.payload_bytes);
+    at += RingBytes(header, flags);
   }
   return true;
 }

@@ -322,6 +322,8 @@ class Ring {
   std::chrono::steady_clock::time_point expected_until_{};
 };
 
+inline Ring* RingOf(hcb_ring* handle) { return reinterpret_cast<Ring*>(handle); }
+
 }  // namespace hcb
 
 #endif  // HOSTCALLBACK_RING_RING_H_

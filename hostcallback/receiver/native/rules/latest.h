@@ -4,8 +4,11 @@
 
 #include <atomic>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <mutex>
+#include <new>
+#include <utility>
 
 #include "wire/encode.h"
 
@@ -24,9 +27,30 @@ class LatestSlot {
 
   // Copies a message in place of the one before. Returns how many messages that leaves out: the one before, or this one
   // if it is too large or the system has no memory.
-  uint64_t Keep(const Emission& emission, Ring* ring);
+  uint64_t Keep(const Emission& emission, Ring* ring) {
+    if (emission.payload_bytes > kLatestBytes) return 1;
+    const uint64_t nbytes = emission.prefix_bytes + emission.payload_bytes;
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (nbytes > capacity_) {
+      std::unique_ptr<uint8_t[]> larger(new (std::nothrow) uint8_t[nbytes]);
+      if (!larger) return 1;
+      bytes_ = std::move(larger);
+      capacity_ = nbytes;
+    }
+    std::memcpy(bytes_.get(), emission.prefix, emission.prefix_bytes);
+    WritePayload(emission, bytes_.get() + emission.prefix_bytes);
+    emission_ = emission;
+    emission_.prefix = bytes_.get();
+    emission_.array_count = 1;
+    ring_ = ring;
+    return full_.exchange(true, std::memory_order_seq_cst) ? 1 : 0;
+  }
   // Drops the message, because a newer one is sent. Returns the number of dropped messages.
-  uint64_t Clear();
+  uint64_t Clear() {
+    if (!full()) return 0;
+    std::lock_guard<std::mutex> lock(mutex_);
+    return full_.exchange(false, std::memory_order_seq_cst) ? 1 : 0;
+  }
   // The ring of the message that was kept last; null if there was none.
   Ring* ring() {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -46,8 +70,14 @@ class LatestSlot {
     full_.store(false, std::memory_order_seq_cst);
     return true;
   }
-  // In a forked child: the message is the parent's.
-  void ResetAfterFork();
+  // In a forked child: the message is the parent's, of which another thread may have held the mutex, in the middle of a copy.
+  void ResetAfterFork() {
+    new (&mutex_) std::mutex;
+    (void)bytes_.release();
+    capacity_ = 0;
+    full_.store(false, std::memory_order_relaxed);
+    scheduled.store(false, std::memory_order_relaxed);
+  }
 
   Control* const control;
   const int32_t device;

@@ -22,8 +22,6 @@ struct Occurrence {
 };
 Occurrence NextDecided(int32_t device, int64_t run_id, uint64_t consumer_id, Control* control, int64_t now_ns);
 
-void ResetOccurrencesAfterFork();
-
 }  // namespace hcb
 
 #endif  // HOSTCALLBACK_RULES_OCCURRENCES_H_

@@ -9,17 +9,6 @@ namespace {
 // SIMD type.
 uint64_t ArrayAlign(uint64_t nbytes) { return nbytes >= kFrameAlign ? kFrameAlign : 8; }
 
-// memcpy without a library call for the sizes of scalars, which most taps send.
-void CopyArray(uint8_t* to, const void* from, uint64_t nbytes) {
-  if (nbytes == 4) {
-    std::memcpy(to, from, 4);
-  } else if (nbytes == 8) {
-    std::memcpy(to, from, 8);
-  } else {
-    std::memcpy(to, from, nbytes);
-  }
-}
-
 }  // namespace
 
 bool ValidPrefix(const uint8_t* prefix, uint64_t prefix_bytes) {

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 #include "wire/frame.h"
 
@@ -16,6 +17,17 @@ struct ArrayRef {
   // The bits of the last byte that belong to elements. XLA leaves garbage in the others.
   uint8_t last_byte_mask;
 };
+
+// memcpy without a library call for the sizes of scalars, which most taps send.
+inline void CopyArray(uint8_t* to, const void* from, uint64_t nbytes) {
+  if (nbytes == 4) {
+    std::memcpy(to, from, 4);
+  } else if (nbytes == 8) {
+    std::memcpy(to, from, 8);
+  } else {
+    std::memcpy(to, from, nbytes);
+  }
+}
 
 struct DeviceTap;
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "check.h"
+#include "abi/exports.h"
 #include "rules/rule.h"
 #include "rules/occurrences.h"
 #include "rules/rule_table.h"
@@ -43,7 +44,7 @@ int main(int argc, char** argv) {
       const uint64_t consumer = 1 + n % kConsumers;
       hcb::MakeControl(consumer)->Set(RulesOf(n));
       hcb::MakeControl(consumer)->SetGate(static_cast<int32_t>(n % kDevices), n % 3 == 1);
-      hcb::Switch(consumer, hcb::kEveryDevice, n % 11 == 0);
+      hcb_switch(consumer, hcb::kEveryDevice, n % 11 == 0);
       hcb::MakeControl(99)->Set(RulesOf(n));
     }
   });
