@@ -276,7 +276,7 @@ class BatchDecoder:
             seen |= flags
             items.append((consumer_id, flags, seq, time_ns, run_id, 0, arrays))
         first_time_ns = items[0][3] if items else 0
-        last_seq = items[-1][2] if len(items) == batch.count else _last_seq(batch)
+        last_seq = items[-1][2] if len(items) == batch.count else seq_of(batch.frames[-1])
         batched = bool(seen & _BATCHED)
         return DecodedBatch(_stacked(items) if batched else items, nbytes, first_time_ns, last_seq, batched)
 
@@ -356,8 +356,9 @@ class BatchDecoder:
         return nbytes
 
 
-def _last_seq(batch: Batch) -> int:
-    memory, offset, _ = batch.frames[-1]
+def seq_of(frame: Frame) -> int:
+    """Sequence number of a frame, whose other parts may be damaged; -1 if its header cannot be decoded."""
+    memory, offset, _ = frame
     try:
         return decode_header(memory, offset).seq
     except WireError:
