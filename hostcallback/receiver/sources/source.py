@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from hostcallback.receiver.sources.back_pressure import BackPressure
 from hostcallback.receiver.sources.columns import BatchColumns
@@ -13,8 +12,7 @@ Frame = tuple[Any, int, Any]
 """(memory, offset of the frame's header in it, external payload or None)."""
 
 
-@dataclass(frozen=True, slots=True)
-class SourceCounters:
+class SourceCounters(NamedTuple):
     """Counters of a source since it was created.
 
     Attributes:

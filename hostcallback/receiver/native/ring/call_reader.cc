@@ -70,7 +70,7 @@ std::unique_ptr<PendingCall> Ring::WithdrawOwnCall(const void* owner) {
     const uint32_t flags = LoadFlags(At(position));
     if (flags & kBusy) return nullptr;
     std::lock_guard<std::mutex> lock(mutex_);
-    if (flags & kExternal) DropBlockLocked(position);
+    if (flags & kExternal) DropBlockLocked(FindBlockLocked(position));
     --emitted_;
     ++dropped_;
     __atomic_store_n(&At(position)->flags, flags | kDiscarded, __ATOMIC_SEQ_CST);

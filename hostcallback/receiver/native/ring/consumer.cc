@@ -49,11 +49,15 @@ uint32_t Ring::Read(int64_t timeout_ns, hcb_batch* batch) {
   return static_cast<uint32_t>(batch->frames);
 }
 
-void Ring::DropBlockLocked(uint64_t position) {
-  const auto block = std::find_if(outstanding_.begin(), outstanding_.end(),
-                                  [position](const OutstandingBlock& b) { return b.position == position; });
+// The block of the frame at `position`; the end if the reader has taken it.
+std::deque<Ring::OutstandingBlock>::iterator Ring::FindBlockLocked(uint64_t position) {
+  return std::find_if(outstanding_.begin(), outstanding_.end(),
+                      [position](const OutstandingBlock& b) { return b.position == position; });
+}
+
+void Ring::DropBlockLocked(std::deque<OutstandingBlock>::iterator block) {
   if (block == outstanding_.end()) return;
-  BlockPool::Free(block->memory);
+  BlockPool::Free(block->memory);  // an unfinished one is freed by its producer, who misses the entry
   outstanding_bytes_ -= block->nbytes;
   outstanding_.erase(block);
 }
@@ -146,8 +150,7 @@ bool Ring::CopyPayload(uint64_t position, uint8_t* out) {
   OutstandingBlock found = {};
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    const auto block = std::find_if(outstanding_.begin(), outstanding_.end(),
-                                    [position](const OutstandingBlock& b) { return b.position == position; });
+    const auto block = FindBlockLocked(position);
     if (block == outstanding_.end() || block->memory == nullptr || block->nbytes != nbytes) return false;
     found = *block;
   }
@@ -223,11 +226,7 @@ void Ring::SkipDamage(uint64_t head, hcb_damage damage, hcb_batch* batch) {
     const uint64_t behind = CountMessagesLocked(next, &exact);
     // With more damage behind, the next skip settles the account.
     if (exact) lost = emitted_ - discarded_.load() - behind - cursor_frames_;
-    while (!outstanding_.empty() && outstanding_.front().position < next) {
-      BlockPool::Free(outstanding_.front().memory);  // an unfinished one is freed by its producer, who misses the entry
-      outstanding_bytes_ -= outstanding_.front().nbytes;
-      outstanding_.pop_front();
-    }
+    while (!outstanding_.empty() && outstanding_.front().position < next) DropBlockLocked(outstanding_.begin());
   }
   FailCallsBetween(device_, start, next,
                    "hostcallback: the message of this call was damaged: some code in this process writes into memory that "

@@ -92,9 +92,8 @@ Verdict Ring::CopyFromDevice(const Emission& emission, const Reservation& reserv
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (reservation.external) {
-      auto entry = std::find_if(outstanding_.begin(), outstanding_.end(),
-                                [position](const OutstandingBlock& b) { return b.position == position; });
-      entry->memory = copy->payload;  // the entry exists: the reader passes no frame that is being copied into
+      // The entry exists: the reader passes no frame that is being copied into.
+      FindBlockLocked(position)->memory = copy->payload;
     }
     copy->started = true;
     first_unpinned = !pinned && unpinned_++ == 0;
@@ -207,12 +206,11 @@ void Ring::Discard(DeviceCopy* copy) {
   if (copy->external) {
     {
       std::lock_guard<std::mutex> lock(mutex_);
-      const auto entry = std::find_if(outstanding_.begin(), outstanding_.end(),
-                                      [copy](const OutstandingBlock& b) { return b.position == copy->position; });
+      const auto entry = FindBlockLocked(copy->position);
       outstanding_bytes_ -= entry->nbytes;
       outstanding_.erase(entry);
     }
-    BlockPool::Free(copy->payload);
+    BlockPool::Free(copy->payload);  // without the lock: it may call the driver
   }
   frame->seq = kNoSeq;
   discarded_.fetch_add(1, std::memory_order_seq_cst);

@@ -110,9 +110,7 @@ Ring::Overwriting Ring::OverwriteOldestLocked() {
   if (!(flags & (kPad | kDiscarded))) {
     if (flags & kExternal) {
       if (outstanding_.empty() || outstanding_.front().position != position) return Overwriting::kImpossible;
-      BlockPool::Free(outstanding_.front().memory);
-      outstanding_bytes_ -= outstanding_.front().nbytes;
-      outstanding_.pop_front();
+      DropBlockLocked(outstanding_.begin());
     }
     ++dropped_;
     ++cursor_frames_;
@@ -208,15 +206,13 @@ Verdict Ring::CopyAndCommit(const Emission& emission, const Reservation& reserva
   std::memcpy(WriteMetadata(emission, after_header), &descriptor, sizeof(descriptor));
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    auto entry = std::find_if(outstanding_.begin(), outstanding_.end(),
-                              [position](const OutstandingBlock& b) { return b.position == position; });
+    const auto entry = FindBlockLocked(position);
     if (entry == outstanding_.end()) {  // the reader skipped this stretch of the ring as damaged
       BlockPool::Free(block);
       return Verdict::kDropped;
     }
     if (block == nullptr) {
-      outstanding_bytes_ -= entry->nbytes;
-      outstanding_.erase(entry);
+      DropBlockLocked(entry);
       --emitted_;
       ++dropped_;
     } else {

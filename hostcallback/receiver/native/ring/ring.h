@@ -228,7 +228,8 @@ class Ring {
   bool TakeCall(hcb_call_frame* frame);
 
   // consumer.cc
-  void DropBlockLocked(uint64_t position);  // with `mutex_`
+  std::deque<OutstandingBlock>::iterator FindBlockLocked(uint64_t position);
+  void DropBlockLocked(std::deque<OutstandingBlock>::iterator block);
   void Walk(hcb_batch* batch);
   void Enter(hcb_batch* batch);
   const FrameHeader* HeaderAt(uint64_t offset) const { return reinterpret_cast<const FrameHeader*>(memory_ + offset); }
