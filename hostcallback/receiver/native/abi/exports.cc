@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "ring/call_table.h"
 #include "os/clock.h"
+#include "ring/call_table.h"
 #include "ring/ring.h"
 #include "wire/encode.h"
 
@@ -75,8 +75,8 @@ uint32_t hcb_ring_read(hcb_ring* ring, int64_t timeout_ns, hcb_batch* batch) {
   return RingOf(ring)->Read(timeout_ns, batch);
 }
 
-uint32_t hcb_ring_copy_ahead(hcb_ring* ring, uint64_t* position, uint8_t* out, uint64_t capacity, uint64_t* offsets, uint32_t most,
-                             uint64_t* needed) {
+uint32_t hcb_ring_copy_ahead(hcb_ring* ring, uint64_t* position, uint8_t* out, uint64_t capacity,
+                             uint64_t* offsets, uint32_t most, uint64_t* needed) {
   return RingOf(ring)->CopyAhead(position, out, capacity, offsets, most, needed);
 }
 
@@ -114,9 +114,10 @@ int32_t hcb_ring_append(hcb_ring* ring, const uint8_t* prefix, uint64_t prefix_b
   return StatusOf(RingOf(ring)->Append(emission));
 }
 
-int32_t hcb_ring_call(hcb_ring* ring, const uint8_t* prefix, uint64_t prefix_bytes, uint64_t count, const void* const* arrays,
-                      const uint64_t* nbytes, uint64_t result_count, void* const* results, const uint64_t* result_nbytes,
-                      char* error, uint64_t error_bytes) {
+int32_t hcb_ring_call(hcb_ring* ring, const uint8_t* prefix, uint64_t prefix_bytes, uint64_t count,
+                      const void* const* arrays, const uint64_t* nbytes, uint64_t result_count,
+                      void* const* results, const uint64_t* result_nbytes, char* error,
+                      uint64_t error_bytes) {
   if (!ValidPrefix(prefix, prefix_bytes)) return HCB_INVALID;
   HostEmission emission(prefix, prefix_bytes, count, arrays, nbytes);
   emission.StampFor(*RingOf(ring));
@@ -130,8 +131,9 @@ int32_t hcb_ring_call(hcb_ring* ring, const uint8_t* prefix, uint64_t prefix_byt
   return HCB_DROPPED;
 }
 
-uint64_t hcb_encode_frame(const hcb_stamp* stamp, const uint8_t* prefix, uint64_t prefix_bytes, uint64_t count,
-                          const void* const* arrays, const uint64_t* nbytes, uint8_t* out, uint64_t out_bytes) {
+uint64_t hcb_encode_frame(const hcb_stamp* stamp, const uint8_t* prefix, uint64_t prefix_bytes,
+                          uint64_t count, const void* const* arrays, const uint64_t* nbytes, uint8_t* out,
+                          uint64_t out_bytes) {
   if (!ValidPrefix(prefix, prefix_bytes)) return 0;
   HostEmission emission(prefix, prefix_bytes, count, arrays, nbytes);
   emission.time_ns = stamp->time_ns;

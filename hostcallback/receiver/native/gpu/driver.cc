@@ -83,7 +83,8 @@ void* Load(hcb_gpu_vendor vendor, const char* name, std::string* used) {
   for (; *candidates != nullptr; ++candidates) {
     if (void* library = dlopen(*candidates, RTLD_NOW | RTLD_LOCAL)) return library;
   }
-  dlopen(used->c_str(), RTLD_NOW | RTLD_LOCAL);  // so that dlerror describes the first name, which users know best
+  // so that dlerror describes the first name, which users know best
+  dlopen(used->c_str(), RTLD_NOW | RTLD_LOCAL);
   return nullptr;
 }
 
@@ -108,7 +109,8 @@ bool OpenGpuDriver(hcb_gpu_vendor vendor, const char* library, std::string* erro
   void* handle = Load(vendor, library, &used);
   if (handle == nullptr) {
     const char* reason = dlerror();
-    *error = "the GPU driver " + used + " cannot be loaded: " + (reason != nullptr ? reason : "no reason given");
+    *error =
+        "the GPU driver " + used + " cannot be loaded: " + (reason != nullptr ? reason : "no reason given");
     return false;
   }
   auto* found = new Driver;

@@ -35,9 +35,12 @@ bool AnswersQuery(XLA_FFI_CallFrame* frame) {
   for (XLA_FFI_Extension_Base* it = frame->extension_start; it != nullptr; it = it->next) {
     if (it->type != XLA_FFI_Extension_Metadata) continue;
     XLA_FFI_Metadata* metadata = reinterpret_cast<XLA_FFI_Metadata_Extension*>(it)->metadata;
-    // Up to 0.8.0 the runtime demands its own version, 0.1, and passes no API; later ones accept a range of versions.
-    metadata->api_version.major_version = frame->api ? frame->api->api_version.major_version : XLA_FFI_API_MAJOR;
-    metadata->api_version.minor_version = frame->api ? frame->api->api_version.minor_version : XLA_FFI_API_MINOR;
+    // Up to 0.8.0 the runtime demands its own version, 0.1, and passes no API; later ones accept a range of
+    // versions.
+    metadata->api_version.major_version =
+        frame->api ? frame->api->api_version.major_version : XLA_FFI_API_MAJOR;
+    metadata->api_version.minor_version =
+        frame->api ? frame->api->api_version.minor_version : XLA_FFI_API_MINOR;
     metadata->traits = 0;
     metadata->state_type_id = XLA_FFI_UNKNOWN_TYPE_ID;  // not counted in struct_size in 0.8.0, but present
     return true;
@@ -90,8 +93,9 @@ uint64_t BitsPerElement(XLA_FFI_DataType dtype) {
   }
 }
 
-// XLA:CPU packs sub-byte elements, element 0 in the low bits, as the wire format does; but the unused bits of the
-// last byte are not zero there (seen with int2, int4, uint2, uint4 and float4 on jaxlib 0.8.0, 0.10.2 and 0.12.0).
+// XLA:CPU packs sub-byte elements, element 0 in the low bits, as the wire format does; but the unused bits of
+// the last byte are not zero there (seen with int2, int4, uint2, uint4 and float4 on jaxlib 0.8.0, 0.10.2 and
+// 0.12.0).
 ArrayRef AsArrayRef(const XLA_FFI_Buffer& buffer, uint64_t bits) {
   const uint64_t total_bits = Elements(buffer) * bits;
   const uint64_t used = total_bits % 8;
@@ -103,15 +107,17 @@ namespace {
 XLA_FFI_Error* ReadOperands(const XLA_FFI_CallFrame& frame, ArrayList* arrays) {
   for (int64_t i = 0; i < frame.args.size; ++i) {
     if (frame.args.types[i] != XLA_FFI_ArgType_BUFFER) {
-      return MakeError(frame.api, XLA_FFI_Error_Code_UNIMPLEMENTED, "hostcallback: a tap's operand is not a buffer");
+      return MakeError(frame.api, XLA_FFI_Error_Code_UNIMPLEMENTED,
+                       "hostcallback: a tap's operand is not a buffer");
     }
     const XLA_FFI_Buffer& operand = Operand(frame, i);
     if (operand.dtype == XLA_FFI_DataType_TOKEN) continue;
     const uint64_t bits = BitsPerElement(operand.dtype);
     if (bits == 0) {
-      return MakeError(frame.api, XLA_FFI_Error_Code_UNIMPLEMENTED,
-                       "hostcallback: a tapped array has an element type that this version of the native library does not "
-                       "know; update hostcallback, or convert the array before the tap");
+      return MakeError(
+          frame.api, XLA_FFI_Error_Code_UNIMPLEMENTED,
+          "hostcallback: a tapped array has an element type that this version of the native library does not "
+          "know; update hostcallback, or convert the array before the tap");
     }
     arrays->Add(AsArrayRef(operand, bits));
   }
@@ -123,19 +129,22 @@ XLA_FFI_Error* ReadOperands(const XLA_FFI_CallFrame& frame, ArrayList* arrays) {
 XLA_FFI_Error* ReadPrefix(const XLA_FFI_CallFrame& frame, Emission* emission) {
   const XLA_FFI_Array* prefix = FindArray(frame, "prefix", XLA_FFI_DataType_U8);
   if (prefix == nullptr || !ValidPrefix(static_cast<const uint8_t*>(prefix->data), prefix->size)) {
-    return Invalid(frame, "hostcallback: the tap's attribute `prefix` is not a uint8 array with a frame's header and metadata");
+    return Invalid(
+        frame,
+        "hostcallback: the tap's attribute `prefix` is not a uint8 array with a frame's header and metadata");
   }
   emission->prefix = static_cast<const uint8_t*>(prefix->data);
   emission->prefix_bytes = prefix->size;
   return nullptr;
 }
 
-XLA_FFI_Error* ReadEmission(const XLA_FFI_CallFrame& frame, ArrayList* arrays, Emission* emission, Ring** ring,
-                            int32_t* gpu) {
+XLA_FFI_Error* ReadEmission(const XLA_FFI_CallFrame& frame, ArrayList* arrays, Emission* emission,
+                            Ring** ring, int32_t* gpu) {
   const XLA_FFI_Api* api = frame.api;
   if (!HCB_API_HAS(api, XLA_FFI_DeviceOrdinal_Get)) {
-    return MakeError(api, XLA_FFI_Error_Code_UNIMPLEMENTED,
-                     "hostcallback: this jaxlib's FFI tells no device ordinal; jaxlib 0.8.0 or later is needed");
+    return MakeError(
+        api, XLA_FFI_Error_Code_UNIMPLEMENTED,
+        "hostcallback: this jaxlib's FFI tells no device ordinal; jaxlib 0.8.0 or later is needed");
   }
   XLA_FFI_DeviceOrdinal_Get_Args device = {};
   device.struct_size = XLA_FFI_DeviceOrdinal_Get_Args_STRUCT_SIZE;
@@ -150,7 +159,8 @@ XLA_FFI_Error* ReadEmission(const XLA_FFI_CallFrame& frame, ArrayList* arrays, E
   if (gpu != nullptr) *gpu = device.device_ordinal;
   *ring = RingForEmission(gpu != nullptr ? hcb_gpu_ring(device.device_ordinal) : device.device_ordinal);
   if (*ring == nullptr) {
-    return MakeError(api, XLA_FFI_Error_Code_RESOURCE_EXHAUSTED, "hostcallback: no memory for the device's ring");
+    return MakeError(api, XLA_FFI_Error_Code_RESOURCE_EXHAUSTED,
+                     "hostcallback: no memory for the device's ring");
   }
   emission->arrays = arrays->data();
   emission->array_count = arrays->size();

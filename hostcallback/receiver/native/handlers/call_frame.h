@@ -1,7 +1,8 @@
 // Reads the operands, attributes and context of a call of XLA's FFI, and creates its errors and futures.
 //
-// It uses the raw C API of version 0.1, so that one binary works with every jaxlib from 0.8.0 on: no FFI state or
-// types, the runtime's own version in the metadata, and a look at `struct_size` before any optional function is called.
+// It uses the raw C API of version 0.1, so that one binary works with every jaxlib from 0.8.0 on: no FFI
+// state or types, the runtime's own version in the metadata, and a look at `struct_size` before any optional
+// function is called.
 #ifndef HOSTCALLBACK_HANDLERS_CALL_FRAME_H_
 #define HOSTCALLBACK_HANDLERS_CALL_FRAME_H_
 
@@ -11,9 +12,9 @@
 #include <memory>
 #include <vector>
 
-#include "wire/encode.h"
 #include "ring/ring.h"
 #include "third_party/xla/ffi/api/c_api.h"
+#include "wire/encode.h"
 
 namespace hcb {
 
@@ -22,8 +23,8 @@ namespace hcb {
 
 XLA_FFI_Error* MakeError(const XLA_FFI_Api* api, XLA_FFI_Error_Code code, const char* message);
 
-// Whether a handler is called to do its work. The runtime also asks it once per program for its metadata, which this answers,
-// and calls it in other stages.
+// Whether a handler is called to do its work. The runtime also asks it once per program for its metadata,
+// which this answers, and calls it in other stages.
 bool AnswersQuery(XLA_FFI_CallFrame* frame);
 inline bool IsExecution(XLA_FFI_CallFrame* frame) {
   if (frame->extension_start != nullptr && AnswersQuery(frame)) return false;
@@ -41,7 +42,8 @@ inline const XLA_FFI_Buffer& Result(const XLA_FFI_CallFrame& frame, int64_t i) {
 }
 // Whether a result is an array, not a token.
 inline bool IsArray(const XLA_FFI_CallFrame& frame, int64_t result) {
-  return frame.rets.types[result] == XLA_FFI_RetType_BUFFER && Result(frame, result).dtype != XLA_FFI_DataType_TOKEN;
+  return frame.rets.types[result] == XLA_FFI_RetType_BUFFER &&
+         Result(frame, result).dtype != XLA_FFI_DataType_TOKEN;
 }
 
 inline uint64_t Elements(const XLA_FFI_Buffer& buffer) {
@@ -50,10 +52,11 @@ inline uint64_t Elements(const XLA_FFI_Buffer& buffer) {
   return count;
 }
 
-// The attribute of that name if it is an array of that type, otherwise null. The name's length is known here, so that it is
-// compared without a library call.
+// The attribute of that name if it is an array of that type, otherwise null. The name's length is known here,
+// so that it is compared without a library call.
 template <size_t kSize>
-const XLA_FFI_Array* FindArray(const XLA_FFI_CallFrame& frame, const char (&name)[kSize], XLA_FFI_DataType dtype) {
+const XLA_FFI_Array* FindArray(const XLA_FFI_CallFrame& frame, const char (&name)[kSize],
+                               XLA_FFI_DataType dtype) {
   for (int64_t i = 0; i < frame.attrs.size; ++i) {
     const XLA_FFI_ByteSpan& found = *frame.attrs.names[i];
     if (found.len != kSize - 1 || __builtin_memcmp(found.ptr, name, kSize - 1) != 0) continue;
@@ -69,7 +72,9 @@ uint64_t BitsPerElement(XLA_FFI_DataType dtype);
 
 // The memory of a buffer whose elements have `bits` bits.
 ArrayRef AsArrayRef(const XLA_FFI_Buffer& buffer, uint64_t bits);
-inline ArrayRef AsArrayRef(const XLA_FFI_Buffer& buffer) { return AsArrayRef(buffer, BitsPerElement(buffer.dtype)); }
+inline ArrayRef AsArrayRef(const XLA_FFI_Buffer& buffer) {
+  return AsArrayRef(buffer, BitsPerElement(buffer.dtype));
+}
 
 // A list of ArrayRef that needs no allocation for messages of the usual size.
 class ArrayList {
@@ -97,10 +102,11 @@ class ArrayList {
 // Reads the attribute `prefix`, which names the emission's consumer.
 XLA_FFI_Error* ReadPrefix(const XLA_FFI_CallFrame& frame, Emission* emission);
 
-// Reads the rest of an emission: device, run, time, and the operands without tokens as `arrays`. Returns an error, or null
-// with the device's ring in `ring`. If `gpu` is given, the device is a GPU, and its number in this process goes there.
-XLA_FFI_Error* ReadEmission(const XLA_FFI_CallFrame& frame, ArrayList* arrays, Emission* emission, Ring** ring,
-                            int32_t* gpu = nullptr);
+// Reads the rest of an emission: device, run, time, and the operands without tokens as `arrays`. Returns an
+// error, or null with the device's ring in `ring`. If `gpu` is given, the device is a GPU, and its number in
+// this process goes there.
+XLA_FFI_Error* ReadEmission(const XLA_FFI_CallFrame& frame, ArrayList* arrays, Emission* emission,
+                            Ring** ring, int32_t* gpu = nullptr);
 
 // Makes XLA wait for the host without blocking one of XLA's threads.
 class Future {
@@ -108,15 +114,17 @@ class Future {
   // Announces to XLA that the handler's work ends later. Null if this runtime does not support futures.
   static std::unique_ptr<Future> Make(XLA_FFI_CallFrame* frame);
 
-  // One of them must be called, once. XLA runs the rest of the program on the calling thread, in the floating-point
-  // mode of the program's first part; afterwards the thread's own mode is restored.
+  // One of them must be called, once. XLA runs the rest of the program on the calling thread, in the
+  // floating-point mode of the program's first part; afterwards the thread's own mode is restored.
   void SetAvailable();
   void SetError(const char* message);
 
  private:
   template <typename Tell>
   void InMode(Tell tell);
-  Future(const XLA_FFI_Api* api, XLA_FFI_Future* future) : api_(api), future_(future) { std::fegetenv(&environment_); }
+  Future(const XLA_FFI_Api* api, XLA_FFI_Future* future) : api_(api), future_(future) {
+    std::fegetenv(&environment_);
+  }
 
   const XLA_FFI_Api* const api_;
   XLA_FFI_Future* const future_;

@@ -1,9 +1,10 @@
 // The XLA FFI handler that reads a clock for loops with progress bars.
+#include "os/clock.h"
+
 #include <cstring>
 
 #include "abi/exports.h"
 #include "handlers/call_frame.h"
-#include "os/clock.h"
 
 XLA_FFI_Error* hcb_clock(XLA_FFI_CallFrame* frame) {
   constexpr uint32_t kIntervalUs = 1000;  // a reading takes less than a microsecond

@@ -71,4 +71,6 @@ int32_t hcb_hold_end(void) {
   return on;
 }
 
-XLA_FFI_Error* hcb_hold(XLA_FFI_CallFrame* frame) { return hcb::IsExecution(frame) ? hcb::Pass(frame) : nullptr; }
+XLA_FFI_Error* hcb_hold(XLA_FFI_CallFrame* frame) {
+  return hcb::IsExecution(frame) ? hcb::Pass(frame) : nullptr;
+}

@@ -1,8 +1,9 @@
-// Handlers that enter the host: calls, which wait for the reply of a host function, and waits for what was emitted.
+// Handlers that enter the host: calls, which wait for the reply of a host function, and waits for what was
+// emitted.
 //
-// A program that runs on one of the host's threads enters the host at once, on the same thread. The host tells how to
-// recognize these threads and how to enter; the library knows nothing else about it. A call of a program on another thread
-// waits for the reply without blocking that thread.
+// A program that runs on one of the host's threads enters the host at once, on the same thread. The host
+// tells how to recognize these threads and how to enter; the library knows nothing else about it. A call of a
+// program on another thread waits for the reply without blocking that thread.
 #include <atomic>
 #include <cfenv>
 #include <chrono>
@@ -21,7 +22,8 @@ namespace {
 
 using namespace hcb;
 
-constexpr char kInterrupted[] = "hostcallback: a call was interrupted (KeyboardInterrupt) before its host function ran";
+constexpr char kInterrupted[] =
+    "hostcallback: a call was interrupted (KeyboardInterrupt) before its host function ran";
 constexpr auto kStall = std::chrono::seconds(1);
 
 // Set once; the structure is never freed.
@@ -74,14 +76,16 @@ class FutureCall final : public PendingCall {
 XLA_FFI_Error* ReadResults(const XLA_FFI_CallFrame& frame, std::vector<PendingCall::Result>* results) {
   for (int64_t i = 0; i < frame.rets.size; ++i) {
     if (frame.rets.types[i] != XLA_FFI_RetType_BUFFER) {
-      return MakeError(frame.api, XLA_FFI_Error_Code_UNIMPLEMENTED, "hostcallback: a call's result is not a buffer");
+      return MakeError(frame.api, XLA_FFI_Error_Code_UNIMPLEMENTED,
+                       "hostcallback: a call's result is not a buffer");
     }
     if (!IsArray(frame, i)) continue;
     const uint64_t bits = BitsPerElement(Result(frame, i).dtype);
     if (bits == 0) {
-      return MakeError(frame.api, XLA_FFI_Error_Code_UNIMPLEMENTED,
-                       "hostcallback: a call's result has an element type that this version of the native library does "
-                       "not know; update hostcallback, or convert the array behind the call");
+      return MakeError(
+          frame.api, XLA_FFI_Error_Code_UNIMPLEMENTED,
+          "hostcallback: a call's result has an element type that this version of the native library does "
+          "not know; update hostcallback, or convert the array behind the call");
     }
     results->push_back({Result(frame, i).data, AsArrayRef(Result(frame, i), bits).nbytes});
   }
@@ -99,10 +103,10 @@ bool Run(const hcb_host_threads& host, hcb_host_call call, ThreadCall::State* ow
   return interrupted;
 }
 
-// Emits a call and runs its host function on the calling thread, once all earlier messages have been delivered. Returns
-// whether the results are in place; if not, `error` has the reason.
-bool CallHere(const hcb_host_threads& host, Ring* ring, const Emission& emission, std::vector<PendingCall::Result> results,
-              std::string* error) {
+// Emits a call and runs its host function on the calling thread, once all earlier messages have been
+// delivered. Returns whether the results are in place; if not, `error` has the reason.
+bool CallHere(const hcb_host_threads& host, Ring* ring, const Emission& emission,
+              std::vector<PendingCall::Result> results, std::string* error) {
   auto state = std::make_shared<ThreadCall::State>();
   auto call = std::make_unique<ThreadCall>(state);
   call->owner = state.get();
@@ -111,8 +115,8 @@ bool CallHere(const hcb_host_threads& host, Ring* ring, const Emission& emission
   const bool interrupted = Run(host, ring->host_call(), state.get());
   ring->LeaveOwnTurn(state.get());
   while (!state->Ended()) {
-    // The call was given up. Its frame may still wait for room, and its arrays are in the program's memory until it
-    // is written.
+    // The call was given up. Its frame may still wait for room, and its arrays are in the program's memory
+    // until it is written.
     if (std::unique_ptr<PendingCall> left = ring->WithdrawOwnCall(state.get())) {
       left->Finish(kInterrupted);
     } else {
@@ -134,7 +138,8 @@ XLA_FFI_Error* Call(XLA_FFI_CallFrame* frame) {
   if (XLA_FFI_Error* error = ReadResults(*frame, &results)) return error;
   if (!ring->Fits(emission)) {
     return Invalid(*frame,
-                   "hostcallback: the metadata of this call exceeds half of the device's ring; pass fewer arrays at once "
+                   "hostcallback: the metadata of this call exceeds half of the device's ring; pass fewer "
+                   "arrays at once "
                    "or make the ring larger");
   }
   std::string error;
@@ -173,8 +178,9 @@ void WaitOnOwnThread() {
   one_waits.store(false, std::memory_order_release);
 }
 
-// On a thread of the host, which dispatched the program, it waits as hcb_buffer does. A thread of the program waits too,
-// without entering the host, if no other one does, and as long as a tap function takes at most a second.
+// On a thread of the host, which dispatched the program, it waits as hcb_buffer does. A thread of the program
+// waits too, without entering the host, if no other one does, and as long as a tap function takes at most a
+// second.
 void WaitAtEnd() {
   if (wait_for_output == nullptr || hcb_is_settled()) return;
   if (HostOfThisThread() == nullptr) return WaitOnOwnThread();

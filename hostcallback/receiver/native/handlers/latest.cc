@@ -82,8 +82,9 @@ void WaitLocked(Timer* timer, std::unique_lock<std::mutex>* lock) {
     timer->earlier.wait(*lock);
     return;
   }
-  const auto first = std::min_element(timer->slots.begin(), timer->slots.end(),
-                                      [](const LatestSlot* a, const LatestSlot* b) { return a->due < b->due; });
+  const auto first =
+      std::min_element(timer->slots.begin(), timer->slots.end(),
+                       [](const LatestSlot* a, const LatestSlot* b) { return a->due < b->due; });
   const int64_t now = UnixNowNs();
   const int64_t wait = std::max((*first)->due - now, kShortestWaitNs);
   timer->wakes_at = now + wait;
@@ -136,7 +137,8 @@ LatestSlot* SlotOf(Control* control, int32_t device) {
   if (LatestSlot* slot = control->slot(device)) return slot;
   std::lock_guard<std::mutex> lock(TheTimer()->mutex);
   if (LatestSlot* slot = control->slot(device)) return slot;
-  LatestSlot* const made = new (std::nothrow) LatestSlot(control, device, all_slots.load(std::memory_order_relaxed));
+  LatestSlot* const made =
+      new (std::nothrow) LatestSlot(control, device, all_slots.load(std::memory_order_relaxed));
   if (made == nullptr) return nullptr;
   control->SetSlot(device, made);
   all_slots.store(made, std::memory_order_release);

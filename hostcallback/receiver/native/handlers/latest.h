@@ -1,4 +1,5 @@
-// Sends the last message of a burst that a rate left out: when its time has come, at a barrier, and when the rules change.
+// Sends the last message of a burst that a rate left out: when its time has come, at a barrier, and when the
+// rules change.
 #ifndef HOSTCALLBACK_HANDLERS_LATEST_H_
 #define HOSTCALLBACK_HANDLERS_LATEST_H_
 

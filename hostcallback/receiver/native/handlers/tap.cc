@@ -1,8 +1,8 @@
 // The XLA FFI handlers of taps: they emit their operands into the ring of the device that runs them.
 //
-// On a GPU the operands are in the device's memory, and perhaps not computed yet: the handlers put copies into XLA's stream and
-// return; they neither look at the operands nor wait for them. They have no trait that lets XLA record their calls in a command
-// buffer, which would replay the copies only.
+// On a GPU the operands are in the device's memory, and perhaps not computed yet: the handlers put copies
+// into XLA's stream and return; they neither look at the operands nor wait for them. They have no trait that
+// lets XLA record their calls in a command buffer, which would replay the copies only.
 #include <algorithm>
 #include <cstring>
 #include <memory>
@@ -39,7 +39,8 @@ class FutureFactory final : public CompletionFactory {
   std::unique_ptr<Completion> Make() override {
     std::unique_ptr<Future> future = Future::Make(frame_);
     if (!future) return nullptr;
-    return std::make_unique<FutureCompletion>(std::move(future), std::move(*record_));  // moving keeps the data's address
+    // moving keeps the data's address
+    return std::make_unique<FutureCompletion>(std::move(future), std::move(*record_));
   }
 
  private:
@@ -49,13 +50,15 @@ class FutureFactory final : public CompletionFactory {
 
 XLA_FFI_Error* TooLarge(const XLA_FFI_CallFrame& frame) {
   return Invalid(frame,
-                 "hostcallback: the metadata of this tap exceeds half of the device's ring; tap fewer arrays at once or make "
+                 "hostcallback: the metadata of this tap exceeds half of the device's ring; tap fewer arrays "
+                 "at once or make "
                  "the ring larger");
 }
 
 XLA_FFI_Error* EndLaunch(const XLA_FFI_CallFrame& frame) {
   return MakeError(frame.api, XLA_FFI_Error_Code_ABORTED,
-                   "hostcallback: a check failed, and its receiver's on_error=\"abort\" ends the program; the receiver and "
+                   "hostcallback: a check failed, and its receiver's on_error=\"abort\" ends the program; "
+                   "the receiver and "
                    "barrier_wait report which check it was");
 }
 
@@ -72,7 +75,8 @@ struct Tap {
   Ring* ring;
 };
 
-// Copies operands to results unless the runtime has aliased them. `copy` returns 0, or an error, with which this ends.
+// Copies operands to results unless the runtime has aliased them. `copy` returns 0, or an error, with which
+// this ends.
 template <typename Copy>
 int PassThrough(const XLA_FFI_CallFrame& frame, Copy copy) {
   for (int64_t i = 0; i < std::min(frame.args.size, frame.rets.size); ++i) {
@@ -84,9 +88,9 @@ int PassThrough(const XLA_FFI_CallFrame& frame, Copy copy) {
   return 0;
 }
 
-// A message of shards begins with its shard record (receiver/sinks/sharding/sinks.py): int64, whose first number is
-// the occurrence. Puts a copy with `occurrence` filled in into `record`, and replaces the record at the front of
-// `arrays` with it.
+// A message of shards begins with its shard record (receiver/sinks/sharding/sinks.py): int64, whose first
+// number is the occurrence. Puts a copy with `occurrence` filled in into `record`, and replaces the record at
+// the front of `arrays` with it.
 void StampShardRecord(int64_t occurrence, ArrayList* arrays, std::vector<int64_t>* record) {
   ArrayRef& front = arrays->front();
   record->resize(front.nbytes / sizeof(int64_t));
@@ -113,7 +117,8 @@ __attribute__((noinline)) XLA_FFI_Error* EmitHeads(Tap& tap, uint64_t elements) 
 
 __attribute__((noinline)) void Keep(Tap& tap) {
   Truncation truncation;
-  if (const uint64_t elements = tap.control->truncate()) truncation.Apply(*tap.frame, elements, &tap.emission);
+  if (const uint64_t elements = tap.control->truncate())
+    truncation.Apply(*tap.frame, elements, &tap.emission);
   KeepLatest(tap.control, tap.emission, tap.ring);
 }
 
@@ -135,12 +140,14 @@ __attribute__((noinline)) XLA_FFI_Error* Emit(Tap& tap) {
   if (aborts && (flags & (kLate | kLast)) == 0 && IsPoisoned(emission.run_id)) return EndLaunch(*tap.frame);
   std::vector<int64_t> record;
   if (tap.check) {
-    // Rules do not apply to checks, only switches: a failure that a rule left out would be missing from the report.
+    // Rules do not apply to checks, only switches: a failure that a rule left out would be missing from the
+    // report.
     const bool off = tap.off || IsOffOn(emission.device, tap.consumer_id);
     if (off && !tap.sharded) return nullptr;
     if (Holds(emission.prefix, arrays)) return nullptr;
     // Counted even while the check is off, so that the devices agree on the number when it is on again.
-    if (tap.sharded) StampShardRecord(NextOccurrence(emission.device, emission.run_id, tap.consumer_id), &arrays, &record);
+    if (tap.sharded)
+      StampShardRecord(NextOccurrence(emission.device, emission.run_id, tap.consumer_id), &arrays, &record);
     if (off) return nullptr;
   } else if (tap.sharded) {
     const Occurrence next =
@@ -218,7 +225,8 @@ __attribute__((noinline)) XLA_FFI_Error* EmitFromGpu(Tap& tap) {
     return nullptr;
   }
   emission.from_device = &from;
-  // Without room this thread, which launches programs, waits; the device continues with the programs already launched.
+  // Without room this thread, which launches programs, waits; the device continues with the programs already
+  // launched.
   return tap.ring->Emit(emission, nullptr) == Verdict::kTooLarge ? TooLarge(*tap.frame) : nullptr;
 }
 

@@ -22,8 +22,8 @@ int64_t ReadClock(clockid_t clock) {
 
 #if defined(__x86_64__)
 
-// A thread reads the system's clock once per millisecond, and counts the processor's ticks in between. It measures
-// the length of a tick once, with the clock that no user sets, over at least kMeasureNs:
+// A thread reads the system's clock once per millisecond, and counts the processor's ticks in between. It
+// measures the length of a tick once, with the clock that no user sets, over at least kMeasureNs:
 constexpr int64_t kMeasureNs = 20'000'000;
 constexpr int64_t kMaxMeasureNs = 10'000'000'000;
 constexpr int64_t kAnchorNs = 1'000'000;

@@ -61,7 +61,8 @@ int64_t hcb_thread_states(uint64_t* ids, uint64_t capacity, uint64_t* made) {
   if (!python.Found()) return -1;
   void* const interpreter = python.get();
   int64_t count = 0;
-  // States are added at the head of the list, and removed only under the interpreter lock, which the caller holds.
+  // States are added at the head of the list, and removed only under the interpreter lock, which the caller
+  // holds.
   for (void* state = python.first(interpreter); state != nullptr; state = python.next(state)) {
     if (static_cast<uint64_t>(count) < capacity) ids[count] = python.id(state);
     ++count;

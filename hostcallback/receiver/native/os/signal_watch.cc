@@ -1,12 +1,12 @@
-// Handlers of SIGTERM and SIGINT that run before the other handlers: a byte in a pipe wakes a thread of the host.
-#include "abi/exports.h"
-
+// Handlers of SIGTERM and SIGINT that run before the other handlers: a byte in a pipe wakes a thread of the
+// host.
 #include <signal.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <cerrno>
 
+#include "abi/exports.h"
 #include "os/interpreter.h"
 
 namespace {
@@ -26,7 +26,8 @@ Watch termination;
 Watch interrupt;
 
 bool IsHandler(const struct sigaction& action) {
-  return (action.sa_flags & SA_SIGINFO) != 0 || (action.sa_handler != SIG_DFL && action.sa_handler != SIG_IGN);
+  return (action.sa_flags & SA_SIGINFO) != 0 ||
+         (action.sa_handler != SIG_DFL && action.sa_handler != SIG_IGN);
 }
 
 bool IsDefault(const struct sigaction& action) {
@@ -38,8 +39,8 @@ void OnSignal(int number, siginfo_t* info, void* context) {
   Watch& watch = number == SIGINT ? interrupt : termination;
   const struct sigaction next = watch.previous[watch.current.load()];
   if (getpid() != watch.owner.load() || (number == SIGTERM && IsFinalizing())) {
-    // A forked child inherits the handler but not the thread, and while Python ends the thread does not run any more:
-    // act as if this handler did not exist.
+    // A forked child inherits the handler but not the thread, and while Python ends the thread does not run
+    // any more: act as if this handler did not exist.
     sigaction(number, &next, nullptr);
     raise(number);
     errno = saved_errno;

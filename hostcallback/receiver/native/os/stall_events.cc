@@ -13,9 +13,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// A device that is faster than its taps begins to wait thousands of times per second. One STALL event per period is
-// enough. An event that comes earlier is delivered at the end of the period, so that a lasting wait never goes
-// unnoticed.
+// A device that is faster than its taps begins to wait thousands of times per second. One STALL event per
+// period is enough. An event that comes earlier is delivered at the end of the period, so that a lasting wait
+// never goes unnoticed.
 constexpr auto kStallPause = std::chrono::milliseconds(100);
 
 struct Mailbox {

@@ -1,5 +1,5 @@
-// The XLA FFI handler that copies arrays, many in one call, before a program writes over them. Its first results are the
-// operands themselves, in their memory.
+// The XLA FFI handler that copies arrays, many in one call, before a program writes over them. Its first
+// results are the operands themselves, in their memory.
 #include <cstring>
 
 #include "abi/exports.h"
@@ -28,4 +28,6 @@ XLA_FFI_Error* Copy(const XLA_FFI_CallFrame& frame) {
 }  // namespace
 }  // namespace hcb
 
-XLA_FFI_Error* hcb_copy(XLA_FFI_CallFrame* frame) { return hcb::IsExecution(frame) ? hcb::Copy(*frame) : nullptr; }
+XLA_FFI_Error* hcb_copy(XLA_FFI_CallFrame* frame) {
+  return hcb::IsExecution(frame) ? hcb::Copy(*frame) : nullptr;
+}

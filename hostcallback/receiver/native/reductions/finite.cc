@@ -8,7 +8,8 @@
 namespace hcb {
 namespace {
 
-// Shifted left by one bit, floating-point numbers that are not finite are the largest unsigned integers of their size.
+// Shifted left by one bit, floating-point numbers that are not finite are the largest unsigned integers of
+// their size.
 struct Half {  // float16
   using Word = uint16_t;
   static constexpr Word kKept = 0xffff, kNotFinite = 0xf800;
@@ -34,7 +35,8 @@ HCB_LOOP bool AnyNotFiniteOf(const uint8_t* data, uint64_t nbytes) {
   constexpr uint64_t kStep = kUnrolled * kBytes;
   constexpr bool kUpperHalves = Format::kKept == 0;
   Vector kept, largest[kUnrolled];
-  for (int i = 0; i < static_cast<int>(kBytes / sizeof(Word)); ++i) kept[i] = i % 2 ? ~Word{0} : Format::kKept;
+  for (int i = 0; i < static_cast<int>(kBytes / sizeof(Word)); ++i)
+    kept[i] = i % 2 ? ~Word{0} : Format::kKept;
 #pragma GCC unroll 4
   for (Vector& one : largest) one = Vector{};
   uint64_t at = 0;
@@ -87,9 +89,12 @@ bool IsNotFinite(const XLA_FFI_Buffer& buffer) {
 XLA_FFI_Error* Test(const XLA_FFI_CallFrame& frame) {
   // For each operand the index of its element of the result.
   const XLA_FFI_Array* const groups = FindArray(frame, "groups", XLA_FFI_DataType_S32);
-  const bool is_valid = groups != nullptr && frame.rets.size == 1 && static_cast<int64_t>(groups->size) == frame.args.size;
+  const bool is_valid =
+      groups != nullptr && frame.rets.size == 1 && static_cast<int64_t>(groups->size) == frame.args.size;
   if (!is_valid) {
-    return Invalid(frame, "hostcallback: a test for finite values has no int32 attribute `groups` with a number for each operand");
+    return Invalid(frame,
+                   "hostcallback: a test for finite values has no int32 attribute `groups` with a number for "
+                   "each operand");
   }
   const XLA_FFI_Buffer& result = Result(frame, 0);
   const int64_t count = static_cast<int64_t>(Elements(result));
@@ -108,4 +113,6 @@ XLA_FFI_Error* Test(const XLA_FFI_CallFrame& frame) {
 }  // namespace
 }  // namespace hcb
 
-XLA_FFI_Error* hcb_not_finite(XLA_FFI_CallFrame* frame) { return hcb::IsExecution(frame) ? hcb::Test(*frame) : nullptr; }
+XLA_FFI_Error* hcb_not_finite(XLA_FFI_CallFrame* frame) {
+  return hcb::IsExecution(frame) ? hcb::Test(*frame) : nullptr;
+}

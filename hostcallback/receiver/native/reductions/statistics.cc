@@ -1,4 +1,5 @@
-// The XLA FFI handlers that measure an array, or a device's share of one, in one pass over the memory, and merge shares.
+// The XLA FFI handlers that measure an array, or a device's share of one, in one pass over the memory, and
+// merge shares.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -13,7 +14,8 @@ namespace {
 
 constexpr uint64_t kPart = 4096;  // elements that the level-1 cache still holds when they are read again
 enum Statistic { kMean, kStd, kMin, kMax, kNorm, kZeros, kNonfinite, kStatistics };
-constexpr int64_t kCount = kStatistics, kRow = kStatistics + 1;  // a share's row ends with its number of elements
+// a share's row ends with its number of elements
+constexpr int64_t kCount = kStatistics, kRow = kStatistics + 1;
 
 template <typename T>
 struct Format;
@@ -136,7 +138,8 @@ HCB_LOOP void MeasureParts(const T* data, uint64_t n, Totals* totals) {
   for (uint64_t i = 0; i < n; i += kPart) MeasurePart<T, kBytes>(data + i, std::min(kPart, n - i), totals);
 }
 
-HCB_FOR_EACH_WIDTH(void, Measure, (const T* data, uint64_t n, Totals* totals), MeasureParts, (data, n, totals))
+HCB_FOR_EACH_WIDTH(void, Measure, (const T* data, uint64_t n, Totals* totals), MeasureParts,
+                   (data, n, totals))
 
 // As the reductions of JAX: NaN spreads; infinite values have no deviation.
 void Finish(const Totals& totals, float* out) {
@@ -187,8 +190,8 @@ void Merge(const float* rows, int64_t shares, int64_t stride, float* out) {
   out[kNonfinite] = static_cast<float>(nonfinite / count);
 }
 
-// The elements of a shard that are a device's to measure: those from `begin` to `end` of its first elements in each
-// dimension, of which there are `extents`; what is beyond them is padding.
+// The elements of a shard that are a device's to measure: those from `begin` to `end` of its first elements
+// in each dimension, of which there are `extents`; what is beyond them is padding.
 struct Share {
   int64_t begin, end;
   const int64_t* extents;
@@ -231,17 +234,20 @@ bool FindShare(const XLA_FFI_CallFrame& frame, int64_t rank, uint32_t partition,
 
 XLA_FFI_Error* MeasureOneShare(const XLA_FFI_CallFrame& frame) {
   Share share;
-  const bool is_valid = frame.args.size == 2 && frame.rets.size == 1 && Operand(frame, 1).dtype == XLA_FFI_DataType_U32 &&
-                        Elements(Result(frame, 0)) == kRow &&
-                        FindShare(frame, Operand(frame, 0).rank, *static_cast<const uint32_t*>(Operand(frame, 1).data), &share);
+  const bool is_valid =
+      frame.args.size == 2 && frame.rets.size == 1 && Operand(frame, 1).dtype == XLA_FFI_DataType_U32 &&
+      Elements(Result(frame, 0)) == kRow &&
+      FindShare(frame, Operand(frame, 0).rank, *static_cast<const uint32_t*>(Operand(frame, 1).data), &share);
   Totals totals;
   if (is_valid && Operand(frame, 0).dtype == XLA_FFI_DataType_F32) {
     MeasureShare<float>(Operand(frame, 0), share, &totals);
   } else if (is_valid && Operand(frame, 0).dtype == XLA_FFI_DataType_F64) {
     MeasureShare<double>(Operand(frame, 0), share, &totals);
   } else {
-    return Invalid(frame, "hostcallback: the statistics of a share are of one array of float32 or float64, with the number of "
-                     "the partition and the int64 attribute `shares`");
+    return Invalid(
+        frame,
+        "hostcallback: the statistics of a share are of one array of float32 or float64, with the number of "
+        "the partition and the int64 attribute `shares`");
   }
   float out[kRow] = {};
   if (totals.count != 0) Finish(totals, out);
@@ -251,10 +257,10 @@ XLA_FFI_Error* MeasureOneShare(const XLA_FFI_CallFrame& frame) {
 }
 
 XLA_FFI_Error* MergeRows(const XLA_FFI_CallFrame& frame) {
-  const XLA_FFI_Buffer* const rows =
-      frame.args.size == 1 ? &Operand(frame, 0) : nullptr;
+  const XLA_FFI_Buffer* const rows = frame.args.size == 1 ? &Operand(frame, 0) : nullptr;
   int64_t results = 0;
-  for (int64_t i = 0; i < frame.rets.size; i += kStatistics) results += static_cast<int64_t>(Elements(Result(frame, i)));
+  for (int64_t i = 0; i < frame.rets.size; i += kStatistics)
+    results += static_cast<int64_t>(Elements(Result(frame, i)));
   if (rows == nullptr || rows->dtype != XLA_FFI_DataType_F32 || rows->rank != 3 || rows->dims[2] != kRow ||
       rows->dims[1] != results || frame.rets.size % kStatistics != 0) {
     return Invalid(frame, "hostcallback: merged statistics are of one float32 array [shares, values, 8]");
@@ -265,15 +271,15 @@ XLA_FFI_Error* MergeRows(const XLA_FFI_CallFrame& frame) {
     for (int64_t value = 0; value < values; ++value, row += kRow) {
       float out[kStatistics];
       Merge(row, rows->dims[0], results * kRow, out);
-      for (int64_t j = 0; j < kStatistics; ++j) static_cast<float*>(Result(frame, i + j).data)[value] = out[j];
+      for (int64_t j = 0; j < kStatistics; ++j)
+        static_cast<float*>(Result(frame, i + j).data)[value] = out[j];
     }
   }
   return nullptr;
 }
 
 XLA_FFI_Error* MeasureOperand(const XLA_FFI_CallFrame& frame) {
-  const XLA_FFI_Buffer* const value =
-      frame.args.size == 1 ? &Operand(frame, 0) : nullptr;
+  const XLA_FFI_Buffer* const value = frame.args.size == 1 ? &Operand(frame, 0) : nullptr;
   Totals totals;
   if (value != nullptr && value->dtype == XLA_FFI_DataType_F32) {
     Measure<float>(static_cast<const float*>(value->data), Elements(*value), &totals);
@@ -293,6 +299,12 @@ XLA_FFI_Error* MeasureOperand(const XLA_FFI_CallFrame& frame) {
 }  // namespace
 }  // namespace hcb
 
-XLA_FFI_Error* hcb_statistics(XLA_FFI_CallFrame* frame) { return hcb::IsExecution(frame) ? hcb::MeasureOperand(*frame) : nullptr; }
-XLA_FFI_Error* hcb_share_statistics(XLA_FFI_CallFrame* frame) { return hcb::IsExecution(frame) ? hcb::MeasureOneShare(*frame) : nullptr; }
-XLA_FFI_Error* hcb_merged_statistics(XLA_FFI_CallFrame* frame) { return hcb::IsExecution(frame) ? hcb::MergeRows(*frame) : nullptr; }
+XLA_FFI_Error* hcb_statistics(XLA_FFI_CallFrame* frame) {
+  return hcb::IsExecution(frame) ? hcb::MeasureOperand(*frame) : nullptr;
+}
+XLA_FFI_Error* hcb_share_statistics(XLA_FFI_CallFrame* frame) {
+  return hcb::IsExecution(frame) ? hcb::MeasureOneShare(*frame) : nullptr;
+}
+XLA_FFI_Error* hcb_merged_statistics(XLA_FFI_CallFrame* frame) {
+  return hcb::IsExecution(frame) ? hcb::MergeRows(*frame) : nullptr;
+}

@@ -1,4 +1,5 @@
-// The XLA FFI handler that counts the calls of a program, and tells the first failed call of a row from later ones.
+// The XLA FFI handler that counts the calls of a program, and tells the first failed call of a row from later
+// ones.
 #include <cstring>
 #include <mutex>
 #include <unordered_map>
@@ -17,19 +18,22 @@ struct History {
 
 std::mutex mutex;  // protects `histories`
 std::unordered_map<int32_t, History>& Histories() {
-  static auto* const histories = new std::unordered_map<int32_t, History>;  // threads may outlive static destructors
+  // threads may outlive static destructors
+  static auto* const histories = new std::unordered_map<int32_t, History>;
   return *histories;
 }
 
 XLA_FFI_Error* Judge(const XLA_FFI_CallFrame& frame) {
   const XLA_FFI_Array* const program = FindArray(frame, "program", XLA_FFI_DataType_S32);
   if (program == nullptr || program->size != 1 || frame.args.size != 1 || frame.rets.size != 1) {
-    return Invalid(frame, "hostcallback: a verdict has no int32 attribute `program`, or not one operand and one result");
+    return Invalid(
+        frame, "hostcallback: a verdict has no int32 attribute `program`, or not one operand and one result");
   }
   const XLA_FFI_Buffer& operand = Operand(frame, 0);
   const XLA_FFI_Buffer& result = Result(frame, 0);
   const ArrayRef failed = AsArrayRef(operand, 8);
-  if (operand.dtype != XLA_FFI_DataType_PRED || result.dtype != XLA_FFI_DataType_U32 || AsArrayRef(result, 32).nbytes != 8) {
+  if (operand.dtype != XLA_FFI_DataType_PRED || result.dtype != XLA_FFI_DataType_U32 ||
+      AsArrayRef(result, 32).nbytes != 8) {
     return Invalid(frame, "hostcallback: a verdict takes a bool[n] and makes a uint32[2]");
   }
   const uint8_t* const flags = static_cast<const uint8_t*>(operand.data);
@@ -55,4 +59,6 @@ void hcb_verdict_forget(void) {
   for (auto& [program, history] : hcb::Histories()) history.failed.assign(history.failed.size(), 0);
 }
 
-XLA_FFI_Error* hcb_verdict(XLA_FFI_CallFrame* frame) { return hcb::IsExecution(frame) ? hcb::Judge(*frame) : nullptr; }
+XLA_FFI_Error* hcb_verdict(XLA_FFI_CallFrame* frame) {
+  return hcb::IsExecution(frame) ? hcb::Judge(*frame) : nullptr;
+}

@@ -22,7 +22,7 @@ using Calls = std::map<std::pair<int32_t, uint64_t>, Entry>;
 
 struct Table {
   std::mutex mutex;  // protects everything below
-  Calls calls;  // by device and sequence number
+  Calls calls;       // by device and sequence number
   bool closed = false;
   std::string closed_error;
 };
@@ -55,7 +55,8 @@ std::unique_ptr<PendingCall> TakeCall(int32_t device, uint64_t seq) {
 
 class Failure final : public Completion {
  public:
-  Failure(std::unique_ptr<PendingCall> call, std::string error) : call_(std::move(call)), error_(std::move(error)) {}
+  Failure(std::unique_ptr<PendingCall> call, std::string error)
+      : call_(std::move(call)), error_(std::move(error)) {}
   void Complete() override { call_->Finish(error_.c_str()); }
 
  private:
@@ -82,7 +83,8 @@ bool PendingCall::Accepts(uint64_t count, const uint64_t* nbytes) const {
 
 void PendingCall::Take(const void* const* arrays) {
   for (size_t i = 0; i < results.size(); ++i) {
-    if (results[i].nbytes != 0) std::memcpy(results[i].data, arrays[i], results[i].nbytes);  // an empty array may have no address
+    // an empty array may have no address
+    if (results[i].nbytes != 0) std::memcpy(results[i].data, arrays[i], results[i].nbytes);
   }
 }
 
@@ -157,7 +159,8 @@ void FailCallsBetween(int32_t device, uint64_t start, uint64_t end, const char* 
   Table* table = TheTable();
   {
     std::lock_guard<std::mutex> lock(table->mutex);
-    for (auto it = table->calls.lower_bound({device, 0}); it != table->calls.end() && it->first.first == device;) {
+    for (auto it = table->calls.lower_bound({device, 0});
+         it != table->calls.end() && it->first.first == device;) {
       if (it->second.position < start || it->second.position >= end) {
         ++it;
         continue;
@@ -169,16 +172,19 @@ void FailCallsBetween(int32_t device, uint64_t start, uint64_t end, const char* 
   for (auto& call : lost) FailElsewhere(std::move(call), error);
 }
 
-// The calls' programs do not run in the child: nothing is finished or destroyed, since it belongs to the parent.
+// The calls' programs do not run in the child: nothing is finished or destroyed, since it belongs to the
+// parent.
 void ResetCallsAfterFork() { new (TheTable()) Table; }
 
 }  // namespace hcb
 
-hcb_call* hcb_call_reply(int32_t device, uint64_t seq, uint64_t count, const void* const* arrays, const uint64_t* nbytes) {
+hcb_call* hcb_call_reply(int32_t device, uint64_t seq, uint64_t count, const void* const* arrays,
+                         const uint64_t* nbytes) {
   std::unique_ptr<hcb::PendingCall> call = hcb::TakeCall(device, seq);
   if (!call) return nullptr;
   if (!call->Accepts(count, nbytes)) {
-    hcb::FailElsewhere(std::move(call), "hostcallback: the reply to this call has other lengths than its results");
+    hcb::FailElsewhere(std::move(call),
+                       "hostcallback: the reply to this call has other lengths than its results");
     return nullptr;
   }
   call->Take(arrays);
@@ -194,7 +200,8 @@ void hcb_call_resume(hcb_call* call) {
 }
 
 void hcb_call_fail(int32_t device, uint64_t seq, const char* message) {
-  if (std::unique_ptr<hcb::PendingCall> call = hcb::TakeCall(device, seq)) hcb::FailElsewhere(std::move(call), message);
+  if (std::unique_ptr<hcb::PendingCall> call = hcb::TakeCall(device, seq))
+    hcb::FailElsewhere(std::move(call), message);
 }
 
 uint64_t hcb_call_count(int32_t device) {

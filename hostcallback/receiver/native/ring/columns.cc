@@ -1,5 +1,5 @@
-// Reads the messages of one batch as columns, and stacks the payloads of alike ones, so that Python makes arrays of
-// many messages at a time.
+// Reads the messages of one batch as columns, and stacks the payloads of alike ones, so that Python makes
+// arrays of many messages at a time.
 
 #include <cstring>
 
@@ -21,8 +21,8 @@ struct Kind {
   uint64_t batch_of;  // the consumer, if it takes stacks of messages, otherwise 0
 
   bool operator==(const Kind& other) const {
-    return meta_bytes == other.meta_bytes && payload_bytes == other.payload_bytes && batch_of == other.batch_of &&
-           std::memcmp(metadata, other.metadata, meta_bytes) == 0;
+    return meta_bytes == other.meta_bytes && payload_bytes == other.payload_bytes &&
+           batch_of == other.batch_of && std::memcmp(metadata, other.metadata, meta_bytes) == 0;
   }
 
   uint32_t Hash() const {
@@ -109,15 +109,18 @@ void hcb_batch_columns(hcb_ring* ring, const hcb_batch* batch, hcb_columns* colu
     next[g] = columns->group[g].first = first;
     first += columns->group[g].count;
   }
-  for (uint32_t i = 0; i < batch->frames; ++i) columns->order[group_of[i] == kNone ? first++ : next[group_of[i]]++] = i;
+  for (uint32_t i = 0; i < batch->frames; ++i)
+    columns->order[group_of[i] == kNone ? first++ : next[group_of[i]]++] = i;
 }
 
-void hcb_batch_stack(hcb_ring* ring, const hcb_batch* batch, const hcb_columns* columns, uint64_t from, uint64_t count,
-                     uint64_t stride, uint8_t* out) {
+void hcb_batch_stack(hcb_ring* ring, const hcb_batch* batch, const hcb_columns* columns, uint64_t from,
+                     uint64_t count, uint64_t stride, uint8_t* out) {
   const uint8_t* const memory = RingOf(ring)->memory();
   for (uint64_t k = from; k < from + count; ++k, out += stride) {
-    const FrameHeader& header = *reinterpret_cast<const FrameHeader*>(memory + batch->offsets[columns->order[k]]);
-    const uint8_t* payload = reinterpret_cast<const uint8_t*>(&header + 1) + AlignUp(header.meta_bytes, kFrameAlign);
+    const FrameHeader& header =
+        *reinterpret_cast<const FrameHeader*>(memory + batch->offsets[columns->order[k]]);
+    const uint8_t* payload =
+        reinterpret_cast<const uint8_t*>(&header + 1) + AlignUp(header.meta_bytes, kFrameAlign);
     CopyArray(out, payload, header.payload_bytes);
   }
 }

@@ -13,8 +13,9 @@
 namespace hcb {
 namespace {
 
-// One entry per ring, newest first. Entries and rings are never freed, because programs may emit at any time, so
-// readers of the list need no lock. A process has few devices; a list is as fast as a table and has no limit.
+// One entry per ring, newest first. Entries and rings are never freed, because programs may emit at any time,
+// so readers of the list need no lock. A process has few devices; a list is as fast as a table and has no
+// limit.
 struct Entry {
   int32_t device;
   Ring* ring;
@@ -26,15 +27,16 @@ std::mutex entries_mutex;  // protects insertion
 
 // Null if the device has no ring.
 Ring* FindRing(int32_t device) {
-  // Without the lock: entries are only ever prepended, and live as long as the process. The acquire pairs with the release in
-  // OpenRing.
+  // Without the lock: entries are only ever prepended, and live as long as the process. The acquire pairs
+  // with the release in OpenRing.
   for (Entry* entry = entries.load(std::memory_order_acquire); entry != nullptr; entry = entry->next) {
     if (entry->device == device) return entry->ring;
   }
   return nullptr;
 }
 
-// The device's ring, created with `config` if it has none; `made` tells whether it was. Null if the system has no memory.
+// The device's ring, created with `config` if it has none; `made` tells whether it was. Null if the system
+// has no memory.
 Ring* OpenRing(int32_t device, const hcb_config& config, bool* made) {
   *made = false;
   if (Ring* ring = FindRing(device)) return ring;
@@ -44,15 +46,16 @@ Ring* OpenRing(int32_t device, const hcb_config& config, bool* made) {
   std::unique_ptr<Ring> ring = Ring::Make(device, config);
   if (!ring) return nullptr;
   *made = true;
-  entries.store(new Entry{device, ring.get(), entries.load(std::memory_order_relaxed)}, std::memory_order_release);
+  entries.store(new Entry{device, ring.get(), entries.load(std::memory_order_relaxed)},
+                std::memory_order_release);
   return ring.release();
 }
 
 constexpr auto kFirstPause = std::chrono::microseconds(20);
 constexpr auto kMaxPause = std::chrono::microseconds(500);
 
-// A tap function that sleeps may wait for the very program that waits for it. A thread that waits for the interpreter wakes up
-// every 5 ms, so that it is not taken for one that sleeps.
+// A tap function that sleeps may wait for the very program that waits for it. A thread that waits for the
+// interpreter wakes up every 5 ms, so that it is not taken for one that sleeps.
 constexpr auto kMaxSleep = std::chrono::milliseconds(10);
 
 // Whether the thread that delivers sleeps in a tap function, and has for kMaxSleep.

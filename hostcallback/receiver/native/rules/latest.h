@@ -1,4 +1,5 @@
-// The latest message of a tap that its rate left out, on one device: the value to be sent if no newer one follows.
+// The latest message of a tap that its rate left out, on one device: the value to be sent if no newer one
+// follows.
 #ifndef HOSTCALLBACK_RULES_LATEST_H_
 #define HOSTCALLBACK_RULES_LATEST_H_
 
@@ -17,16 +18,18 @@ namespace hcb {
 class Control;
 class Ring;
 
-// Payloads above this length are not kept: a program that computes little per step would spend its time on copies.
+// Payloads above this length are not kept: a program that computes little per step would spend its time on
+// copies.
 constexpr uint64_t kLatestBytes = 64 << 10;
 
 // A copy of one message. Any thread. It lives as long as the process.
 class LatestSlot {
  public:
-  LatestSlot(Control* control, int32_t device, LatestSlot* next) : control(control), device(device), next(next) {}
+  LatestSlot(Control* control, int32_t device, LatestSlot* next)
+      : control(control), device(device), next(next) {}
 
-  // Copies a message in place of the one before. Returns how many messages that leaves out: the one before, or this one
-  // if it is too large or the system has no memory.
+  // Copies a message in place of the one before. Returns how many messages that leaves out: the one before,
+  // or this one if it is too large or the system has no memory.
   uint64_t Keep(const Emission& emission, Ring* ring) {
     if (emission.payload_bytes > kLatestBytes) return 1;
     const uint64_t nbytes = emission.prefix_bytes + emission.payload_bytes;
@@ -57,8 +60,8 @@ class LatestSlot {
     return ring_;
   }
   bool full() const { return full_.load(std::memory_order_seq_cst); }
-  // Calls `send(emission, memory, ring)` with the message, if there is one. `memory` owns what the emission points to. A newer
-  // message of the same device is not sent before that call returns.
+  // Calls `send(emission, memory, ring)` with the message, if there is one. `memory` owns what the emission
+  // points to. A newer message of the same device is not sent before that call returns.
   template <typename Send>
   bool TakeTo(Send send) {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -70,7 +73,8 @@ class LatestSlot {
     full_.store(false, std::memory_order_seq_cst);
     return true;
   }
-  // In a forked child: the message is the parent's, of which another thread may have held the mutex, in the middle of a copy.
+  // In a forked child: the message is the parent's, of which another thread may have held the mutex, in the
+  // middle of a copy.
   void ResetAfterFork() {
     new (&mutex_) std::mutex;
     (void)bytes_.release();
@@ -81,12 +85,12 @@ class LatestSlot {
 
   Control* const control;
   const int32_t device;
-  LatestSlot* const next;               // in the list of all slots
+  LatestSlot* const next;              // in the list of all slots
   std::atomic<bool> scheduled{false};  // whether the timer will look at the slot
   int64_t due = 0;                     // of the timer: when it looks
 
  private:
-  std::mutex mutex_;  // protects everything below; `full_` is read without it
+  std::mutex mutex_;                  // protects everything below; `full_` is read without it
   std::unique_ptr<uint8_t[]> bytes_;  // prefix, payload
   uint64_t capacity_ = 0;
   Emission emission_ = {};

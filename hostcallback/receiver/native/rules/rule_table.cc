@@ -10,7 +10,7 @@
 namespace hcb {
 namespace {
 
-constexpr size_t kSlots = 1 << 16;  // a power of two, at most half of it used
+constexpr size_t kSlots = 1 << 16;                  // a power of two, at most half of it used
 constexpr uint64_t kAborting = 0x61626f7274696e67;  // used in place of a consumer id
 
 // Open addressing. Keys are never removed, so that lookups need no lock.

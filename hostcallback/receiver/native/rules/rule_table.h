@@ -1,5 +1,5 @@
-// The rules of all taps, the switches of single devices, and the launches to be ended: read by the handlers, written
-// by the host. The table has room for 32,768 different switches in the life of the process.
+// The rules of all taps, the switches of single devices, and the launches to be ended: read by the handlers,
+// written by the host. The table has room for 32,768 different switches in the life of the process.
 //
 // Reading takes no lock and, if nothing was ever switched or ruled, one load.
 #ifndef HOSTCALLBACK_RULES_RULE_TABLE_H_
