@@ -387,7 +387,7 @@ class Runtime:
                     f"{what} from a tap function on the receiver thread of {receiver.name} would wait for itself: "
                     "do it on the thread that dispatches the computations"
                 )
-            caller = receiver.calls.running_on(here)
+            caller = receiver.calls.running_on(here) if receiver.calls.running else None
             if caller is not None:
                 raise ReentrantWaitError(
                     f"{what} from {caller.name}, the host function of the call at {caller.source_line}, would wait for "
