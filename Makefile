@@ -12,6 +12,7 @@ DEMO := $(VENV)/.installed-demo
 SITE := $(VENV)/.installed-docs
 SOURCES := setup.cfg setup.py tools/build_native.py
 NATIVE := $(wildcard hostcallback/receiver/native/*/*.cc hostcallback/receiver/native/*/*.h)
+FORMATTED := $(NATIVE) $(wildcard tests/receiver/native/*/*.cc tests/receiver/native/*/*.h tools/bench/*.cc)
 
 # The whole suite runs on the native transport, and on the callback transport the folders in which it makes a difference; .ci/run runs
 # the others on it too, and the slow tests (here: `make test SLOW=1`).
@@ -66,9 +67,10 @@ quick: $(INSTALLED) ## run the fast native tests of one folder or file: make qui
 		find tests -name 'test_*.py' | sed 's,^tests/,,; s,/[^/]*$$,,' | sort -u | sed 's,^,    ,' >&2; exit 2; }
 	HOSTCALLBACK_TRANSPORT=native $(BIN)/python -m pytest -q -p no:xdist -m "not slow and not eager" $(if $(K),-k "$(K)") tests/$(ROOM)
 
-lint: $(INSTALLED) ## ruff, the order of imports between rooms, and the project's own rules
+lint: $(INSTALLED) ## ruff, clang-format, the order of imports between rooms, and the project's own rules
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run --Werror $(FORMATTED)
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python tools/lint_project.py
 	PATH="$(BIN):$$PATH"; if command -v actionlint >/dev/null; then actionlint; \

@@ -6,12 +6,17 @@ Only this module reads variables whose name begins with `HOSTCALLBACK_`.
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 Value = TypeVar("Value")
+
+VARIABLES: list[Variable[Any]] = []
+"""All variables, in the order of this module: sorted by name."""
 
 
 class Variable(Generic[Value]):
@@ -24,14 +29,18 @@ class Variable(Generic[Value]):
         purpose: one sentence on its effect.
     """
 
-    __slots__ = ("default", "expected", "name", "purpose")
+    __slots__ = ("_parse", "default", "expected", "name", "purpose")
 
-    def __init__(self, name: str, *, expected: str, default: str, purpose: str) -> None:
-        """Declares a variable; see the attributes."""
+    def __init__(
+        self, name: str, parse: Callable[[str], Value], *, expected: str, default: str, purpose: str
+    ) -> None:
+        """Declares a variable. `parse` makes the value of a text, which may be empty, or raises ValueError."""
         self.name = name
         self.expected = expected
         self.default = default
         self.purpose = purpose
+        self._parse = parse
+        VARIABLES.append(self)
 
     def __str__(self) -> str:
         """Returns its name, for messages."""
@@ -42,112 +51,59 @@ class Variable(Generic[Value]):
         return os.environ.get(self.name, "").strip()
 
     def read(self) -> Value:
-        """Returns its value, or the default.
+        """Returns its value, or the default: an empty text, None, or True for a switch.
 
         Raises:
             ValueError: its text is not valid.
         """
-        raise NotImplementedError
-
-    def wrong(self, text: str) -> ValueError:
-        """Returns the error for a text that is not valid."""
-        return ValueError(f"{self.name}={text!r}: expected {self.expected}")
-
-
-class TextVariable(Variable[str]):
-    """A variable that holds any text."""
-
-    __slots__ = ()
-
-    def read(self) -> str:
-        """Returns the text; an empty one if it is unset."""
-        return self.text()
-
-
-class PathVariable(Variable[Path | None]):
-    """A variable that names a file or a folder."""
-
-    __slots__ = ()
-
-    def read(self) -> Path | None:
-        """Returns the path; None if it is unset."""
         text = self.text()
-        return Path(text) if text else None
+        try:
+            return self._parse(text)
+        except ValueError as error:
+            cure = f" {error}" if str(error) else f": expected {self.expected}"
+            raise ValueError(f"{self.name}={text!r}{cure}") from None
 
 
-class ChoiceVariable(Variable[str]):
-    """A variable that holds one of a few words, in upper or lower case."""
-
-    __slots__ = ("choices",)
-
-    def __init__(
-        self, name: str, choices: tuple[str, ...], *, expected: str, default: str, purpose: str
-    ) -> None:
-        """Declares a variable whose valid texts are `choices`."""
-        super().__init__(name, expected=expected, default=default, purpose=purpose)
-        self.choices = choices
-
-    def read(self) -> str:
-        """Returns one of the choices; an empty text if it is unset. See `Variable.read`."""
-        text = self.text()
-        choice = text.lower()
-        if choice and choice not in self.choices:
-            raise self.wrong(text)
-        return choice
+def _path(text: str) -> Path | None:
+    return Path(text) if text else None
 
 
-class SwitchVariable(Variable[bool]):
-    """A variable that is 1 by default and turns something off with 0."""
-
-    __slots__ = ()
-
-    def read(self) -> bool:
-        """Returns whether it is on. See `Variable.read`."""
-        text = self.text()
-        if text in ("", "1"):
-            return True
-        if text == "0":
-            return False
-        raise self.wrong(text)
+def _choice(*choices: str) -> Callable[[str], str]:
+    return functools.partial(_one_of, choices)
 
 
-class BytesVariable(Variable[int | None]):
-    """A variable that holds a number of bytes."""
-
-    __slots__ = ()
-
-    def read(self) -> int | None:
-        """Returns the number; None if it is unset. See `Variable.read`."""
-        text = self.text()
-        if not text:
-            return None
-        if not text.isdecimal() or int(text) < 1:
-            raise self.wrong(text)
-        return int(text)
+def _one_of(choices: tuple[str, ...], text: str) -> str:
+    choice = text.lower()
+    if choice and choice not in choices:
+        raise ValueError
+    return choice
 
 
-class LevelVariable(Variable[int | None]):
-    """A variable that holds a level of the module `logging`."""
-
-    __slots__ = ()
-
-    def read(self) -> int | None:
-        """Returns the level as a number; None if it is unset. See `Variable.read`."""
-        text = self.text()
-        if not text:
-            return None
-        levels = logging.getLevelNamesMapping()
-        level = int(text) if text.isdigit() else levels.get(text.upper())
-        if level is None:
-            raise ValueError(
-                f"{self.name}={text!r} is not a logging level: use one of {', '.join(levels)}, or a number"
-            )
-        return level
+def _switch(text: str) -> bool:
+    if text not in ("", "0", "1"):
+        raise ValueError
+    return text != "0"
 
 
-ACCELERATE = ChoiceVariable(
+def _nbytes(text: str) -> int | None:
+    if text and (not text.isdecimal() or int(text) < 1):
+        raise ValueError
+    return int(text) if text else None
+
+
+def _level(text: str) -> int | None:
+    if not text:
+        return None
+    levels = logging.getLevelNamesMapping()
+    level = int(text) if text.isdigit() else levels.get(text.upper())
+    if level is None:
+        raise ValueError(f"is not a logging level: use one of {', '.join(levels)}, or a number")
+    return level
+
+
+ACCELERATE = Variable(
     "HOSTCALLBACK_ACCELERATE",
-    ("0", "1", "verbose"),
+    _choice("0", "1", "verbose"),
     expected=(
         "1 (callbacks of JAX's go through hostcallback), verbose (the same, and tells of each on standard error) or 0 "
         "(the default)"
@@ -155,149 +111,142 @@ ACCELERATE = ChoiceVariable(
     default="0",
     purpose="Calls `hcb.accelerate()` when hostcallback is imported.",
 )
-BLOCK_BUDGET_BYTES = BytesVariable(
+BLOCK_BUDGET_BYTES = Variable(
     "HOSTCALLBACK_BLOCK_BUDGET_BYTES",
+    _nbytes,
     expected="a number of bytes, at least 1",
     default="64 MiB",
     purpose="Bounds the bytes that a device may queue in arrays above 64 KiB.",
 )
-BUILD_NATIVE = SwitchVariable(
+BUILD_NATIVE = Variable(
     "HOSTCALLBACK_BUILD_NATIVE",
+    _switch,
     expected="1 (the default) or 0 (no native library is compiled)",
     default="1",
     purpose="Decides, while the package is being installed, whether the native library is compiled.",
 )
-CAPSULES = PathVariable(
+CAPSULES = Variable(
     "HOSTCALLBACK_CAPSULES",
+    _path,
     expected="the path of a folder",
     default="no capsules",
     purpose="Opens `hcb.capsule(folder, nonfinite=True, all_threads=True)` for the process when hostcallback and JAX "
     "are imported.",
 )
-CONTROL_DIR = PathVariable(
+CONTROL_DIR = Variable(
     "HOSTCALLBACK_CONTROL_DIR",
+    _path,
     expected="a folder",
     default="`$XDG_RUNTIME_DIR/hostcallback`, or `/tmp/hostcallback-UID`",
     purpose="Holds the control sockets of this user's processes, in its folder `hostcallback-UID`.",
 )
-CONTROL_FILE = PathVariable(
+CONTROL_FILE = Variable(
     "HOSTCALLBACK_CONTROL_FILE",
+    _path,
     expected="a TOML file",
     default="none",
     purpose="Holds rules for taps; the process watches the file.",
 )
-CONTROL_SOCKET = SwitchVariable(
+CONTROL_SOCKET = Variable(
     "HOSTCALLBACK_CONTROL_SOCKET",
+    _switch,
     expected="1 (the default) or 0, for no control socket",
     default="1",
     purpose="Decides whether a process opens a socket for `hcb ctl` and `hcb top`.",
 )
-CUDA_LIBRARY = PathVariable(
+CUDA_LIBRARY = Variable(
     "HOSTCALLBACK_CUDA_LIBRARY",
+    _path,
     expected="a file",
     default="`libcuda.so.1`",
     purpose="Is loaded as the driver of NVIDIA GPUs.",
 )
-EXIT_STATUS = SwitchVariable(
+EXIT_STATUS = Variable(
     "HOSTCALLBACK_EXIT_STATUS",
+    _switch,
     expected="0, 1 or nothing",
     default="1",
     purpose="With 0, failures of taps and checks that no barrier or receiver raised leave the exit status as it is.",
 )
-FAST_DISPATCH = SwitchVariable(
+FAST_DISPATCH = Variable(
     "HOSTCALLBACK_FAST_DISPATCH",
+    _switch,
     expected="1 (the default) or 0 (JAX's own dispatch of effects)",
     default="1",
     purpose="Decides whether programs with taps are dispatched as fast as programs without.",
 )
-FLIGHT_RECORDER = PathVariable(
+FLIGHT_RECORDER = Variable(
     "HOSTCALLBACK_FLIGHT_RECORDER",
+    _path,
     expected="a folder",
     default="none",
     purpose="Keeps the last messages of each device, for `hcb recover`.",
 )
-LOG_LEVEL = LevelVariable(
+LOG_LEVEL = Variable(
     "HOSTCALLBACK_LOG_LEVEL",
+    _level,
     expected="a level of the module `logging`, such as DEBUG, or a number",
     default="that of the root logger",
     purpose="Sets the level of the logger `hostcallback`.",
 )
-OBSERVE = TextVariable(
+OBSERVE = Variable(
     "HOSTCALLBACK_OBSERVE",
+    str,
     expected="selections, separated by commas, as `where=` of `hcb.observe` has them",
     default="none",
     purpose="Opens `hcb.observe(where=[...], all_threads=True)` for the process when hostcallback and JAX are "
     "imported.",
 )
-RING_BYTES = BytesVariable(
+RING_BYTES = Variable(
     "HOSTCALLBACK_RING_BYTES",
+    _nbytes,
     expected="a number of bytes, at least 1",
     default="8 MiB",
     purpose="Bounds the bytes that a device may queue in small messages.",
 )
-ROCM_LIBRARY = PathVariable(
+ROCM_LIBRARY = Variable(
     "HOSTCALLBACK_ROCM_LIBRARY",
+    _path,
     expected="a file",
     default="`libamdhip64.so`",
     purpose="Is loaded as the driver of AMD GPUs.",
 )
-RUN = TextVariable(
+RUN = Variable(
     "HOSTCALLBACK_RUN",
+    str,
     expected="up to 64 letters, digits, '.', '-' and '_', beginning with a letter or digit",
     default="a name that no other run has, of program, user and time",
     purpose="Names the run in logs, spools and at collectors, over all its processes. A later start continues it.",
 )
-TAP_TANGENTS = SwitchVariable(
+TAP_TANGENTS = Variable(
     "HOSTCALLBACK_TAP_TANGENTS",
+    _switch,
     expected="0, 1 or nothing",
     default="1",
     purpose="Decides whether tangents and cotangents are tapped, for taps that do not set `tap_tangents`.",
 )
-TOKEN = TextVariable(
+TOKEN = Variable(
     "HOSTCALLBACK_TOKEN",
+    str,
     expected="a secret",
     default="none",
     purpose="Is the bearer token for a collector, or the token of a NATS server.",
 )
-TRANSPORT = ChoiceVariable(
+TRANSPORT = Variable(
     "HOSTCALLBACK_TRANSPORT",
-    ("native", "callback"),
+    _choice("native", "callback"),
     expected="'native', 'callback' or nothing",
     default="`native` if the native library can be loaded, else `callback`",
     purpose="Selects the native transport or Python callbacks.",
 )
-WATCH = ChoiceVariable(
+WATCH = Variable(
     "HOSTCALLBACK_WATCH",
-    ("0", "1"),
+    _choice("0", "1"),
     expected="1 or 0",
     default="0",
     purpose="With 1, opens `hcb.watch_nonfinite(all_threads=True)` for the process when hostcallback and JAX are "
     "imported.",
 )
-
-VARIABLES: tuple[Variable[Any], ...] = (
-    ACCELERATE,
-    BLOCK_BUDGET_BYTES,
-    BUILD_NATIVE,
-    CAPSULES,
-    CONTROL_DIR,
-    CONTROL_FILE,
-    CONTROL_SOCKET,
-    CUDA_LIBRARY,
-    EXIT_STATUS,
-    FAST_DISPATCH,
-    FLIGHT_RECORDER,
-    LOG_LEVEL,
-    OBSERVE,
-    RING_BYTES,
-    ROCM_LIBRARY,
-    RUN,
-    TAP_TANGENTS,
-    TOKEN,
-    TRANSPORT,
-    WATCH,
-)
-"""All variables, sorted by name."""
 
 GPU_LIBRARIES = {"cuda": CUDA_LIBRARY, "rocm": ROCM_LIBRARY}
 """The variables with the driver libraries, by GPU platform."""

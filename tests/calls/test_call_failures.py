@@ -295,7 +295,7 @@ def test_nothing_is_left_behind(transport: str) -> None:
             f(jnp.float32(x))
     assert len(deferred().failures) == 10
     for receiver in runtime.receivers():
-        assert receiver.calls.running() == []
+        assert not receiver.calls.running
         assert receiver.queued() == 0
         assert not any(receiver.scope._calls.values())
         if transport == "native":

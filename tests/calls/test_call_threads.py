@@ -42,7 +42,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 def assert_books_are_closed() -> None:
     for receiver in runtime.receivers():
-        assert receiver.calls.running() == []
+        assert not receiver.calls.running
         assert receiver.queued() == 0
         assert not any(receiver.scope._calls.values())
         assert native_library.load().hcb_call_count(receiver.source.device) == 0

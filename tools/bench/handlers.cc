@@ -12,8 +12,10 @@ bool AnswerMetadataQuery(XLA_FFI_CallFrame* frame) {
   for (XLA_FFI_Extension_Base* it = frame->extension_start; it != nullptr; it = it->next) {
     if (it->type != XLA_FFI_Extension_Metadata) continue;
     XLA_FFI_Metadata* metadata = reinterpret_cast<XLA_FFI_Metadata_Extension*>(it)->metadata;
-    metadata->api_version.major_version = frame->api ? frame->api->api_version.major_version : XLA_FFI_API_MAJOR;
-    metadata->api_version.minor_version = frame->api ? frame->api->api_version.minor_version : XLA_FFI_API_MINOR;
+    metadata->api_version.major_version =
+        frame->api ? frame->api->api_version.major_version : XLA_FFI_API_MAJOR;
+    metadata->api_version.minor_version =
+        frame->api ? frame->api->api_version.minor_version : XLA_FFI_API_MINOR;
     metadata->traits = 0;
     metadata->state_type_id = XLA_FFI_UNKNOWN_TYPE_ID;
     return true;
@@ -34,7 +36,8 @@ BENCH_EXPORT XLA_FFI_Error* hcb_bench_empty(XLA_FFI_CallFrame* frame) {
 BENCH_EXPORT XLA_FFI_Error* hcb_bench_pace(XLA_FFI_CallFrame* frame) {
   if (AnswerMetadataQuery(frame) || frame->stage != XLA_FFI_ExecutionStage_EXECUTE) return nullptr;
   int64_t nanoseconds;
-  std::memcpy(&nanoseconds, static_cast<const XLA_FFI_Scalar*>(frame->attrs.attrs[0])->value, sizeof(nanoseconds));
+  std::memcpy(&nanoseconds, static_cast<const XLA_FFI_Scalar*>(frame->attrs.attrs[0])->value,
+              sizeof(nanoseconds));
   const timespec rest = {nanoseconds / 1'000'000'000, nanoseconds % 1'000'000'000};
   nanosleep(&rest, nullptr);
   void* operand = static_cast<const XLA_FFI_Buffer*>(frame->args.args[0])->data;

@@ -145,7 +145,9 @@ def figures(runtime: Runtime) -> dict[str, Any]:
         }
     receivers = runtime.receivers()
     for receiver in receivers:
-        for consumer, counted in receiver.tap_counters.snapshot() if receiver.tap_counters else ():
+        for consumer, counted in (
+            receiver.dispatcher.tap_counters.snapshot() if receiver.dispatcher.tap_counters else ()
+        ):
             # Includes consumers without rules, such as calls.
             row = taps.setdefault(
                 (consumer.name, consumer.source_line),

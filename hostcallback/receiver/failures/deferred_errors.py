@@ -77,6 +77,11 @@ class DeferredErrors:
     """The errors of delivered messages, with limits, until a thread raises them.
 
     Any thread. Receiver threads add errors; the thread that leaves a scope or waits at a barrier takes them.
+
+    Attributes:
+        on_error: policy for failed checks and exceptions of tap functions.
+        max_kept: number of exceptions, and of checks, that are kept whole.
+        unclaimed: called as those of `listen` are, with failures for which none of them returns True. Must not raise.
     """
 
     def __init__(
@@ -95,29 +100,24 @@ class DeferredErrors:
         """Called as those of `listen` are, with failures for which none of them returns True. It must not raise."""
         self.on_exception: Callable[[TapFailure], None] | None = None
         """Called with each exception of a tap function. It must not raise."""
+        self.max_kept = max_kept
         self._lock = threading.RLock()  # protects everything below; signal handlers may wait for taps
-        self._max_kept = max_kept
-        self._failures: list[TapFailure] = []
-        self._suppressed: Counter[str] = Counter()
-        self._unknown: Counter[int] = Counter()
-        self._unbound: Counter[str] = Counter()
-        self._incomplete: Counter[str] = Counter()
-        self._lost: Counter[str] = Counter()
-        self._checks = FailedChecks(max_kept)
+        self._found: Deferred | None = None  # what no thread has taken; made at the first failure
         self._all_checks = FailedChecks(max_kept)
         self._raised_by_callers = 0
         self._log = FailureLog() if log_failures else None
 
-    @property
-    def max_kept(self) -> int:
-        """Number of exceptions, and of checks, that are kept whole."""
-        return self._max_kept
+    def _pending(self) -> Deferred:
+        # The caller holds the lock.
+        if self._found is None:
+            self._found = Deferred(FailedChecks(self.max_kept))
+        return self._found
 
     def add_check(self, consumer: Consumer, failed: CheckFailed, device: str, count: int = 1) -> None:
         """Counts a check that failed `count` times, and reports it at once if `on_error` demands that."""
         failure_history.add_check(consumer, failed, device, count)
         with self._lock:
-            group = self._checks.add(consumer, failed, device, count)
+            group = self._pending().checks.add(consumer, failed, device, count)
             self._all_checks.add(
                 consumer, failed, device, count, None if group is None else group.explanation
             )
@@ -157,7 +157,7 @@ class DeferredErrors:
     def checks(self) -> list[FailedCheck]:
         """The failed checks that have not been raised, in the order of their first failures."""
         with self._lock:
-            return self._checks.groups()
+            return [] if self._found is None else self._found.checks.groups()
 
     def all_checks(self) -> list[FailedCheck]:
         """All failed checks, including those that were raised or only logged."""
@@ -166,18 +166,23 @@ class DeferredErrors:
 
     def take_checks(self) -> FailedChecks:
         """Removes and returns the failed checks."""
+        taken = FailedChecks(self.max_kept)
         with self._lock:
-            checks, self._checks = self._checks, FailedChecks(self._max_kept)
+            if self._found is not None:
+                taken, self._found.checks = self._found.checks, taken
+        self._leave_queue()
+        return taken
+
+    def _leave_queue(self) -> None:
         # Not `while self in`: another thread may take the entry between the look and the removal.
         with contextlib.suppress(ValueError):
             while True:
                 raise_soon_queue.remove(self)
-        return checks
 
     def put_back(self, checks: FailedChecks) -> None:
         """Puts back the result of `take_checks`, before later failures."""
         with self._lock:
-            self._checks.merge(checks)
+            self._pending().checks.merge(checks)
 
     def add_failure(self, failure: TapFailure) -> None:
         """Keeps the exception of a tap, or counts it if the limit is reached."""
@@ -205,22 +210,23 @@ class DeferredErrors:
             return
         if isinstance(error, UnboundConsumerError):
             with self._lock:
-                self._unbound[str(error)] += 1
+                self._pending().unbound[str(error)] += 1
             return
         if isinstance(error, IncompleteValueError):
             with self._lock:
-                self._incomplete[f"{failure.tap} at {failure.source_line}"] += error.count
+                self._pending().incomplete[f"{failure.tap} at {failure.source_line}"] += error.count
             return
         self._note(failure)
         with self._lock:
             # Decided with the lock, so that only one thread reports the first failure; acted on without it,
             # since watchers run code that may come back here.
-            first = not self._failures
-            if len(self._failures) < self._max_kept:
+            found = self._pending()
+            first = not found.failures
+            if len(found.failures) < self.max_kept:
                 failure.exception.add_note(f"raised by {failure.describe()}")
-                self._failures.append(failure)
+                found.failures.append(failure)
             else:
-                self._suppressed[failure.source_line] += 1
+                found.suppressed[failure.source_line] += 1
         self._tell(failure)
         if first and self.on_error in (OnError.RAISE_SOON, OnError.ABORT):
             self._raise_soon()
@@ -246,20 +252,20 @@ class DeferredErrors:
     def add_unknown(self, consumer_id: int) -> None:
         """Counts a message whose consumer id is not registered."""
         with self._lock:
-            self._unknown[consumer_id] += 1
+            self._pending().unknown[consumer_id] += 1
 
     def add_lost(self, reason: str, count: int) -> None:
         """Counts messages that will never be delivered."""
         with self._lock:
-            self._lost[reason] += count
+            self._pending().lost[reason] += count
 
     def take(self) -> TapFunctionException | None:
         """Removes all collected errors and returns the exception that reports them; None if there are none."""
         with self._lock:
-            found = self._pending()
-            self._failures, self._suppressed, self._unknown = [], Counter(), Counter()
-            self._unbound, self._incomplete, self._lost = Counter(), Counter(), Counter()
-        found = found._replace(checks=self.take_checks())
+            found, self._found = self._found, None
+        self._leave_queue()
+        if found is None:
+            return None
         if self.on_error is OnError.WARN:
             found = self._without_warned(found)
         return report_of(found)
@@ -267,29 +273,25 @@ class DeferredErrors:
     def peek(self) -> TapFunctionException | None:
         """Returns what `take` would return, without the failed checks, and removes nothing."""
         with self._lock:
-            found = self._pending()
+            if self._found is None:
+                return None
+            found = replace(self._found, checks=FailedChecks(0), failures=list(self._found.failures))
         if self.on_error is OnError.WARN and self._log is not None:
-            found = found._replace(failures=[], suppressed=Counter())
+            found = replace(found, failures=[], suppressed=Counter())
         return report_of(found)
 
     def failed(self) -> int:
         """Number of exceptions of tap functions that no thread has taken."""
         with self._lock:
-            return len(self._failures) + self._suppressed.total()
-
-    def _pending(self) -> Deferred:
-        # The caller holds the lock.
-        return Deferred(
-            list(self._failures), self._suppressed, self._unknown, self._unbound, self._incomplete, self._lost
-        )
+            return 0 if self._found is None else len(self._found.failures) + self._found.suppressed.total()
 
     def _without_warned(self, found: Deferred) -> Deferred:
         if found.checks:
             logger.warning("%s", found.checks.headline())
         if found.failures and self._log is not None:
             logger.warning("%s", headline(found.failures, found.suppressed))
-            found = found._replace(failures=[], suppressed=Counter())
-        return found._replace(checks=None)
+            found = replace(found, failures=[], suppressed=Counter())
+        return replace(found, checks=FailedChecks(0))
 
 
 raise_soon_queue: list[DeferredErrors] = []
@@ -326,6 +328,15 @@ class _Here(threading.local):
 
 
 _here = _Here()
+
+
+def failure_of(error: BaseException, message: Message, device: str) -> TapFailure:
+    """The failure of a message's sink, on the device of that name."""
+    consumer = message.consumer
+    return TapFailure(
+        error, consumer.name, consumer.source_line, device, message.seq, consumer.transforms, consumer.kwargs,
+        message.run_id,
+    )  # fmt: skip
 
 
 @contextlib.contextmanager

@@ -120,34 +120,35 @@ MAX_ALIKE = 5
 """Exceptions of one line and type that a report has. Of more, it has those whose texts differ in more than numbers."""
 
 
-class Deferred(NamedTuple):
-    """The content of a `DeferredErrors`, in a form that can be sent to another process."""
+@dataclass(slots=True)
+class Deferred:
+    """The errors of delivered messages that no thread has raised."""
 
-    failures: list[TapFailure]
-    suppressed: Counter[str]
-    unknown: Counter[int]
-    unbound: Counter[str]
-    incomplete: Counter[str]
-    lost: Counter[str]
-    checks: FailedChecks | None = None
+    checks: FailedChecks
+    failures: list[TapFailure] = field(default_factory=list)
+    suppressed: Counter[str] = field(default_factory=Counter)
+    unknown: Counter[int] = field(default_factory=Counter)
+    unbound: Counter[str] = field(default_factory=Counter)
+    incomplete: Counter[str] = field(default_factory=Counter)
+    lost: Counter[str] = field(default_factory=Counter)
 
 
 def report_of(found: Deferred) -> TapFunctionException | None:
     """Returns the exception that reports these errors; None if there are none."""
-    checks: list[Exception] = [] if found.checks is None else list(found.checks.errors())
+    checks: list[Exception] = list(found.checks.errors())
     exceptions = [*checks, *_representatives(found.failures, found.suppressed)]
     if found.unknown:
         exceptions.append(UnknownConsumerError(_describe_unknown(found.unknown)))
     exceptions += [UnboundConsumerError(f"{count} {text}") for text, count in found.unbound.most_common()]
     if found.incomplete:
-        exceptions.append(
-            IncompleteValueError(_describe_incomplete(found.incomplete), found.incomplete.total())
-        )
+        text = _describe_incomplete(found.incomplete)
+        exceptions.append(IncompleteValueError(text, found.incomplete.total()))
     if found.lost:
-        exceptions.append(LostMessagesError(_describe_lost(found.lost)))
+        lost = (f"{count} message(s) lost: {reason}" for reason, count in found.lost.most_common())
+        exceptions.append(LostMessagesError("; ".join(lost)))
     if not exceptions:
         return None
-    texts = [found.checks.headline()] if checks and found.checks is not None else []
+    texts = [found.checks.headline()] if checks else []
     if len(exceptions) > len(checks):
         texts.append(headline(found.failures, found.suppressed))
     return TapFunctionException("; ".join(texts), exceptions, found.failures, found.suppressed)
@@ -230,10 +231,6 @@ def _describe_incomplete(incomplete: Counter[str]) -> str:
         "them were lost, or came much too late. The receiver's stats say how many messages its back_pressure policy "
         "dropped on each device"
     )
-
-
-def _describe_lost(lost: Counter[str]) -> str:
-    return "; ".join(f"{count} message(s) lost: {reason}" for reason, count in lost.most_common())
 
 
 MAX_LINES = 64

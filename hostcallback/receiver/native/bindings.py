@@ -11,6 +11,7 @@ import os
 import sys
 from ctypes import POINTER, c_char_p, c_int32, c_int64, c_uint8, c_uint32, c_uint64, c_void_p
 from pathlib import Path
+from typing import Any
 
 from hostcallback.receiver import environment, processes
 from hostcallback.receiver.errors import NativeLibraryError
@@ -49,39 +50,30 @@ class Config(ctypes.Structure):
     )
 
 
+def _words(*names: str) -> Any:
+    return [(name, c_uint64) for name in names]
+
+
 class Counters(ctypes.Structure):
     """`hcb_counters`."""
 
-    _fields_ = (
-        ("emitted", c_uint64),
-        ("dropped", c_uint64),
-        ("emitted_bytes", c_uint64),
-        ("queued_messages", c_uint64),
-        ("queued_bytes", c_uint64),
-        ("waiting_producers", c_uint64),
-        ("next_seq", c_uint64),
-        ("released_messages", c_uint64),
-        ("discarded", c_uint64),
-        ("unpinned", c_uint64),
-    )
+    _fields_ = _words(
+        "emitted", "dropped", "emitted_bytes", "queued_messages", "queued_bytes", "waiting_producers", "next_seq",
+        "released_messages", "discarded", "unpinned",
+    )  # fmt: skip
 
 
 class Block(ctypes.Structure):
     """`hcb_block`."""
 
-    _fields_ = (("frame", c_uint64), ("memory", c_uint64), ("nbytes", c_uint64))
+    _fields_ = _words("frame", "memory", "nbytes")
 
 
 class Batch(ctypes.Structure):
     """`hcb_batch`."""
 
     _fields_ = (
-        ("frames", c_uint64),
-        ("blocks_count", c_uint64),
-        ("damage", c_uint64),
-        ("damage_start", c_uint64),
-        ("damage_end", c_uint64),
-        ("damage_messages", c_uint64),
+        *_words("frames", "blocks_count", "damage", "damage_start", "damage_end", "damage_messages"),
         ("offsets", c_uint64 * BATCH_FRAMES),
         ("ends", c_uint64 * BATCH_FRAMES),
         ("blocks", Block * BATCH_BLOCKS),
@@ -93,7 +85,7 @@ class Batch(ctypes.Structure):
 class Group(ctypes.Structure):
     """`hcb_group`."""
 
-    _fields_ = (("frame", c_uint64), ("first", c_uint64), ("count", c_uint64), ("payload_bytes", c_uint64))
+    _fields_ = _words("frame", "first", "count", "payload_bytes")
 
 
 class Columns(ctypes.Structure):
@@ -149,16 +141,20 @@ class Event(ctypes.Structure):
     _fields_ = (("kind", c_int32), ("device", c_int32))
 
 
+# Of the interpreter: a thread that has a state can run Python.
+_HOST_THREADS = {
+    "this_thread": "PyGILState_GetThisThreadState",
+    "enter": "PyGILState_Ensure",
+    "leave": "PyGILState_Release",
+    "interrupted": "PyOS_InterruptOccurred",
+    "interrupt": "PyErr_SetInterrupt",
+}
+
+
 class HostThreads(ctypes.Structure):
     """`hcb_host_threads`."""
 
-    _fields_ = (
-        ("this_thread", c_void_p),
-        ("enter", c_void_p),
-        ("leave", c_void_p),
-        ("interrupted", c_void_p),
-        ("interrupt", c_void_p),
-    )
+    _fields_ = tuple((name, c_void_p) for name in _HOST_THREADS)
 
 
 HostCall = ctypes.CFUNCTYPE(c_int32, c_void_p, c_int32)
@@ -168,6 +164,12 @@ Wait = ctypes.PYFUNCTYPE(None)
 """`hcb_wait`."""
 
 _ARRAYS = (c_uint64, POINTER(c_void_p), POINTER(c_uint64))  # count, addresses, lengths
+
+# The handlers that XLA calls: the addresses of these functions are passed to it.
+_HANDLERS = (
+    "tap tap_shard gpu_tap gpu_tap_shard call_host hold wait_for_output clock copy not_finite statistics "
+    "share_statistics merged_statistics verdict"
+)
 
 # name -> (result, arguments)
 _FUNCTIONS = {
@@ -245,26 +247,13 @@ _FUNCTIONS = {
     "hcb_after_fork_child": (None, ()),
     "hcb_test_produce": (c_uint64, (c_void_p, c_uint32, c_uint64, c_uint64)),
     "hcb_test_call": (c_int32, (c_void_p, c_char_p, c_uint64, *_ARRAYS, c_char_p, c_uint64)),
-    "hcb_tap": (c_void_p, (c_void_p,)),
-    "hcb_tap_shard": (c_void_p, (c_void_p,)),
-    "hcb_gpu_tap": (c_void_p, (c_void_p,)),
-    "hcb_gpu_tap_shard": (c_void_p, (c_void_p,)),
-    "hcb_call_host": (c_void_p, (c_void_p,)),
-    "hcb_hold": (c_void_p, (c_void_p,)),
-    "hcb_wait_for_output": (c_void_p, (c_void_p,)),
-    "hcb_clock": (c_void_p, (c_void_p,)),
-    "hcb_copy": (c_void_p, (c_void_p,)),
-    "hcb_not_finite": (c_void_p, (c_void_p,)),
-    "hcb_statistics": (c_void_p, (c_void_p,)),
-    "hcb_verdict": (c_void_p, (c_void_p,)),
     "hcb_verdict_forget": (None, ()),
-    "hcb_share_statistics": (c_void_p, (c_void_p,)),
-    "hcb_merged_statistics": (c_void_p, (c_void_p,)),
     "hcb_set_host_threads": (None, (POINTER(HostThreads),)),
     "hcb_ring_set_host_call": (None, (c_void_p, HostCall)),
     "hcb_own_call_read": (c_int32, (c_void_p, c_void_p, c_int64, POINTER(CallFrame))),
     "hcb_own_call_withdraw": (c_int32, (c_void_p, c_void_p, c_char_p)),
     "hcb_own_call_ended": (c_int32, (c_void_p,)),
+    **{f"hcb_{handler}": (c_void_p, (c_void_p,)) for handler in _HANDLERS.split()},
 }
 
 
@@ -281,21 +270,11 @@ def load() -> ctypes.CDLL:
         NativeLibraryError: it is missing, cannot be loaded here, or has another interface version.
     """
     library = load_from(path())
-    library.hcb_set_host_threads(_host_threads())
-    return library
-
-
-def _host_threads() -> HostThreads:
-    # Of the interpreter: a thread that has a state can run Python.
-    names = (
-        "PyGILState_GetThisThreadState",
-        "PyGILState_Ensure",
-        "PyGILState_Release",
-        "PyOS_InterruptOccurred",
-        "PyErr_SetInterrupt",
+    functions = [getattr(ctypes.pythonapi, name) for name in _HOST_THREADS.values()]
+    library.hcb_set_host_threads(
+        HostThreads(*[ctypes.cast(function, c_void_p).value for function in functions])
     )
-    addresses = [ctypes.cast(getattr(ctypes.pythonapi, name), c_void_p).value for name in names]
-    return HostThreads(*addresses)
+    return library
 
 
 @functools.cache

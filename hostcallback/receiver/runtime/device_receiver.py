@@ -13,7 +13,7 @@ from hostcallback.receiver.messages import Consumer, Registry
 from hostcallback.receiver.runtime.dispatch.calls import Calls, CallThreads
 from hostcallback.receiver.runtime.dispatch.dispatcher import Dispatcher
 from hostcallback.receiver.runtime.dispatch.gil_share import GilThrottle
-from hostcallback.receiver.runtime.dispatch.scope import Scope, ScopeSinks, TapCounters
+from hostcallback.receiver.runtime.dispatch.scope import Scope
 from hostcallback.receiver.sinks.tap import last_element
 from hostcallback.receiver.sources.ring_batch import LostCopiesError
 from hostcallback.receiver.sources.source import Batch, Source
@@ -42,6 +42,8 @@ class DeviceReceiver:
         name: the device's name, such as `cpu:0`.
         source: source of the frames.
         calls: runs the host functions of the device's calls.
+        dispatcher: delivers the messages.
+        thread: the daemon thread.
     """
 
     def __init__(
@@ -67,14 +69,8 @@ class DeviceReceiver:
         self.source = source
         self.calls = make_calls(name, source, self._deliver)
         self._share = GilThrottle()
-        self._dispatcher = Dispatcher(
-            registry,
-            name,
-            device,
-            scope,
-            self._enter_scope,
-            self.calls,
-            source=source,
+        self.dispatcher = Dispatcher(
+            registry, name, device, scope, self._enter_scope, self.calls, source=source
         )
         self._switches: dict[int, Scope] = {}
         self._stopping = False
@@ -84,23 +80,13 @@ class DeviceReceiver:
         self._discarded = 0
         self._awaited: list[int] = []  # numbers of frames for which threads wait; few, and mostly none
         scope.opened(name)
-        self._thread = threading.Thread(target=self._run, name=f"hostcallback-{name}", daemon=True)
-        self._thread.start()
+        self.thread = threading.Thread(target=self._run, name=f"hostcallback-{name}", daemon=True)
+        self.thread.start()
 
     @property
     def scope(self) -> Scope:
         """The scope that counts the messages delivered now."""
-        return self._dispatcher.scope
-
-    @property
-    def device(self) -> Any:
-        """The object that tap functions get as `device`."""
-        return self._dispatcher.device
-
-    @property
-    def thread(self) -> threading.Thread:
-        """The daemon thread that delivers the messages of this device."""
-        return self._thread
+        return self.dispatcher.scope
 
     def switch(self, scope: Scope) -> None:
         """Sends an END_OF_STREAM frame. Messages before it count in the current scope, later ones in `scope`."""
@@ -119,31 +105,9 @@ class DeviceReceiver:
         self._leaving = not drain
         self._stopping = True
         self.source.wake()
-        self._thread.join(timeout_sec)
-        self._dispatcher.feed.stop()
-        return not self._thread.is_alive()
-
-    @property
-    def tap_counters(self) -> TapCounters | None:
-        """The counters of each tap; None while no client reads them."""
-        return self._dispatcher.tap_counters
-
-    def count_taps(self, on: bool) -> None:
-        """Begins or ends counting per tap."""
-        self._dispatcher.count_taps(on)
-
-    def observe(self, observers: tuple[ScopeSinks, ...]) -> None:
-        """Delivers the messages of every scope to `observers` too."""
-        self._dispatcher.observe(observers)
-
-    def skip(self, on: bool) -> None:
-        """Starts or stops skipping messages. Skipped ones count as dropped; batch sinks still get them."""
-        self._dispatcher.skips = on
-
-    @property
-    def skipped(self) -> int:
-        """Number of messages that were left out so far."""
-        return self._dispatcher.skipped
+        self.thread.join(timeout_sec)
+        self.dispatcher.feed.stop()
+        return not self.thread.is_alive()
 
     def running_tap(self) -> tuple[Consumer, float] | None:
         """Returns the consumer whose sink runs now and for how many seconds; None between messages.
@@ -152,7 +116,7 @@ class DeviceReceiver:
         """
         # The tap first, and the dispatcher sets it last: in the other order, the time since the last message before a
         # pause could be taken for the duration of the tap that begins now, and end a wait with TapTimeoutError.
-        consumer, since = self._dispatcher.current, self._since()
+        consumer, since = self.dispatcher.current, self._since()
         return None if consumer is None else (consumer, perf_counter() - since)
 
     def progress(self) -> tuple[int, float]:
@@ -160,29 +124,31 @@ class DeviceReceiver:
         return self._consumed, self._since()
 
     def _since(self) -> float:
-        return max(self._dispatcher.current_since, last_element(self._thread.ident))
+        return max(self.dispatcher.current_since, last_element(self.thread.ident))
 
     def note_progress(self) -> None:
         """Restarts the timer of the running sink: it makes progress and is not stalled. Any thread."""
-        self._dispatcher.current_since = perf_counter()
+        self.dispatcher.current_since = perf_counter()
 
     def queued(self) -> int:
         """Returns the number of frames that the device has emitted and that are not delivered yet."""
         emitted = self.source.counters().emitted
         with self._progress:
-            return max(0, emitted - self._consumed - self._dispatcher.delivered)
+            return max(0, emitted - self._consumed - self.dispatcher.delivered)
 
     def wait_consumed(self, emitted: int, timeout_sec: float) -> bool:
         """Waits until the first `emitted` frames are delivered. Returns False after `timeout_sec`."""
         self.source.wake()  # in a busy stream the reader sleeps between two reads
-        self._share.forget()  # the thread that competed for the interpreter lock is mostly the one that waits here
+        self._share.contended = (
+            0  # the thread that competed for the interpreter lock is mostly the one that waits here
+        )
         with self._progress:
             self._awaited.append(emitted)
             try:
                 return self._progress.wait_for(
                     # `delivered` changes without the lock, message by message. A change that is missed is
                     # seen POLL_SEC later.
-                    lambda: self._consumed + self._dispatcher.delivered >= emitted,
+                    lambda: self._consumed + self.dispatcher.delivered >= emitted,
                     timeout_sec,
                 )
             finally:
@@ -232,11 +198,11 @@ class DeviceReceiver:
                     batch = self.source.read(None)
                 except LostCopiesError as error:
                     logger.error("%s: %s", self.name, error)
-                    self._dispatcher.lose(str(error), error.count)
+                    self.dispatcher.lose(str(error), error.count)
                     continue
                 except CorruptStreamError as error:
                     logger.error("%s: %s", self.name, error)
-                    self._dispatcher.lose(f"damaged stream on {self.name}: {error}", error.skipped)
+                    self.dispatcher.lose(f"damaged stream on {self.name}: {error}", error.skipped)
                     self._resynchronize()
                     continue
                 if batch is not None:
@@ -265,7 +231,7 @@ class DeviceReceiver:
         with self._progress:
             # Both in one step: a waiting thread that saw only one of them would count the batch twice, or not
             # at all.
-            self._dispatcher.delivered = 0
+            self.dispatcher.delivered = 0
             self._consume(count)
 
     def _consume(self, count: int) -> None:
@@ -279,19 +245,19 @@ class DeviceReceiver:
 
     def _deliver_all(self, batch: Batch, share: GilThrottle | None) -> None:
         try:
-            messages = self._dispatcher.decode(batch)
+            messages = self.dispatcher.decode(batch)
         # The thread must live on: a dead receiver blocks its device. The batch is released for the same
         # reason.
         except MemoryError as error:
             reason = f"no memory for messages of {self.name}: {error}"
-            self._dispatcher.lose(reason, batch.count)
+            self.dispatcher.lose(reason, batch.count)
             self.calls.fail_unread(batch, f"hostcallback: {reason}")
             batch.release()
             return
         # Decoded arrays are copies, so slow taps do not keep the memory of the ring.
         batch.release()
-        with self._dispatcher.feed.while_delivering():
-            self._dispatcher.deliver(messages, share)
+        with self.dispatcher.feed.while_delivering():
+            self.dispatcher.deliver(messages, share)
 
     def _resynchronize(self) -> None:
         # The number of messages in damaged bytes is an estimate. All messages that are not queued count as consumed.
@@ -306,5 +272,5 @@ class DeviceReceiver:
         if scope is None or scope is self.scope:
             return
         old = self.scope
-        self._dispatcher.set_scope(scope)
+        self.dispatcher.set_scope(scope)
         old.closed(self.name)

@@ -42,16 +42,18 @@ _OF_STATS: tuple[tuple[str, str, Callable[[DeviceStats], float]], ...] = (
     ("tap_seconds", "Seconds spent in tap functions.", lambda row: row.tap_sec),
 )
 
-_OF_SOURCES: tuple[tuple[str, str, Callable[[SourceCounters], float]], ...] = (
-    ("emitted_messages", "Messages that devices have put into their queues.", lambda c: c.emitted),
-    ("emitted_bytes", "Bytes of their frames.", lambda c: c.emitted_bytes),
-    ("dropped_messages", "Messages that a back-pressure policy has dropped.", lambda c: c.dropped),
-)
-
-_QUEUES: tuple[tuple[str, str, Callable[[SourceCounters], float]], ...] = (
-    ("queued_messages", "Messages in the queues now.", lambda c: c.queued_messages),
-    ("queued_bytes", "Bytes in the queues now.", lambda c: c.queued_bytes),
-    ("waiting_emissions", "Emissions that wait for room in a queue now.", lambda c: c.waiting_producers),
+_OF_SOURCES: tuple[tuple[str, str, bool, Callable[[SourceCounters], float]], ...] = (
+    ("emitted_messages", "Messages that devices have put into their queues.", True, lambda c: c.emitted),
+    ("emitted_bytes", "Bytes of their frames.", True, lambda c: c.emitted_bytes),
+    ("dropped_messages", "Messages that a back-pressure policy has dropped.", True, lambda c: c.dropped),
+    ("queued_messages", "Messages in the queues now.", False, lambda c: c.queued_messages),
+    ("queued_bytes", "Bytes in the queues now.", False, lambda c: c.queued_bytes),
+    (
+        "waiting_emissions",
+        "Emissions that wait for room in a queue now.",
+        False,
+        lambda c: c.waiting_producers,
+    ),
 )
 
 
@@ -61,10 +63,9 @@ def collect_metrics(runtime: Runtime) -> Iterator[Metric]:
     counters = [(receiver.name, receiver.source.counters()) for receiver in runtime.receivers()]
     for name, text, read in _OF_STATS:
         yield Metric(name, text, True, "device", [(row.device, read(row)) for row in rows])
-    for grows, metrics in ((True, _OF_SOURCES), (False, _QUEUES)):
-        for name, text, of_source in metrics:
-            values = [(device, of_source(found)) for device, found in counters]
-            yield Metric(name, text, grows, "device", values)
+    for name, text, grows, of_source in _OF_SOURCES:
+        values = [(device, of_source(found)) for device, found in counters]
+        yield Metric(name, text, grows, "device", values)
     suppressed = [(tap, float(count)) for tap, count in runtime.suppressed().items()]
     yield Metric(
         "suppressed_messages", "Messages that rules of taps kept from being sent.", True, "tap", suppressed

@@ -97,8 +97,8 @@ class Runtime:
                 source.configure(scope.back_pressure)
                 receiver = DeviceReceiver(name, device, source, self.registry, scope, make_calls)
                 self._receivers[name] = receiver
-                receiver.count_taps(self._accounting > 0)
-                receiver.observe(self._observers)
+                receiver.dispatcher.count_taps(self._accounting > 0)
+                receiver.dispatcher.observe(self._observers)
                 logger.debug("receiver of %s started", name)
             return receiver
 
@@ -156,14 +156,14 @@ class Runtime:
             self.flight.remove()
 
     def count_taps(self, on: bool) -> None:
-        """Registers a client of the counters per tap (`DeviceReceiver.tap_counters`), or removes one."""
+        """Registers a client of the counters per tap (`Dispatcher.tap_counters`), or removes one."""
         with self._lock:
             before = self._accounting > 0
             self._accounting += 1 if on else -1
             after = self._accounting > 0
             if before != after:
                 for receiver in self._receivers.values():
-                    receiver.count_taps(after)
+                    receiver.dispatcher.count_taps(after)
 
     def observe(self, observer: ScopeSinks, on: bool) -> None:
         """Starts or stops delivering all messages of this process to `observer` as well, in every scope.
@@ -174,7 +174,7 @@ class Runtime:
             others = tuple(each for each in self._observers if each is not observer)
             self._observers = (*others, observer) if on else others
             for receiver in self._receivers.values():
-                receiver.observe(self._observers)
+                receiver.dispatcher.observe(self._observers)
 
     def note_rules(self, *recorders: TakesRuleNotes | None) -> list[RuleNotes]:
         """Notes the rules of taps in the logs of some recorders; the caller ends the notes."""
@@ -274,14 +274,15 @@ class Runtime:
             self._check(receiver, deadline, stall_sec)
 
         # Before the targets are taken, so that the barrier waits for these messages too.
-        self.rule_table.send_latest()
+        if self.rule_table.admissions:
+            self.rule_table.send_latest()
         self._wait_emitted(receivers, check)
-        while self.rule_table.latest_waits():
+        while self.rule_table.admissions and self.rule_table.latest_waits():
             self._wait_emitted(receivers, check)
         # Host functions of calls run on other threads: their frames have been consumed, they may still run.
         for receiver in receivers:
-            running = receiver.calls.running()
-            while not receiver.calls.wait(running, POLL_SEC):
+            running = list(receiver.calls.running)
+            while running and not receiver.calls.wait(running, POLL_SEC):
                 check(receiver)
 
     def _wait_emitted(
@@ -332,7 +333,7 @@ class Runtime:
     def skip_taps(self, on: bool) -> None:
         """Starts or stops skipping the messages of all devices of this process. See `Dispatcher.skips`."""
         for receiver in self.receivers():
-            receiver.skip(on)
+            receiver.dispatcher.skips = on
 
     def let_go(self, on: bool) -> None:
         """Starts or stops overwriting the oldest messages of full queues, so that no program waits for room."""
@@ -342,11 +343,11 @@ class Runtime:
 
     def skipped(self) -> int:
         """Returns the number of messages that were left out so far."""
-        return sum(r.skipped for r in self.receivers())
+        return sum(r.dispatcher.skipped for r in self.receivers())
 
     def progress(self) -> tuple[Any, ...]:
         """Returns a value that is equal to an earlier one only if no device has delivered anything in between."""
-        own = [(*receiver.progress(), *receiver.calls.running()) for receiver in self.receivers()]
+        own = [(*receiver.progress(), *receiver.calls.running) for receiver in self.receivers()]
         return (*own, elements_delivered())
 
     def describe_backlog(self) -> str:
@@ -356,13 +357,13 @@ class Runtime:
 
     def describe_wait(self) -> str:
         """Says of each device with messages or running functions what it waits for; empty if there is none."""
-        waiting = [r for r in self.receivers() if r.queued() or r.running_tap() or r.calls.running()]
+        waiting = [r for r in self.receivers() if r.queued() or r.running_tap() or r.calls.running]
         return "; ".join(receiver.describe_wait() for receiver in waiting)
 
     def holds_programs(self) -> bool:
         """Whether a program waits for room in a queue or for a host function."""
         return any(
-            receiver.calls.running() or receiver.source.counters().waiting_producers > 0
+            bool(receiver.calls.running) or receiver.source.counters().waiting_producers > 0
             for receiver in self.receivers()
         )
 
@@ -385,7 +386,7 @@ class Runtime:
                     f"{what} from a tap function on the receiver thread of {receiver.name} would wait for itself: "
                     "do it on the thread that dispatches the computations"
                 )
-            caller = receiver.calls.running_on(here)
+            caller = receiver.calls.running_on(here) if receiver.calls.running else None
             if caller is not None:
                 raise ReentrantWaitError(
                     f"{what} from {caller.name}, the host function of the call at {caller.source_line}, would wait for "

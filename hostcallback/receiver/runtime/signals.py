@@ -158,9 +158,6 @@ watch_interrupt = InterruptWatch()
 processes.in_child(processes.Stage.RUNTIME, watch_interrupt.after_fork_in_child)
 
 
-LOOK_SEC = 0.5
-"""Seconds between checks whether another library has replaced the handler."""
-
 GRACE_SEC = 5.0
 """Seconds that the collector has to acknowledge the messages."""
 

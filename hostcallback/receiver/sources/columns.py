@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -19,22 +19,6 @@ _FIELDS: Sequence[tuple[str, Any]] = (
     ("run_ids", np.int64),
     ("order", np.uint64),
 )
-
-
-class Group(NamedTuple):
-    """Messages of one read that have equal metadata and, if their consumer takes stacks, the same consumer.
-
-    Attributes:
-        frame: index of the group's first message.
-        first: start of the group in the columns' order.
-        size: number of messages.
-        payload_bytes: of each message.
-    """
-
-    frame: int
-    first: int
-    size: int
-    payload_bytes: int
 
 
 class BatchColumns:
@@ -95,10 +79,10 @@ class BatchColumns:
         """Offsets in bytes of the first `count` headers in `memory`: int64, shape (count,). A view; needs no `read`."""
         return self._offsets[:count]
 
-    def groups(self) -> list[Group]:
-        """Groups of the messages that `read` found."""
-        found = self._native.group[: self._native.groups]
-        return [Group(group.frame, group.first, group.count, group.payload_bytes) for group in found]
+    def groups(self) -> list[native.Group]:
+        """Groups of the messages that `read` found: of equal metadata and, if it takes stacks, of one consumer."""
+        found: list[native.Group] = self._native.group[: self._native.groups]
+        return found
 
     def stack(self, start: int, count: int, stride: int) -> Array:
         """Copies the payloads of `count` messages of one group, from index `start` of the order on.

@@ -350,17 +350,7 @@ class RingSource:
         """See `Source`."""
         c = native.Counters()
         self._library.hcb_ring_counters(self._ring, c)
-        return SourceCounters(
-            emitted=c.emitted,
-            dropped=c.dropped,
-            emitted_bytes=c.emitted_bytes,
-            queued_messages=c.queued_messages,
-            queued_bytes=c.queued_bytes,
-            waiting_producers=c.waiting_producers,
-            next_seq=c.next_seq,
-            discarded=c.discarded,
-            unpinned=c.unpinned,
-        )
+        return SourceCounters(*[getattr(c, name) for name in SourceCounters._fields])
 
     def discarded(self) -> int:
         """See `Source`."""

@@ -14,7 +14,7 @@ from hostcallback.receiver import environment
 from hostcallback.receiver.errors import LostMessagesError
 from hostcallback.receiver.native import bindings as native
 from hostcallback.receiver.sources.back_pressure import BackPressure
-from hostcallback.receiver.sources.columns import BatchColumns, Group
+from hostcallback.receiver.sources.columns import BatchColumns
 from hostcallback.receiver.sources.source import Batch, Frame
 from hostcallback.receiver.wire import CorruptStreamError, Decoder, Flags, Plan, WireError, decode_header
 from hostcallback.receiver.wire.frame_layout import Array
@@ -276,14 +276,14 @@ class BatchDecoder:
             seen |= flags
             items.append((consumer_id, flags, seq, time_ns, run_id, 0, arrays))
         first_time_ns = items[0][3] if items else 0
-        last_seq = items[-1][2] if len(items) == batch.count else _last_seq(batch)
+        last_seq = items[-1][2] if len(items) == batch.count else seq_of(batch.frames[-1])
         batched = bool(seen & _BATCHED)
         return DecodedBatch(_stacked(items) if batched else items, nbytes, first_time_ns, last_seq, batched)
 
     def _decode_columns(self, batch: Batch, columns: BatchColumns) -> DecodedBatch:
         columns.read(batch.count)
         groups = columns.groups()
-        if groups and groups[0].size == batch.count:
+        if groups and groups[0].count == batch.count:
             plan = self._plan_for(columns, groups[0])
             if plan is not None:
                 return self._decode_alike(columns, groups[0], plan)
@@ -295,9 +295,9 @@ class BatchDecoder:
             plan = self._plan_for(columns, group)
             if plan is None:
                 continue
-            done += group.size
-            nbytes += group.size * plan.nbytes
-            places = order[group.first : group.first + group.size]
+            done += group.count
+            nbytes += group.count * plan.nbytes
+            places = order[group.first : group.first + group.count]
             if numbers[1][group.frame] & _BATCHED:
                 for place in places:
                     arrays[place] = _LATER
@@ -305,7 +305,7 @@ class BatchDecoder:
                 stacked = stacked or [0] * batch.count
                 # At the place of the last one: a stack must not be delivered before a message that was
                 # emitted before its last row.
-                stacked[places[-1]] = group.size
+                stacked[places[-1]] = group.count
             else:
                 for place, parts in zip(places, _unstack(columns, group, plan), strict=True):
                     arrays[place] = parts
@@ -319,21 +319,21 @@ class BatchDecoder:
             items = [item for item in items if item[-1] is not _LATER]
         return DecodedBatch(items, nbytes, numbers[3][0], numbers[2][-1], batched)
 
-    def _decode_alike(self, columns: BatchColumns, group: Group, plan: Plan) -> DecodedBatch:
+    def _decode_alike(self, columns: BatchColumns, group: native.Group, plan: Plan) -> DecodedBatch:
         # The whole batch is of one kind, as the messages of a scan with one tap are.
-        nbytes = group.size * plan.nbytes
+        nbytes = group.count * plan.nbytes
         first_time_ns = columns.numbers(0)[3]
-        consumer_id, flags, seq, time_ns, run_id = columns.numbers(group.size - 1)
+        consumer_id, flags, seq, time_ns, run_id = columns.numbers(group.count - 1)
         if flags & _BATCHED:
-            item = (consumer_id, flags, seq, time_ns, run_id, group.size, _stacks(columns, group, plan))
+            item = (consumer_id, flags, seq, time_ns, run_id, group.count, _stacks(columns, group, plan))
             return DecodedBatch([item], nbytes, first_time_ns, seq, stacked=True)
         *numbers, _ = columns.lists()
         items = zip(*numbers, repeat(0), _unstack(columns, group, plan))
         return DecodedBatch(items, nbytes, first_time_ns, seq, stacked=False)
 
-    def _plan_for(self, columns: BatchColumns, group: Group) -> Plan | None:
+    def _plan_for(self, columns: BatchColumns, group: native.Group) -> Plan | None:
         # None has the messages decoded one by one, which reports each invalid one.
-        if group.size < MIN_ALIKE:
+        if group.count < MIN_ALIKE:
             return None
         try:
             plan = self._decoder.plan(columns.memory, columns.offset(group.frame))
@@ -356,8 +356,9 @@ class BatchDecoder:
         return nbytes
 
 
-def _last_seq(batch: Batch) -> int:
-    memory, offset, _ = batch.frames[-1]
+def seq_of(frame: Frame) -> int:
+    """Sequence number of a frame, whose other parts may be damaged; -1 if its header cannot be decoded."""
+    memory, offset, _ = frame
     try:
         return decode_header(memory, offset).seq
     except WireError:
@@ -369,20 +370,20 @@ def _stride(plan: Plan) -> int:
     return plan.payload_bytes if len(plan.entries) == 1 else (plan.payload_bytes + 7) & -8
 
 
-def _stacks(columns: BatchColumns, group: Group, plan: Plan) -> list[Array]:
+def _stacks(columns: BatchColumns, group: native.Group, plan: Plan) -> list[Array]:
     stride = _stride(plan)
-    views = plan.views(columns.stack(group.first, group.size, stride), group.size, stride)
+    views = plan.views(columns.stack(group.first, group.count, stride), group.count, stride)
     # Several arrays are copied, so that a consumer that keeps one of them does not keep the memory of all.
     return views if len(views) == 1 else [view.copy() for view in views]
 
 
-def _unstack(columns: BatchColumns, group: Group, plan: Plan) -> Iterator[tuple[Array, ...]]:
+def _unstack(columns: BatchColumns, group: native.Group, plan: Plan) -> Iterator[tuple[Array, ...]]:
     # Copies everything at once: the batch's memory is released before its messages are delivered.
     stride = _stride(plan)
-    at_once = max(1, CHUNK_BYTES // stride) if stride else group.size
+    at_once = max(1, CHUNK_BYTES // stride) if stride else group.count
     rows: list[list[Array]] = [[] for _ in plan.entries]
-    for done in range(0, group.size, at_once):
-        count = min(at_once, group.size - done)
+    for done in range(0, group.count, at_once):
+        count = min(at_once, group.count - done)
         views = plan.views(columns.stack(group.first + done, count, stride), count, stride)
         for of_one, view in zip(rows, views, strict=True):
             of_one += _rows(view)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from hostcallback.receiver.sources.back_pressure import BackPressure
 from hostcallback.receiver.sources.columns import BatchColumns
@@ -13,8 +12,7 @@ Frame = tuple[Any, int, Any]
 """(memory, offset of the frame's header in it, external payload or None)."""
 
 
-@dataclass(frozen=True, slots=True)
-class SourceCounters:
+class SourceCounters(NamedTuple):
     """Counters of a source since it was created.
 
     Attributes:
@@ -65,18 +63,18 @@ class Batch(Protocol):
 
 
 class CopiedBatch:
-    """Frames that were copied out of a source. See `Batch`."""
+    """Frames that the source does not own, or not alone. See `Batch`."""
 
     columns = None
-    folded: Sequence[int] = ()
 
-    def __init__(self, frames: Sequence[Frame]) -> None:
-        """The frames, which have memory of their own."""
+    def __init__(self, frames: Sequence[Frame], folded: Sequence[int] = ()) -> None:
+        """Holds the frames and, for each, the number of check failures folded before it; empty if none were."""
         self.frames = frames
+        self.folded = folded
         self.count = len(frames)
 
     def release(self) -> None:
-        """Does nothing: the source does not own the memory."""
+        """Does nothing: the frames have memory of their own, or the whole batch is released."""
 
 
 class Source(Protocol):

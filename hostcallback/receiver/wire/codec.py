@@ -253,13 +253,11 @@ def encode_frame(
     *,
     consumer_id: int,
     flags: Flags | int = 0,
-    seq: int = 0,
-    time_ns: int = 0,
-    run_id: int = 0,
-    device: int = 0,
-    position: int = 0,
+    **stamp: int,
 ) -> bytes:
     """Encodes one frame. Arrays may have any byte order and strides; the frame has them in C order, little-endian.
+
+    `stamp` is as in `frame_from_prefix`.
 
     Raises:
         TypeError: the wire format has no such dtype.
@@ -267,15 +265,7 @@ def encode_frame(
     """
     arrays = [np.asarray(array) for array in arrays]
     prefix = encode_prefix(consumer_id, flags, [ArraySpec.of(a.dtype, a.shape) for a in arrays])
-    return frame_from_prefix(
-        prefix,
-        arrays,
-        seq=seq,
-        time_ns=time_ns,
-        run_id=run_id,
-        device=device,
-        position=position,
-    )
+    return frame_from_prefix(prefix, arrays, **stamp)
 
 
 def _wire_bytes(array: Array, spec: ArraySpec) -> Array:

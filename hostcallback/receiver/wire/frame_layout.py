@@ -15,7 +15,6 @@ import functools
 import math
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -121,8 +120,7 @@ def align(nbytes: int) -> int:
     return (nbytes + ALIGNMENT - 1) & -ALIGNMENT
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
+class Header(NamedTuple):
     """The header of a frame, without magic and version.
 
     Attributes:
@@ -167,19 +165,7 @@ def encode_header(header: Header) -> bytes:
         ValueError: a number is out of its range.
     """
     try:
-        return HEADER.pack(
-            MAGIC,
-            VERSION,
-            header.flags,
-            header.consumer_id,
-            header.seq,
-            header.time_ns,
-            header.run_id,
-            header.device,
-            header.meta_bytes,
-            header.payload_bytes,
-            header.position,
-        )
+        return HEADER.pack(MAGIC, VERSION, *header)
     except struct.error as error:
         raise ValueError(
             f"{header} does not fit: {error}; expected unsigned 64 bits for consumer_id, seq and position, "

@@ -144,9 +144,9 @@ def unflatten_with(description: Description) -> Callable[[Sequence[Any]], Any]:
     Raises:
         ValueError: the description is invalid.
     """
-    counter = _Counter()
-    build = _parse(description, MAX_DEPTH, counter)
-    count = counter.arrays
+    kinds: collections.Counter[str] = collections.Counter()
+    build = _parse(description, MAX_DEPTH, kinds)
+    count = kinds["array"]
 
     def unflatten(arrays: Sequence[Any]) -> Any:
         # A message without tapped arrays brings a stand-in, because an equation needs an operand.
@@ -158,13 +158,6 @@ def unflatten_with(description: Description) -> Callable[[Sequence[Any]], Any]:
         return build(iter(arrays))
 
     return unflatten
-
-
-class _Counter:
-    # Counts the arrays of the parsed part of a description.
-
-    def __init__(self) -> None:
-        self.arrays = 0
 
 
 _ITEMS: dict[str, tuple[type, ...]] = {
@@ -184,14 +177,16 @@ _ITEMS: dict[str, tuple[type, ...]] = {
 _LEAVES = ("array", "float0", "value", "object", "none")
 
 
-def _parse(description: Any, depth: int, counter: _Counter) -> _Build:
+def _parse(description: Any, depth: int, kinds: collections.Counter[str]) -> _Build:
+    # Counts the nodes of each kind.
     _check(description)
     kind, *rest = description
+    kinds[kind] += 1
     if kind in _LEAVES:
-        return _leaf(kind, rest, counter)
+        return _leaf(kind, rest)
     if not depth:
         raise ValueError(f"a pytree's description is nested deeper than {MAX_DEPTH} containers")
-    children = [_parse(child, depth - 1, counter) for child in rest[-1]]
+    children = [_parse(child, depth - 1, kinds) for child in rest[-1]]
     make = _container(kind, rest, len(children))
     return lambda arrays: make([child(arrays) for child in children])
 
@@ -215,9 +210,8 @@ def _check(description: Any) -> None:
         )
 
 
-def _leaf(kind: str, rest: list[Any], counter: _Counter) -> _Build:
+def _leaf(kind: str, rest: list[Any]) -> _Build:
     if kind == "array":
-        counter.arrays += 1
         return next
     if kind == "float0":
         shape = tuple(rest[0])

@@ -354,7 +354,7 @@ def test_a_receiver_entered_during_endless_work_reports_it_and_goes_on(
     hcb.barrier_wait()
     thread.start()
     receiver = runtime.receivers(["cpu:0"])[0]
-    while not receiver.calls.running():
+    while not receiver.calls.running:
         pass
     with hcb.outfeed_receiver(timeout_sec=0.3):
         release.set()

@@ -87,8 +87,8 @@ def test_counters_count_the_taps_own_sinks_and_not_those_of_the_scope() -> None:
             counted = [
                 counts.messages
                 for receiver in runtime.receivers()
-                if receiver.tap_counters is not None
-                for consumer, counts in receiver.tap_counters.snapshot()
+                if receiver.dispatcher.tap_counters is not None
+                for consumer, counts in receiver.dispatcher.tap_counters.snapshot()
                 if consumer.name == "loss"
             ]
         assert sum(counted) == 4

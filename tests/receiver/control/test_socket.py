@@ -177,7 +177,7 @@ def test_figures_are_counted_while_a_client_is_connected(folder: Path) -> None:
         deliver()
         assert figures(client) == (4, 160)
     moment = threading.Event()
-    while any(receiver.tap_counters for receiver in receivers):
+    while any(receiver.dispatcher.tap_counters for receiver in receivers):
         moment.wait(0.01)
     deliver()
 

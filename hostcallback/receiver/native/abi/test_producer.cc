@@ -37,7 +37,8 @@ uint64_t hcb_test_produce(hcb_ring* ring, uint32_t threads, uint64_t count, uint
   return emitted;
 }
 
-int32_t hcb_test_call(hcb_ring* ring, const uint8_t* prefix, uint64_t prefix_bytes, uint64_t count, void* const* results,
-                      const uint64_t* nbytes, char* error, uint64_t error_bytes) {
-  return hcb_ring_call(ring, prefix, prefix_bytes, 0, nullptr, nullptr, count, results, nbytes, error, error_bytes);
+int32_t hcb_test_call(hcb_ring* ring, const uint8_t* prefix, uint64_t prefix_bytes, uint64_t count,
+                      void* const* results, const uint64_t* nbytes, char* error, uint64_t error_bytes) {
+  return hcb_ring_call(ring, prefix, prefix_bytes, 0, nullptr, nullptr, count, results, nbytes, error,
+                       error_bytes);
 }

@@ -4,9 +4,13 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstdio>
 #include <cstdlib>
 #include <new>
+#include <string>
 #include <thread>
+
+#include "abi/exports.h"
 
 namespace hcb {
 namespace {
@@ -79,12 +83,21 @@ void* Load(hcb_gpu_vendor vendor, const char* name, std::string* used) {
   for (; *candidates != nullptr; ++candidates) {
     if (void* library = dlopen(*candidates, RTLD_NOW | RTLD_LOCAL)) return library;
   }
-  dlopen(used->c_str(), RTLD_NOW | RTLD_LOCAL);  // so that dlerror describes the first name, which users know best
+  // so that dlerror describes the first name, which users know best
+  dlopen(used->c_str(), RTLD_NOW | RTLD_LOCAL);
   return nullptr;
 }
 
-}  // namespace
+// After this no driver call begins, and those in progress have ended (unless one hangs).
+void CloseGpuDriver() {
+  usable.store(false, std::memory_order_seq_cst);
+  const auto deadline = std::chrono::steady_clock::now() + kMaxWaitAtExit;
+  while (uses.load(std::memory_order_seq_cst) != 0 && std::chrono::steady_clock::now() < deadline) {
+    std::this_thread::yield();
+  }
+}
 
+// Later calls change nothing. False with the reason in `error`.
 bool OpenGpuDriver(hcb_gpu_vendor vendor, const char* library, std::string* error) {
   std::lock_guard<std::mutex> lock(open_mutex);
   if (Driver* found = driver.load(std::memory_order_relaxed)) {
@@ -96,7 +109,8 @@ bool OpenGpuDriver(hcb_gpu_vendor vendor, const char* library, std::string* erro
   void* handle = Load(vendor, library, &used);
   if (handle == nullptr) {
     const char* reason = dlerror();
-    *error = "the GPU driver " + used + " cannot be loaded: " + (reason != nullptr ? reason : "no reason given");
+    *error =
+        "the GPU driver " + used + " cannot be loaded: " + (reason != nullptr ? reason : "no reason given");
     return false;
   }
   auto* found = new Driver;
@@ -115,13 +129,7 @@ bool OpenGpuDriver(hcb_gpu_vendor vendor, const char* library, std::string* erro
   return true;
 }
 
-void CloseGpuDriver() {
-  usable.store(false, std::memory_order_seq_cst);
-  const auto deadline = std::chrono::steady_clock::now() + kMaxWaitAtExit;
-  while (uses.load(std::memory_order_seq_cst) != 0 && std::chrono::steady_clock::now() < deadline) {
-    std::this_thread::yield();
-  }
-}
+}  // namespace
 
 void CloseGpuDriverAfterFork() {
   new (&open_mutex) std::mutex;
@@ -216,3 +224,10 @@ bool GpuDevice::Unpin(void* memory) {
 }
 
 }  // namespace hcb
+
+int32_t hcb_gpu_open(int32_t vendor, const char* library, char* error, uint64_t error_bytes) {
+  std::string text;
+  const bool found = hcb::OpenGpuDriver(static_cast<hcb_gpu_vendor>(vendor), library, &text);
+  if (error_bytes != 0) std::snprintf(error, error_bytes, "%s", text.c_str());
+  return found;
+}

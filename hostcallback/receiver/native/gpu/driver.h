@@ -8,15 +8,14 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
-#include <string>
 #include <vector>
 
 #include "abi/types.h"
 
 namespace hcb {
 
-// Names are those of CUDA's driver API; HIP's functions take the same arguments. All return 0 for success. CUDA's
-// device pointers are integers, which are passed like pointers on every 64-bit platform.
+// Names are those of CUDA's driver API; HIP's functions take the same arguments. All return 0 for success.
+// CUDA's device pointers are integers, which are passed like pointers on every 64-bit platform.
 struct GpuFunctions {
   int (*copy_to_host)(void* to, const void* from, size_t nbytes, void* stream);
   int (*copy_on_device)(void* to, const void* from, size_t nbytes, void* stream);
@@ -39,24 +38,16 @@ struct GpuFunctions {
 
 constexpr int kGpuNotReady = 600;  // what the queries return while work is pending, in CUDA and in HIP
 
-// Loads the driver from `library`, or from the vendor's usual file if that is null or empty. Later calls change
-// nothing. False with the reason in `error`.
-bool OpenGpuDriver(hcb_gpu_vendor vendor, const char* library, std::string* error);
-
-// After this no driver call begins, and those in progress have ended (unless one hangs).
-void CloseGpuDriver();
-void CloseGpuDriverAfterFork();
-
 // One device and its events. Lives as long as the process, like the ring that owns it.
 class GpuDevice {
  public:
-  // Retains the device's primary context, in which XLA works, for the life of the process. Null with the driver's
-  // error in `error`, or 0 if the driver may not be called.
+  // Retains the device's primary context, in which XLA works, for the life of the process. Null with the
+  // driver's error in `error`, or 0 if the driver may not be called.
   static std::unique_ptr<GpuDevice> Open(int ordinal, int* error);
 
-  // While an object of this class lives, the calling thread may call the driver for the device. It is invalid once
-  // the process has begun to end, because the driver may be gone, and in a forked child. The destructor restores the
-  // thread's own context.
+  // While an object of this class lives, the calling thread may call the driver for the device. It is invalid
+  // once the process has begun to end, because the driver may be gone, and in a forked child. The destructor
+  // restores the thread's own context.
   class Use {
    public:
     explicit Use(const GpuDevice& device);

@@ -2,29 +2,19 @@
 
 #include <cstring>
 
-#include "ring/registry.h"
+#include "abi/exports.h"
 #include "os/clock.h"
+#include "ring/registry.h"
 
 namespace hcb {
 namespace {
 
-const XLA_FFI_Array* FindPrefix(const XLA_FFI_Attrs& attrs) {
-  constexpr size_t kLength = 6;
-  constexpr uint32_t kStart = 'p' | 'r' << 8 | 'e' << 16 | 'f' << 24;
-  constexpr uint16_t kEnd = 'i' | 'x' << 8;
-  for (int64_t i = 0; i < attrs.size; ++i) {
-    const XLA_FFI_ByteSpan& name = *attrs.names[i];
-    if (name.len != kLength) continue;
-    uint32_t start;  // two loads, where memcmp would be a call
-    uint16_t end;
-    std::memcpy(&start, name.ptr, sizeof(start));
-    std::memcpy(&end, name.ptr + sizeof(start), sizeof(end));
-    if (start != kStart || end != kEnd) continue;
-    if (attrs.types[i] != XLA_FFI_AttrType_ARRAY) return nullptr;
-    const XLA_FFI_Array* array = static_cast<const XLA_FFI_Array*>(attrs.attrs[i]);
-    return array->dtype == XLA_FFI_DataType_U8 ? array : nullptr;
-  }
-  return nullptr;
+void DestroyError(const XLA_FFI_Api* api, XLA_FFI_Error* error) {
+  if (error == nullptr) return;
+  XLA_FFI_Error_Destroy_Args args = {};
+  args.struct_size = XLA_FFI_Error_Destroy_Args_STRUCT_SIZE;
+  args.error = error;
+  api->XLA_FFI_Error_Destroy(&args);
 }
 
 }  // namespace
@@ -37,21 +27,20 @@ XLA_FFI_Error* MakeError(const XLA_FFI_Api* api, XLA_FFI_Error_Code code, const 
   return api->XLA_FFI_Error_Create(&args);
 }
 
-void DestroyError(const XLA_FFI_Api* api, XLA_FFI_Error* error) {
-  if (error == nullptr) return;
-  XLA_FFI_Error_Destroy_Args args = {};
-  args.struct_size = XLA_FFI_Error_Destroy_Args_STRUCT_SIZE;
-  args.error = error;
-  api->XLA_FFI_Error_Destroy(&args);
+XLA_FFI_Error* Invalid(const XLA_FFI_CallFrame& frame, const char* message) {
+  return MakeError(frame.api, XLA_FFI_Error_Code_INVALID_ARGUMENT, message);
 }
 
-bool AnswerMetadataQuery(XLA_FFI_CallFrame* frame) {
+bool AnswersQuery(XLA_FFI_CallFrame* frame) {
   for (XLA_FFI_Extension_Base* it = frame->extension_start; it != nullptr; it = it->next) {
     if (it->type != XLA_FFI_Extension_Metadata) continue;
     XLA_FFI_Metadata* metadata = reinterpret_cast<XLA_FFI_Metadata_Extension*>(it)->metadata;
-    // Up to 0.8.0 the runtime demands its own version, 0.1, and passes no API; later ones accept a range of versions.
-    metadata->api_version.major_version = frame->api ? frame->api->api_version.major_version : XLA_FFI_API_MAJOR;
-    metadata->api_version.minor_version = frame->api ? frame->api->api_version.minor_version : XLA_FFI_API_MINOR;
+    // Up to 0.8.0 the runtime demands its own version, 0.1, and passes no API; later ones accept a range of
+    // versions.
+    metadata->api_version.major_version =
+        frame->api ? frame->api->api_version.major_version : XLA_FFI_API_MAJOR;
+    metadata->api_version.minor_version =
+        frame->api ? frame->api->api_version.minor_version : XLA_FFI_API_MINOR;
     metadata->traits = 0;
     metadata->state_type_id = XLA_FFI_UNKNOWN_TYPE_ID;  // not counted in struct_size in 0.8.0, but present
     return true;
@@ -104,68 +93,58 @@ uint64_t BitsPerElement(XLA_FFI_DataType dtype) {
   }
 }
 
-// XLA:CPU packs sub-byte elements, element 0 in the low bits, as the wire format does; but the unused bits of the
-// last byte are not zero there (seen with int2, int4, uint2, uint4 and float4 on jaxlib 0.8.0, 0.10.2 and 0.12.0).
+// XLA:CPU packs sub-byte elements, element 0 in the low bits, as the wire format does; but the unused bits of
+// the last byte are not zero there (seen with int2, int4, uint2, uint4 and float4 on jaxlib 0.8.0, 0.10.2 and
+// 0.12.0).
 ArrayRef AsArrayRef(const XLA_FFI_Buffer& buffer, uint64_t bits) {
-  uint64_t total_bits = bits;
-  for (int64_t i = 0; i < buffer.rank; ++i) total_bits *= static_cast<uint64_t>(buffer.dims[i]);
+  const uint64_t total_bits = Elements(buffer) * bits;
   const uint64_t used = total_bits % 8;
   return {buffer.data, (total_bits + 7) / 8, static_cast<uint8_t>(used ? (1u << used) - 1 : 0xff)};
 }
 
+namespace {
+
 XLA_FFI_Error* ReadOperands(const XLA_FFI_CallFrame& frame, ArrayList* arrays) {
   for (int64_t i = 0; i < frame.args.size; ++i) {
     if (frame.args.types[i] != XLA_FFI_ArgType_BUFFER) {
-      return MakeError(frame.api, XLA_FFI_Error_Code_UNIMPLEMENTED, "hostcallback: a tap's operand is not a buffer");
+      return MakeError(frame.api, XLA_FFI_Error_Code_UNIMPLEMENTED,
+                       "hostcallback: a tap's operand is not a buffer");
     }
-    const XLA_FFI_Buffer& operand = *static_cast<const XLA_FFI_Buffer*>(frame.args.args[i]);
+    const XLA_FFI_Buffer& operand = Operand(frame, i);
     if (operand.dtype == XLA_FFI_DataType_TOKEN) continue;
     const uint64_t bits = BitsPerElement(operand.dtype);
     if (bits == 0) {
-      return MakeError(frame.api, XLA_FFI_Error_Code_UNIMPLEMENTED,
-                       "hostcallback: a tapped array has an element type that this version of the native library does not "
-                       "know; update hostcallback, or convert the array before the tap");
+      return MakeError(
+          frame.api, XLA_FFI_Error_Code_UNIMPLEMENTED,
+          "hostcallback: a tapped array has an element type that this version of the native library does not "
+          "know; update hostcallback, or convert the array before the tap");
     }
     arrays->Add(AsArrayRef(operand, bits));
   }
   return nullptr;
 }
 
-XLA_FFI_Error* TooLarge(const XLA_FFI_Api* api) {
-  return MakeError(api, XLA_FFI_Error_Code_INVALID_ARGUMENT,
-                   "hostcallback: the metadata of this tap exceeds half of the device's ring; tap fewer arrays at once or "
-                   "make the ring larger");
-}
-
-XLA_FFI_Error* NoShardRecord(const XLA_FFI_Api* api) {
-  return MakeError(api, XLA_FFI_Error_Code_INVALID_ARGUMENT, "hostcallback: a tap of shards has no shard record");
-}
-
-XLA_FFI_Error* EndLaunch(const XLA_FFI_Api* api) {
-  return MakeError(api, XLA_FFI_Error_Code_ABORTED,
-                   "hostcallback: a check failed, and its receiver's on_error=\"abort\" ends the program; the receiver and "
-                   "barrier_wait report which check it was");
-}
+}  // namespace
 
 XLA_FFI_Error* ReadPrefix(const XLA_FFI_CallFrame& frame, Emission* emission) {
-  const XLA_FFI_Array* prefix = FindPrefix(frame.attrs);
+  const XLA_FFI_Array* prefix = FindArray(frame, "prefix", XLA_FFI_DataType_U8);
   if (prefix == nullptr || !ValidPrefix(static_cast<const uint8_t*>(prefix->data), prefix->size)) {
-    return MakeError(frame.api, XLA_FFI_Error_Code_INVALID_ARGUMENT,
-                     "hostcallback: the tap's attribute `prefix` is not a uint8 array with a frame's header and metadata");
+    return Invalid(
+        frame,
+        "hostcallback: the tap's attribute `prefix` is not a uint8 array with a frame's header and metadata");
   }
   emission->prefix = static_cast<const uint8_t*>(prefix->data);
   emission->prefix_bytes = prefix->size;
   return nullptr;
 }
 
-namespace {
-
-XLA_FFI_Error* Read(const XLA_FFI_CallFrame& frame, ArrayList* arrays, Emission* emission, Ring** ring, int32_t* ordinal,
-                    bool gpu) {
+XLA_FFI_Error* ReadEmission(const XLA_FFI_CallFrame& frame, ArrayList* arrays, Emission* emission,
+                            Ring** ring, int32_t* gpu) {
   const XLA_FFI_Api* api = frame.api;
   if (!HCB_API_HAS(api, XLA_FFI_DeviceOrdinal_Get)) {
-    return MakeError(api, XLA_FFI_Error_Code_UNIMPLEMENTED,
-                     "hostcallback: this jaxlib's FFI tells no device ordinal; jaxlib 0.8.0 or later is needed");
+    return MakeError(
+        api, XLA_FFI_Error_Code_UNIMPLEMENTED,
+        "hostcallback: this jaxlib's FFI tells no device ordinal; jaxlib 0.8.0 or later is needed");
   }
   XLA_FFI_DeviceOrdinal_Get_Args device = {};
   device.struct_size = XLA_FFI_DeviceOrdinal_Get_Args_STRUCT_SIZE;
@@ -177,10 +156,11 @@ XLA_FFI_Error* Read(const XLA_FFI_CallFrame& frame, ArrayList* arrays, Emission*
   if (XLA_FFI_Error* error = api->XLA_FFI_RunId_Get(&run)) return error;
   if (XLA_FFI_Error* error = ReadOperands(frame, arrays)) return error;
 
-  *ordinal = device.device_ordinal;
-  *ring = RingForEmission(gpu ? GpuRing(*ordinal) : *ordinal);
+  if (gpu != nullptr) *gpu = device.device_ordinal;
+  *ring = RingForEmission(gpu != nullptr ? hcb_gpu_ring(device.device_ordinal) : device.device_ordinal);
   if (*ring == nullptr) {
-    return MakeError(api, XLA_FFI_Error_Code_RESOURCE_EXHAUSTED, "hostcallback: no memory for the device's ring");
+    return MakeError(api, XLA_FFI_Error_Code_RESOURCE_EXHAUSTED,
+                     "hostcallback: no memory for the device's ring");
   }
   emission->arrays = arrays->data();
   emission->array_count = arrays->size();
@@ -190,18 +170,6 @@ XLA_FFI_Error* Read(const XLA_FFI_CallFrame& frame, ArrayList* arrays, Emission*
   emission->device = (*ring)->device_id();
   emission->from_device = nullptr;
   return nullptr;
-}
-
-}  // namespace
-
-XLA_FFI_Error* ReadEmission(const XLA_FFI_CallFrame& frame, ArrayList* arrays, Emission* emission, Ring** ring) {
-  int32_t ordinal;
-  return Read(frame, arrays, emission, ring, &ordinal, false);
-}
-
-XLA_FFI_Error* ReadGpuEmission(const XLA_FFI_CallFrame& frame, ArrayList* arrays, Emission* emission, Ring** ring,
-                               int32_t* ordinal) {
-  return Read(frame, arrays, emission, ring, ordinal, true);
 }
 
 std::unique_ptr<Future> Future::Make(XLA_FFI_CallFrame* frame) {
@@ -218,27 +186,32 @@ std::unique_ptr<Future> Future::Make(XLA_FFI_CallFrame* frame) {
   return std::unique_ptr<Future>(new Future(api, args.future));
 }
 
-void Future::SetAvailable() {
+template <typename Tell>
+void Future::InMode(Tell tell) {
   std::fenv_t own;
   std::fegetenv(&own);
   std::fesetenv(&environment_);
-  XLA_FFI_Future_SetAvailable_Args args = {};
-  args.struct_size = XLA_FFI_Future_SetAvailable_Args_STRUCT_SIZE;
-  args.future = future_;
-  DestroyError(api_, api_->XLA_FFI_Future_SetAvailable(&args));
+  DestroyError(api_, tell());
   std::fesetenv(&own);
 }
 
+void Future::SetAvailable() {
+  InMode([this] {
+    XLA_FFI_Future_SetAvailable_Args args = {};
+    args.struct_size = XLA_FFI_Future_SetAvailable_Args_STRUCT_SIZE;
+    args.future = future_;
+    return api_->XLA_FFI_Future_SetAvailable(&args);
+  });
+}
+
 void Future::SetError(const char* message) {
-  std::fenv_t own;
-  std::fegetenv(&own);
-  std::fesetenv(&environment_);
-  XLA_FFI_Future_SetError_Args args = {};
-  args.struct_size = XLA_FFI_Future_SetError_Args_STRUCT_SIZE;
-  args.future = future_;
-  args.error = MakeError(api_, XLA_FFI_Error_Code_INTERNAL, message);
-  DestroyError(api_, api_->XLA_FFI_Future_SetError(&args));
-  std::fesetenv(&own);
+  InMode([this, message] {
+    XLA_FFI_Future_SetError_Args args = {};
+    args.struct_size = XLA_FFI_Future_SetError_Args_STRUCT_SIZE;
+    args.future = future_;
+    args.error = MakeError(api_, XLA_FFI_Error_Code_INTERNAL, message);
+    return api_->XLA_FFI_Future_SetError(&args);
+  });
 }
 
 }  // namespace hcb

@@ -1,5 +1,6 @@
-#include "handlers/hold.h"
-
+// Holds programs back: while the hold is on, programs that reach it wait, without blocking a thread of XLA.
+//
+// The host uses it to find out whether anything else runs on a device: see hostcallback/sync/fence.py.
 #include <cstring>
 #include <memory>
 #include <mutex>
@@ -7,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "handlers/ffi_handlers.h"
+#include "abi/exports.h"
 #include "handlers/call_frame.h"
 
 namespace hcb {
@@ -27,10 +28,9 @@ Hold* TheHold() {
 
 XLA_FFI_Error* Pass(XLA_FFI_CallFrame* frame) {
   for (int64_t i = 0; i < frame->rets.size; ++i) {
-    if (frame->rets.types[i] != XLA_FFI_RetType_BUFFER) continue;
-    const XLA_FFI_Buffer& result = *static_cast<const XLA_FFI_Buffer*>(frame->rets.rets[i]);
-    const ArrayRef array = AsArrayRef(result, BitsPerElement(result.dtype));
-    if (array.nbytes != 0) std::memset(result.data, 0, array.nbytes);
+    if (!IsArray(*frame, i)) continue;
+    const XLA_FFI_Buffer& result = Result(*frame, i);
+    if (const uint64_t nbytes = AsArrayRef(result).nbytes) std::memset(result.data, 0, nbytes);
   }
   Hold* const hold = TheHold();
   std::lock_guard<std::mutex> lock(hold->mutex);
@@ -46,15 +46,20 @@ XLA_FFI_Error* Pass(XLA_FFI_CallFrame* frame) {
 
 }  // namespace
 
-void BeginHold() {
-  Hold* const hold = TheHold();
+// The waiting programs are the parent's.
+void ResetHoldAfterFork() { new (TheHold()) Hold; }
+
+}  // namespace hcb
+
+void hcb_hold_begin(void) {
+  hcb::Hold* const hold = hcb::TheHold();
   std::lock_guard<std::mutex> lock(hold->mutex);
   hold->on = true;
 }
 
-bool EndHold() {
-  Hold* const hold = TheHold();
-  std::vector<std::unique_ptr<Future>> waiting;
+int32_t hcb_hold_end(void) {
+  hcb::Hold* const hold = hcb::TheHold();
+  std::vector<std::unique_ptr<hcb::Future>> waiting;
   bool on;
   {
     std::lock_guard<std::mutex> lock(hold->mutex);
@@ -62,16 +67,10 @@ bool EndHold() {
     hold->on = false;
     waiting.swap(hold->waiting);
   }
-  for (const std::unique_ptr<Future>& future : waiting) future->SetAvailable();
+  for (const std::unique_ptr<hcb::Future>& future : waiting) future->SetAvailable();
   return on;
 }
 
-void ResetHoldAfterFork() { new (TheHold()) Hold; }
-
-}  // namespace hcb
-
-extern "C" XLA_FFI_Error* hcb_hold(XLA_FFI_CallFrame* call_frame) {
-  if (hcb::AnswerMetadataQuery(call_frame)) return nullptr;
-  if (call_frame->stage != XLA_FFI_ExecutionStage_EXECUTE) return nullptr;
-  return hcb::Pass(call_frame);
+XLA_FFI_Error* hcb_hold(XLA_FFI_CallFrame* frame) {
+  return hcb::IsExecution(frame) ? hcb::Pass(frame) : nullptr;
 }

@@ -12,8 +12,10 @@
 #include <utility>
 #include <vector>
 
+#include "abi/exports.h"
 #include "os/clock.h"
 #include "rules/latest.h"
+#include "rules/rule_table.h"
 
 namespace hcb {
 namespace {
@@ -80,8 +82,9 @@ void WaitLocked(Timer* timer, std::unique_lock<std::mutex>* lock) {
     timer->earlier.wait(*lock);
     return;
   }
-  const auto first = std::min_element(timer->slots.begin(), timer->slots.end(),
-                                      [](const LatestSlot* a, const LatestSlot* b) { return a->due < b->due; });
+  const auto first =
+      std::min_element(timer->slots.begin(), timer->slots.end(),
+                       [](const LatestSlot* a, const LatestSlot* b) { return a->due < b->due; });
   const int64_t now = UnixNowNs();
   const int64_t wait = std::max((*first)->due - now, kShortestWaitNs);
   timer->wakes_at = now + wait;
@@ -134,7 +137,8 @@ LatestSlot* SlotOf(Control* control, int32_t device) {
   if (LatestSlot* slot = control->slot(device)) return slot;
   std::lock_guard<std::mutex> lock(TheTimer()->mutex);
   if (LatestSlot* slot = control->slot(device)) return slot;
-  LatestSlot* const made = new (std::nothrow) LatestSlot(control, device, all_slots.load(std::memory_order_relaxed));
+  LatestSlot* const made =
+      new (std::nothrow) LatestSlot(control, device, all_slots.load(std::memory_order_relaxed));
   if (made == nullptr) return nullptr;
   control->SetSlot(device, made);
   all_slots.store(made, std::memory_order_release);
@@ -154,18 +158,8 @@ void Reschedule(const Control* control) {
   timer->earlier.notify_one();
 }
 
-}  // namespace
-
-void KeepLatest(Control* control, const Emission& emission, Ring* own) {
-  LatestSlot* const slot = SlotOf(control, emission.device);
-  if (slot == nullptr) return control->CountLeftOut(emission.device, 1);
-  const uint64_t left_out = slot->Keep(emission, own);
-  if (left_out != 0) control->CountLeftOut(emission.device, left_out);
-  if (slot->scheduled.load(std::memory_order_seq_cst) || !slot->full()) return;
-  if (!slot->scheduled.exchange(true, std::memory_order_seq_cst)) Schedule(slot);
-}
-
-uint64_t SendLatest(const Control* control) {
+// Sends the messages that are kept now: all, or those of one consumer. Never waits. Returns their number.
+uint64_t SendLatest(const Control* control = nullptr) {
   uint64_t sent = 0;
   bool any = false;
   for (LatestSlot* slot = all_slots.load(std::memory_order_acquire); slot != nullptr; slot = slot->next) {
@@ -179,7 +173,16 @@ uint64_t SendLatest(const Control* control) {
   return sent;
 }
 
-uint64_t WaitingLatest() { return waiting.load(); }
+}  // namespace
+
+void KeepLatest(Control* control, const Emission& emission, Ring* own) {
+  LatestSlot* const slot = SlotOf(control, emission.device);
+  if (slot == nullptr) return control->CountLeftOut(emission.device, 1);
+  const uint64_t left_out = slot->Keep(emission, own);
+  if (left_out != 0) control->CountLeftOut(emission.device, left_out);
+  if (slot->scheduled.load(std::memory_order_seq_cst) || !slot->full()) return;
+  if (!slot->scheduled.exchange(true, std::memory_order_seq_cst)) Schedule(slot);
+}
 
 void ResetLatestAfterFork() {
   new (TheTimer()) Timer;
@@ -188,3 +191,15 @@ void ResetLatestAfterFork() {
 }
 
 }  // namespace hcb
+
+int32_t hcb_control_set(uint64_t consumer_id, const hcb_control* control) {
+  hcb::Control* found = hcb::MakeControl(consumer_id);
+  if (found == nullptr) return HCB_NO_MEMORY;
+  found->Set(*control);
+  hcb::SendLatest(found);
+  return HCB_EMITTED;
+}
+
+uint64_t hcb_latest_send(void) { return hcb::SendLatest(); }
+
+uint64_t hcb_latest_waiting(void) { return hcb::waiting.load(); }

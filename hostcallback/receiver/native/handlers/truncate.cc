@@ -5,17 +5,10 @@
 namespace hcb {
 namespace {
 
-uint64_t Elements(const XLA_FFI_Buffer& buffer) {
-  uint64_t count = 1;
-  for (int64_t i = 0; i < buffer.rank; ++i) count *= static_cast<uint64_t>(buffer.dims[i]);
-  return count;
-}
-
 template <typename Visit>
 void ForEachArray(const XLA_FFI_CallFrame& frame, Visit visit) {
   for (int64_t i = 0; i < frame.args.size; ++i) {
-    const XLA_FFI_Buffer& operand = *static_cast<const XLA_FFI_Buffer*>(frame.args.args[i]);
-    if (operand.dtype != XLA_FFI_DataType_TOKEN) visit(operand);
+    if (Operand(frame, i).dtype != XLA_FFI_DataType_TOKEN) visit(Operand(frame, i));
   }
 }
 

@@ -7,17 +7,17 @@
 #include <cstdint>
 #include <vector>
 
-#include "wire/encode.h"
 #include "handlers/call_frame.h"
 #include "third_party/xla/ffi/api/c_api.h"
+#include "wire/encode.h"
 
 namespace hcb {
 
 // The memory that a truncated emission points to. It must outlive the emission.
 class Truncation {
  public:
-  // Truncates `emission`, of the operands of `frame`, to at most `elements` elements per array; false if all are
-  // that small, and nothing changes. Its first array is a shape record then, in the host's memory.
+  // Truncates `emission`, of the operands of `frame`, to at most `elements` elements per array; false if all
+  // are that small, and nothing changes. Its first array is a shape record then, in the host's memory.
   bool Apply(const XLA_FFI_CallFrame& frame, uint64_t elements, Emission* emission);
 
   std::vector<int64_t> shapes;  // the shape record. May be moved, which keeps the data's address

@@ -1,15 +1,17 @@
 #include "os/clock.h"
 
+#include <sys/resource.h>
 #include <time.h>
 
 #include <atomic>
+
+#include "abi/exports.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>
 #include <x86intrin.h>
 #endif
 
-namespace hcb {
 namespace {
 
 int64_t ReadClock(clockid_t clock) {
@@ -20,8 +22,8 @@ int64_t ReadClock(clockid_t clock) {
 
 #if defined(__x86_64__)
 
-// A thread reads the system's clock once per millisecond, and counts the processor's ticks in between. It measures
-// the length of a tick once, with the clock that no user sets, over at least kMeasureNs:
+// A thread reads the system's clock once per millisecond, and counts the processor's ticks in between. It
+// measures the length of a tick once, with the clock that no user sets, over at least kMeasureNs:
 constexpr int64_t kMeasureNs = 20'000'000;
 constexpr int64_t kMaxMeasureNs = 10'000'000'000;
 constexpr int64_t kAnchorNs = 1'000'000;
@@ -78,6 +80,8 @@ void MeasureTick() {
 
 }  // namespace
 
+namespace hcb {
+
 int64_t UnixNowNs() {
 #if defined(__x86_64__)
   static thread_local Moment anchor;
@@ -97,3 +101,18 @@ int64_t UnixNowNs() {
 }
 
 }  // namespace hcb
+
+int64_t hcb_waits(int64_t* cpu_ns) {
+  *cpu_ns = ReadClock(CLOCK_THREAD_CPUTIME_ID);
+#ifdef RUSAGE_THREAD
+  rusage usage;
+  if (getrusage(RUSAGE_THREAD, &usage) == 0) return usage.ru_nvcsw;
+#endif
+  return 0;
+}
+
+int64_t hcb_sleep(int64_t ns) {
+  const timespec pause = {static_cast<time_t>(ns / 1'000'000'000), static_cast<long>(ns % 1'000'000'000)};
+  nanosleep(&pause, nullptr);
+  return ReadClock(CLOCK_MONOTONIC);
+}

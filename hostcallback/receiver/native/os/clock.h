@@ -1,4 +1,5 @@
-// The time of day for message stamps. Cheaper than the system call if the processor's tick counter can be trusted.
+// The time of day for message stamps. Cheaper than the system call if the processor's tick counter can be
+// trusted.
 #ifndef HOSTCALLBACK_OS_CLOCK_H_
 #define HOSTCALLBACK_OS_CLOCK_H_
 

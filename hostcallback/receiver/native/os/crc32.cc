@@ -1,15 +1,14 @@
-// CRC-32 by carry-less multiplication: Gopal et al., "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ Instruction", Intel
-// 2009, for the bit-reflected polynomial of zlib. The constants are those of the paper's table.
-#include "os/crc32.h"
-
+// CRC-32 by carry-less multiplication: Gopal et al., "Fast CRC Computation for Generic Polynomials Using
+// PCLMULQDQ Instruction", Intel 2009, for the bit-reflected polynomial of zlib. The constants are those of
+// the paper's table.
 #include <algorithm>
 #include <array>
+
+#include "abi/exports.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
-
-namespace hcb {
 
 #if defined(__x86_64__)
 
@@ -37,7 +36,9 @@ uint32_t ByBytes(uint32_t crc, const uint8_t* data, uint64_t nbytes) {
 
 #define HCB_WITH_CLMUL __attribute__((target("pclmul,sse4.1")))
 
-HCB_WITH_CLMUL inline __m128i Load(const uint8_t* data) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(data)); }
+HCB_WITH_CLMUL inline __m128i Load(const uint8_t* data) {
+  return _mm_loadu_si128(reinterpret_cast<const __m128i*>(data));
+}
 
 // Advances `value` by the distance of `constants`, and adds `next`.
 HCB_WITH_CLMUL inline __m128i Fold(__m128i value, __m128i constants, __m128i next) {
@@ -82,19 +83,18 @@ uint32_t Checksum(const uint8_t* data, uint64_t nbytes) {
 
 }  // namespace
 
-bool PageChecksums(const uint8_t* data, uint64_t nbytes, uint64_t page_bytes, uint32_t* checksums) {
-  static const bool has_clmul = __builtin_cpu_supports("pclmul") != 0 && __builtin_cpu_supports("sse4.1") != 0;
-  if (!has_clmul) return false;
+int32_t hcb_page_checksums(const uint8_t* data, uint64_t nbytes, uint64_t page_bytes, uint32_t* checksums) {
+  static const bool has_clmul =
+      __builtin_cpu_supports("pclmul") != 0 && __builtin_cpu_supports("sse4.1") != 0;
+  if (!has_clmul) return 0;
   for (uint64_t at = 0; at < nbytes; at += page_bytes) {
     *checksums++ = Checksum(data + at, std::min(page_bytes, nbytes - at));
   }
-  return true;
+  return 1;
 }
 
 #else
 
-bool PageChecksums(const uint8_t*, uint64_t, uint64_t, uint32_t*) { return false; }
+int32_t hcb_page_checksums(const uint8_t*, uint64_t, uint64_t, uint32_t*) { return 0; }
 
 #endif
-
-}  // namespace hcb

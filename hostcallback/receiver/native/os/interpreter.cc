@@ -5,7 +5,8 @@
 #include <chrono>
 #include <thread>
 
-namespace hcb {
+#include "abi/exports.h"
+
 namespace {
 
 // CPython's stable functions; states and interpreters are opaque.
@@ -40,12 +41,28 @@ Interpreter FindInterpreter() {
 
 }  // namespace
 
-int64_t ThreadStates(uint64_t* ids, uint64_t capacity, uint64_t* made) {
+namespace hcb {
+
+bool IsFinalizing() {
+  using Function = int (*)(void);
+  static const Function found = [] {
+    Function function = nullptr;
+    Find("Py_IsFinalizing", &function);
+    if (function == nullptr) Find("_Py_IsFinalizing", &function);  // before Python 3.13
+    return function;
+  }();
+  return found != nullptr && found() != 0;
+}
+
+}  // namespace hcb
+
+int64_t hcb_thread_states(uint64_t* ids, uint64_t capacity, uint64_t* made) {
   static const Interpreter python = FindInterpreter();
   if (!python.Found()) return -1;
   void* const interpreter = python.get();
   int64_t count = 0;
-  // States are added at the head of the list, and removed only under the interpreter lock, which the caller holds.
+  // States are added at the head of the list, and removed only under the interpreter lock, which the caller
+  // holds.
   for (void* state = python.first(interpreter); state != nullptr; state = python.next(state)) {
     if (static_cast<uint64_t>(count) < capacity) ids[count] = python.id(state);
     ++count;
@@ -59,20 +76,7 @@ int64_t ThreadStates(uint64_t* ids, uint64_t capacity, uint64_t* made) {
   return count;
 }
 
-bool IsFinalizing() {
-  using Function = int (*)(void);
-  static const Function found = [] {
-    Function function = nullptr;
-    Find("Py_IsFinalizing", &function);
-    if (function == nullptr) Find("_Py_IsFinalizing", &function);  // before Python 3.13
-    return function;
-  }();
-  return found != nullptr && found() != 0;
-}
-
-void HoldThread(int64_t nanoseconds) {
+void hcb_hold_thread(int64_t nanoseconds) {
   std::this_thread::sleep_for(std::chrono::nanoseconds(nanoseconds));
-  while (IsFinalizing()) std::this_thread::sleep_for(std::chrono::hours(1));
+  while (hcb::IsFinalizing()) std::this_thread::sleep_for(std::chrono::hours(1));
 }
-
-}  // namespace hcb

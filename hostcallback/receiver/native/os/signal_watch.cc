@@ -1,15 +1,17 @@
-#include "os/signal_watch.h"
-
+// Handlers of SIGTERM and SIGINT that run before the other handlers: a byte in a pipe wakes a thread of the
+// host.
 #include <signal.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <cerrno>
 
+#include "abi/exports.h"
 #include "os/interpreter.h"
 
-namespace hcb {
 namespace {
+
+using hcb::IsFinalizing;
 
 struct Watch {
   // Two slots, so that a signal while a handler is being installed finds a complete one.
@@ -23,13 +25,22 @@ struct Watch {
 Watch termination;
 Watch interrupt;
 
+bool IsHandler(const struct sigaction& action) {
+  return (action.sa_flags & SA_SIGINFO) != 0 ||
+         (action.sa_handler != SIG_DFL && action.sa_handler != SIG_IGN);
+}
+
+bool IsDefault(const struct sigaction& action) {
+  return (action.sa_flags & SA_SIGINFO) == 0 && action.sa_handler == SIG_DFL;
+}
+
 void OnSignal(int number, siginfo_t* info, void* context) {
   const int saved_errno = errno;
   Watch& watch = number == SIGINT ? interrupt : termination;
   const struct sigaction next = watch.previous[watch.current.load()];
   if (getpid() != watch.owner.load() || (number == SIGTERM && IsFinalizing())) {
-    // A forked child inherits the handler but not the thread, and while Python ends the thread does not run any more:
-    // act as if this handler did not exist.
+    // A forked child inherits the handler but not the thread, and while Python ends the thread does not run
+    // any more: act as if this handler did not exist.
     sigaction(number, &next, nullptr);
     raise(number);
     errno = saved_errno;
@@ -43,7 +54,7 @@ void OnSignal(int number, siginfo_t* info, void* context) {
   if (!watch.is_inside.exchange(true)) {
     if ((next.sa_flags & SA_SIGINFO) != 0) {
       next.sa_sigaction(number, info, context);
-    } else if (next.sa_handler != SIG_DFL && next.sa_handler != SIG_IGN) {
+    } else if (IsHandler(next)) {
       next.sa_handler(number);
     }
     watch.is_inside.store(false);
@@ -55,12 +66,12 @@ bool IsOurs(const struct sigaction& action) {
   return (action.sa_flags & SA_SIGINFO) != 0 && action.sa_sigaction == OnSignal;
 }
 
-bool IsHandler(const struct sigaction& action) {
-  return (action.sa_flags & SA_SIGINFO) != 0 || (action.sa_handler != SIG_DFL && action.sa_handler != SIG_IGN);
-}
-
-bool IsDefault(const struct sigaction& action) {
-  return (action.sa_flags & SA_SIGINFO) == 0 && action.sa_handler == SIG_DFL;
+// Whether ours is not the current action, which is `found`. From now on the byte goes to `fd`.
+bool MustInstall(int number, Watch* watch, int32_t fd, struct sigaction* found) {
+  watch->pipe_fd.store(fd);
+  watch->owner.store(getpid());
+  *found = {};
+  return sigaction(number, nullptr, found) == 0 && !IsOurs(*found);
 }
 
 void Install(int number, Watch* watch, const struct sigaction& found, int flags) {
@@ -83,29 +94,23 @@ void Restore(int number, const Watch& watch) {
 
 }  // namespace
 
-bool WatchTermination(int32_t fd) {
+int32_t hcb_watch_termination(int32_t fd) {
   IsFinalizing();  // looks the function up
-  termination.pipe_fd.store(fd);
-  termination.owner.store(getpid());
+  const Watch& watch = termination;
   struct sigaction found;
-  if (sigaction(SIGTERM, nullptr, &found) == 0 && !IsOurs(found)) Install(SIGTERM, &termination, found, SA_RESTART);
-  return IsDefault(termination.previous[termination.current.load()]);
+  if (MustInstall(SIGTERM, &termination, fd, &found)) Install(SIGTERM, &termination, found, SA_RESTART);
+  return IsDefault(watch.previous[watch.current.load()]);
 }
 
-void UnwatchTermination() { Restore(SIGTERM, termination); }
+void hcb_unwatch_termination(void) { Restore(SIGTERM, termination); }
 
-bool WatchInterrupt(int32_t fd) {
-  interrupt.pipe_fd.store(fd);
-  interrupt.owner.store(getpid());
+int32_t hcb_watch_interrupt(int32_t fd) {
   struct sigaction found;
-  if (sigaction(SIGINT, nullptr, &found) != 0) return false;
-  if (IsOurs(found)) return true;
-  if (!IsHandler(found)) return false;
+  if (!MustInstall(SIGINT, &interrupt, fd, &found)) return IsOurs(found);
+  if (!IsHandler(found)) return 0;
   // Interrupted system calls return, as with the handler that Python installs: it looks for signals then.
   Install(SIGINT, &interrupt, found, found.sa_flags & SA_RESTART);
-  return true;
+  return 1;
 }
 
-void UnwatchInterrupt() { Restore(SIGINT, interrupt); }
-
-}  // namespace hcb
+void hcb_unwatch_interrupt(void) { Restore(SIGINT, interrupt); }

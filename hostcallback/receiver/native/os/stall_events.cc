@@ -7,14 +7,15 @@
 #include <mutex>
 #include <new>
 
-namespace hcb {
+#include "abi/exports.h"
+
 namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// A device that is faster than its taps begins to wait thousands of times per second. One STALL event per period is
-// enough. An event that comes earlier is delivered at the end of the period, so that a lasting wait never goes
-// unnoticed.
+// A device that is faster than its taps begins to wait thousands of times per second. One STALL event per
+// period is enough. An event that comes earlier is delivered at the end of the period, so that a lasting wait
+// never goes unnoticed.
 constexpr auto kStallPause = std::chrono::milliseconds(100);
 
 struct Mailbox {
@@ -32,6 +33,8 @@ Mailbox* TheMailbox() {
 
 }  // namespace
 
+namespace hcb {
+
 void SignalSupervisor(hcb_event_kind kind, int32_t device) {
   Mailbox* box = TheMailbox();
   {
@@ -45,7 +48,11 @@ void SignalSupervisor(hcb_event_kind kind, int32_t device) {
   box->arrived.notify_one();
 }
 
-bool WaitForEvent(int64_t timeout_ns, hcb_event* event) {
+void ResetSupervisorAfterFork() { new (TheMailbox()) Mailbox; }
+
+}  // namespace hcb
+
+int32_t hcb_supervise_wait(int64_t timeout_ns, hcb_event* event) {
   Mailbox* box = TheMailbox();
   const Clock::time_point deadline =
       timeout_ns < 0 ? Clock::time_point::max() : Clock::now() + std::chrono::nanoseconds(timeout_ns);
@@ -59,11 +66,11 @@ bool WaitForEvent(int64_t timeout_ns, hcb_event* event) {
       *event = *due;
       box->events.erase(due);
       if (event->kind == HCB_EVENT_STALL) box->next_stall = now + kStallPause;
-      return true;
+      return 1;
     }
     if (now >= deadline) {
       *event = {HCB_NO_EVENT, 0};
-      return false;
+      return 0;
     }
     const Clock::time_point next = box->events.empty() ? deadline : std::min(deadline, box->next_stall);
     if (next == Clock::time_point::max()) {
@@ -73,7 +80,3 @@ bool WaitForEvent(int64_t timeout_ns, hcb_event* event) {
     }
   }
 }
-
-void ResetSupervisorAfterFork() { new (TheMailbox()) Mailbox; }
-
-}  // namespace hcb

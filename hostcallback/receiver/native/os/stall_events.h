@@ -11,9 +11,6 @@ namespace hcb {
 // Any thread. An event that has not been fetched is not queued a second time.
 void SignalSupervisor(hcb_event_kind kind, int32_t device);
 
-bool WaitForEvent(int64_t timeout_ns, hcb_event* event);
-void ResetSupervisorAfterFork();
-
 }  // namespace hcb
 
 #endif  // HOSTCALLBACK_OS_STALL_EVENTS_H_

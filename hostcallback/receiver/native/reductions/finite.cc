@@ -1,14 +1,15 @@
 // The XLA FFI handler that tests whether arrays are finite, many in one call.
 #include <cstring>
 
+#include "abi/exports.h"
 #include "handlers/call_frame.h"
-#include "handlers/ffi_handlers.h"
 #include "reductions/widths.h"
 
 namespace hcb {
 namespace {
 
-// Shifted left by one bit, floating-point numbers that are not finite are the largest unsigned integers of their size.
+// Shifted left by one bit, floating-point numbers that are not finite are the largest unsigned integers of
+// their size.
 struct Half {  // float16
   using Word = uint16_t;
   static constexpr Word kKept = 0xffff, kNotFinite = 0xf800;
@@ -34,7 +35,8 @@ HCB_LOOP bool AnyNotFiniteOf(const uint8_t* data, uint64_t nbytes) {
   constexpr uint64_t kStep = kUnrolled * kBytes;
   constexpr bool kUpperHalves = Format::kKept == 0;
   Vector kept, largest[kUnrolled];
-  for (int i = 0; i < static_cast<int>(kBytes / sizeof(Word)); ++i) kept[i] = i % 2 ? ~Word{0} : Format::kKept;
+  for (int i = 0; i < static_cast<int>(kBytes / sizeof(Word)); ++i)
+    kept[i] = i % 2 ? ~Word{0} : Format::kKept;
 #pragma GCC unroll 4
   for (Vector& one : largest) one = Vector{};
   uint64_t at = 0;
@@ -84,36 +86,26 @@ bool IsNotFinite(const XLA_FFI_Buffer& buffer) {
   }
 }
 
-// The attribute `groups`: for each operand the index of its element of the result.
-const XLA_FFI_Array* FindGroups(const XLA_FFI_CallFrame& frame) {
-  for (int64_t i = 0; i < frame.attrs.size; ++i) {
-    const XLA_FFI_ByteSpan& name = *frame.attrs.names[i];
-    if (name.len != 6 || std::memcmp(name.ptr, "groups", 6) != 0) continue;
-    if (frame.attrs.types[i] != XLA_FFI_AttrType_ARRAY) return nullptr;
-    const XLA_FFI_Array* array = static_cast<const XLA_FFI_Array*>(frame.attrs.attrs[i]);
-    return array->dtype == XLA_FFI_DataType_S32 ? array : nullptr;
-  }
-  return nullptr;
-}
-
 XLA_FFI_Error* Test(const XLA_FFI_CallFrame& frame) {
-  const XLA_FFI_Array* const groups = FindGroups(frame);
-  const bool is_valid = groups != nullptr && frame.rets.size == 1 && static_cast<int64_t>(groups->size) == frame.args.size;
+  // For each operand the index of its element of the result.
+  const XLA_FFI_Array* const groups = FindArray(frame, "groups", XLA_FFI_DataType_S32);
+  const bool is_valid =
+      groups != nullptr && frame.rets.size == 1 && static_cast<int64_t>(groups->size) == frame.args.size;
   if (!is_valid) {
-    return MakeError(frame.api, XLA_FFI_Error_Code_INVALID_ARGUMENT,
-                     "hostcallback: a test for finite values has no int32 attribute `groups` with a number for each operand");
+    return Invalid(frame,
+                   "hostcallback: a test for finite values has no int32 attribute `groups` with a number for "
+                   "each operand");
   }
-  const XLA_FFI_Buffer& result = *static_cast<const XLA_FFI_Buffer*>(frame.rets.rets[0]);
+  const XLA_FFI_Buffer& result = Result(frame, 0);
   const int64_t count = static_cast<int64_t>(Elements(result));
   uint8_t* const failed = static_cast<uint8_t*>(result.data);
   std::memset(failed, 0, static_cast<size_t>(count));
   for (int64_t i = 0; i < frame.args.size; ++i) {
     const int32_t group = static_cast<const int32_t*>(groups->data)[i];
     if (group < 0 || group >= count) {
-      return MakeError(frame.api, XLA_FFI_Error_Code_INVALID_ARGUMENT,
-                       "hostcallback: a test for finite values has a group beyond its result");
+      return Invalid(frame, "hostcallback: a test for finite values has a group beyond its result");
     }
-    if (IsNotFinite(*static_cast<const XLA_FFI_Buffer*>(frame.args.args[i]))) failed[group] = 1;
+    if (IsNotFinite(Operand(frame, i))) failed[group] = 1;
   }
   return nullptr;
 }
@@ -121,8 +113,6 @@ XLA_FFI_Error* Test(const XLA_FFI_CallFrame& frame) {
 }  // namespace
 }  // namespace hcb
 
-extern "C" XLA_FFI_Error* hcb_not_finite(XLA_FFI_CallFrame* call_frame) {
-  if (call_frame->extension_start != nullptr && hcb::AnswerMetadataQuery(call_frame)) return nullptr;
-  if (call_frame->stage != XLA_FFI_ExecutionStage_EXECUTE) return nullptr;
-  return hcb::Test(*call_frame);
+XLA_FFI_Error* hcb_not_finite(XLA_FFI_CallFrame* frame) {
+  return hcb::IsExecution(frame) ? hcb::Test(*frame) : nullptr;
 }

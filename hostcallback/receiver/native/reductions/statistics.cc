@@ -1,11 +1,12 @@
-// The XLA FFI handlers that measure an array, or a device's share of one, in one pass over the memory, and merge shares.
+// The XLA FFI handlers that measure an array, or a device's share of one, in one pass over the memory, and
+// merge shares.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
 
+#include "abi/exports.h"
 #include "handlers/call_frame.h"
-#include "handlers/ffi_handlers.h"
 #include "reductions/widths.h"
 
 namespace hcb {
@@ -13,7 +14,8 @@ namespace {
 
 constexpr uint64_t kPart = 4096;  // elements that the level-1 cache still holds when they are read again
 enum Statistic { kMean, kStd, kMin, kMax, kNorm, kZeros, kNonfinite, kStatistics };
-constexpr int64_t kCount = kStatistics, kRow = kStatistics + 1;  // a share's row ends with its number of elements
+// a share's row ends with its number of elements
+constexpr int64_t kCount = kStatistics, kRow = kStatistics + 1;
 
 template <typename T>
 struct Format;
@@ -136,7 +138,8 @@ HCB_LOOP void MeasureParts(const T* data, uint64_t n, Totals* totals) {
   for (uint64_t i = 0; i < n; i += kPart) MeasurePart<T, kBytes>(data + i, std::min(kPart, n - i), totals);
 }
 
-HCB_FOR_EACH_WIDTH(void, Measure, (const T* data, uint64_t n, Totals* totals), MeasureParts, (data, n, totals))
+HCB_FOR_EACH_WIDTH(void, Measure, (const T* data, uint64_t n, Totals* totals), MeasureParts,
+                   (data, n, totals))
 
 // As the reductions of JAX: NaN spreads; infinite values have no deviation.
 void Finish(const Totals& totals, float* out) {
@@ -187,8 +190,8 @@ void Merge(const float* rows, int64_t shares, int64_t stride, float* out) {
   out[kNonfinite] = static_cast<float>(nonfinite / count);
 }
 
-// The elements of a shard that are a device's to measure: those from `begin` to `end` of its first elements in each
-// dimension, of which there are `extents`; what is beyond them is padding.
+// The elements of a shard that are a device's to measure: those from `begin` to `end` of its first elements
+// in each dimension, of which there are `extents`; what is beyond them is padding.
 struct Share {
   int64_t begin, end;
   const int64_t* extents;
@@ -221,82 +224,74 @@ void MeasureShare(const XLA_FFI_Buffer& value, const Share& share, Totals* total
 
 // The attribute `shares`: for each partition begin and end of its share, and the extents of its shard.
 bool FindShare(const XLA_FFI_CallFrame& frame, int64_t rank, uint32_t partition, Share* share) {
-  for (int64_t i = 0; i < frame.attrs.size; ++i) {
-    const XLA_FFI_ByteSpan& name = *frame.attrs.names[i];
-    if (name.len != 6 || std::memcmp(name.ptr, "shares", 6) != 0) continue;
-    if (frame.attrs.types[i] != XLA_FFI_AttrType_ARRAY) return false;
-    const XLA_FFI_Array& array = *static_cast<const XLA_FFI_Array*>(frame.attrs.attrs[i]);
-    const size_t numbers = static_cast<size_t>(2 + rank);
-    if (array.dtype != XLA_FFI_DataType_S64 || array.size < (partition + 1) * numbers) return false;
-    const int64_t* const row = static_cast<const int64_t*>(array.data) + partition * numbers;
-    *share = {row[0], row[1], row + 2};
-    return true;
-  }
-  return false;
+  const XLA_FFI_Array* const array = FindArray(frame, "shares", XLA_FFI_DataType_S64);
+  const size_t numbers = static_cast<size_t>(2 + rank);
+  if (array == nullptr || array->size < (partition + 1) * numbers) return false;
+  const int64_t* const row = static_cast<const int64_t*>(array->data) + partition * numbers;
+  *share = {row[0], row[1], row + 2};
+  return true;
 }
 
 XLA_FFI_Error* MeasureOneShare(const XLA_FFI_CallFrame& frame) {
-  const auto operand = [&](int64_t i) { return static_cast<const XLA_FFI_Buffer*>(frame.args.args[i]); };
   Share share;
-  const bool is_valid = frame.args.size == 2 && frame.rets.size == 1 && operand(1)->dtype == XLA_FFI_DataType_U32 &&
-                        Elements(*static_cast<const XLA_FFI_Buffer*>(frame.rets.rets[0])) == kRow &&
-                        FindShare(frame, operand(0)->rank, *static_cast<const uint32_t*>(operand(1)->data), &share);
+  const bool is_valid =
+      frame.args.size == 2 && frame.rets.size == 1 && Operand(frame, 1).dtype == XLA_FFI_DataType_U32 &&
+      Elements(Result(frame, 0)) == kRow &&
+      FindShare(frame, Operand(frame, 0).rank, *static_cast<const uint32_t*>(Operand(frame, 1).data), &share);
   Totals totals;
-  if (is_valid && operand(0)->dtype == XLA_FFI_DataType_F32) {
-    MeasureShare<float>(*operand(0), share, &totals);
-  } else if (is_valid && operand(0)->dtype == XLA_FFI_DataType_F64) {
-    MeasureShare<double>(*operand(0), share, &totals);
+  if (is_valid && Operand(frame, 0).dtype == XLA_FFI_DataType_F32) {
+    MeasureShare<float>(Operand(frame, 0), share, &totals);
+  } else if (is_valid && Operand(frame, 0).dtype == XLA_FFI_DataType_F64) {
+    MeasureShare<double>(Operand(frame, 0), share, &totals);
   } else {
-    return MakeError(frame.api, XLA_FFI_Error_Code_INVALID_ARGUMENT,
-                     "hostcallback: the statistics of a share are of one array of float32 or float64, with the number of "
-                     "the partition and the int64 attribute `shares`");
+    return Invalid(
+        frame,
+        "hostcallback: the statistics of a share are of one array of float32 or float64, with the number of "
+        "the partition and the int64 attribute `shares`");
   }
   float out[kRow] = {};
   if (totals.count != 0) Finish(totals, out);
   out[kCount] = static_cast<float>(totals.count);
-  std::memcpy(static_cast<const XLA_FFI_Buffer*>(frame.rets.rets[0])->data, out, sizeof(out));
+  std::memcpy(Result(frame, 0).data, out, sizeof(out));
   return nullptr;
 }
 
 XLA_FFI_Error* MergeRows(const XLA_FFI_CallFrame& frame) {
-  const XLA_FFI_Buffer* const rows =
-      frame.args.size == 1 ? static_cast<const XLA_FFI_Buffer*>(frame.args.args[0]) : nullptr;
+  const XLA_FFI_Buffer* const rows = frame.args.size == 1 ? &Operand(frame, 0) : nullptr;
   int64_t results = 0;
-  const auto result = [&](int64_t i) { return static_cast<const XLA_FFI_Buffer*>(frame.rets.rets[i]); };
-  for (int64_t i = 0; i < frame.rets.size; i += kStatistics) results += static_cast<int64_t>(Elements(*result(i)));
+  for (int64_t i = 0; i < frame.rets.size; i += kStatistics)
+    results += static_cast<int64_t>(Elements(Result(frame, i)));
   if (rows == nullptr || rows->dtype != XLA_FFI_DataType_F32 || rows->rank != 3 || rows->dims[2] != kRow ||
       rows->dims[1] != results || frame.rets.size % kStatistics != 0) {
-    return MakeError(frame.api, XLA_FFI_Error_Code_INVALID_ARGUMENT,
-                     "hostcallback: merged statistics are of one float32 array [shares, values, 8]");
+    return Invalid(frame, "hostcallback: merged statistics are of one float32 array [shares, values, 8]");
   }
   const float* row = static_cast<const float*>(rows->data);
   for (int64_t i = 0; i < frame.rets.size; i += kStatistics) {
-    const int64_t values = static_cast<int64_t>(Elements(*result(i)));
+    const int64_t values = static_cast<int64_t>(Elements(Result(frame, i)));
     for (int64_t value = 0; value < values; ++value, row += kRow) {
       float out[kStatistics];
       Merge(row, rows->dims[0], results * kRow, out);
-      for (int64_t j = 0; j < kStatistics; ++j) static_cast<float*>(result(i + j)->data)[value] = out[j];
+      for (int64_t j = 0; j < kStatistics; ++j)
+        static_cast<float*>(Result(frame, i + j).data)[value] = out[j];
     }
   }
   return nullptr;
 }
 
 XLA_FFI_Error* MeasureOperand(const XLA_FFI_CallFrame& frame) {
-  const XLA_FFI_Buffer* const value =
-      frame.args.size == 1 ? static_cast<const XLA_FFI_Buffer*>(frame.args.args[0]) : nullptr;
+  const XLA_FFI_Buffer* const value = frame.args.size == 1 ? &Operand(frame, 0) : nullptr;
   Totals totals;
   if (value != nullptr && value->dtype == XLA_FFI_DataType_F32) {
     Measure<float>(static_cast<const float*>(value->data), Elements(*value), &totals);
   } else if (value != nullptr && value->dtype == XLA_FFI_DataType_F64) {
     Measure<double>(static_cast<const double*>(value->data), Elements(*value), &totals);
   } else {
-    return MakeError(frame.api, XLA_FFI_Error_Code_INVALID_ARGUMENT,
-                     "hostcallback: statistics are of one array of float32 or float64");
+    return Invalid(frame, "hostcallback: statistics are of one array of float32 or float64");
   }
   float out[kStatistics];
   Finish(totals, out);
   for (int64_t i = 0; i < std::min<int64_t>(frame.rets.size, kStatistics); ++i) {
-    std::memcpy(static_cast<const XLA_FFI_Buffer*>(frame.rets.rets[i])->data, &out[i], sizeof(float));
+    std::memcpy(Result(frame, i).data, &out[i], sizeof(float));
   }
   return nullptr;
 }
@@ -304,20 +299,12 @@ XLA_FFI_Error* MeasureOperand(const XLA_FFI_CallFrame& frame) {
 }  // namespace
 }  // namespace hcb
 
-extern "C" XLA_FFI_Error* hcb_statistics(XLA_FFI_CallFrame* call_frame) {
-  if (call_frame->extension_start != nullptr && hcb::AnswerMetadataQuery(call_frame)) return nullptr;
-  if (call_frame->stage != XLA_FFI_ExecutionStage_EXECUTE) return nullptr;
-  return hcb::MeasureOperand(*call_frame);
+XLA_FFI_Error* hcb_statistics(XLA_FFI_CallFrame* frame) {
+  return hcb::IsExecution(frame) ? hcb::MeasureOperand(*frame) : nullptr;
 }
-
-extern "C" XLA_FFI_Error* hcb_share_statistics(XLA_FFI_CallFrame* call_frame) {
-  if (call_frame->extension_start != nullptr && hcb::AnswerMetadataQuery(call_frame)) return nullptr;
-  if (call_frame->stage != XLA_FFI_ExecutionStage_EXECUTE) return nullptr;
-  return hcb::MeasureOneShare(*call_frame);
+XLA_FFI_Error* hcb_share_statistics(XLA_FFI_CallFrame* frame) {
+  return hcb::IsExecution(frame) ? hcb::MeasureOneShare(*frame) : nullptr;
 }
-
-extern "C" XLA_FFI_Error* hcb_merged_statistics(XLA_FFI_CallFrame* call_frame) {
-  if (call_frame->extension_start != nullptr && hcb::AnswerMetadataQuery(call_frame)) return nullptr;
-  if (call_frame->stage != XLA_FFI_ExecutionStage_EXECUTE) return nullptr;
-  return hcb::MergeRows(*call_frame);
+XLA_FFI_Error* hcb_merged_statistics(XLA_FFI_CallFrame* frame) {
+  return hcb::IsExecution(frame) ? hcb::MergeRows(*frame) : nullptr;
 }

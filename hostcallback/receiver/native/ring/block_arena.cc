@@ -38,8 +38,10 @@ uint8_t* BlockArena::Allocate(uint64_t nbytes) {
   if (found < need) return nullptr;
   const uint64_t start = run->first;
   // Clear the old records first: a record must not vouch for memory that is being written to.
-  for (auto it = run; it != at; it = extents_.erase(it)) std::memset(memory_ + it->first, 0, sizeof(ArenaRecord::magic));
-  // The clearing reaches the file before any new bytes do: the process may be killed at any instruction, and recovery trusts records.
+  for (auto it = run; it != at; it = extents_.erase(it))
+    std::memset(memory_ + it->first, 0, sizeof(ArenaRecord::magic));
+  // The clearing reaches the file before any new bytes do: the process may be killed at any instruction, and
+  // recovery trusts records.
   std::atomic_thread_fence(std::memory_order_seq_cst);
   extents_[start] = {need, true};
   if (found != need) {
@@ -67,11 +69,13 @@ void BlockArena::Free(uint8_t* block) {
 }
 
 void BlockArena::ResetAfterFork() {
-  inherited_ = true;  // another thread of the parent may have been changing the map: nothing is allocated here any more
+  // another thread of the parent may have been changing the map: nothing is allocated here any more
+  inherited_ = true;
   void* copy = mmap(nullptr, nbytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (copy == MAP_FAILED) return;
   std::memcpy(copy, memory_, nbytes_);
-  if (mmap(memory_, nbytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != MAP_FAILED) {
+  if (mmap(memory_, nbytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) !=
+      MAP_FAILED) {
     std::memcpy(memory_, copy, nbytes_);
   }
   munmap(copy, nbytes_);

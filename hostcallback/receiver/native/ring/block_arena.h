@@ -48,7 +48,7 @@ class BlockArena {
   const uint64_t nbytes_;
   const uint64_t offset_;
   bool inherited_ = false;  // from the parent of a forked child; written before the child has threads
-  std::mutex mutex_;  // protects everything below
+  std::mutex mutex_;        // protects everything below
   std::map<uint64_t, Extent> extents_;  // by offset; they cover all of the memory
   uint64_t next_ = 0;                   // offset at which the next search starts
 };

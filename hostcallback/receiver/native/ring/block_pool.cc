@@ -6,26 +6,29 @@
 #include <atomic>
 #include <new>
 
+#include "abi/exports.h"
+#include "gpu/driver.h"
 #include "ring/block_arena.h"
 #include "wire/frame.h"
-#include "gpu/driver.h"
 
 namespace hcb {
 namespace {
 
-// Pinned blocks are shared memory: a fork makes private memory copy-on-write, and then the device would copy into
-// the old pages while the process reads the new ones. A block that a child may read too is not used again.
+// Pinned blocks are shared memory: a fork makes private memory copy-on-write, and then the device would copy
+// into the old pages while the process reads the new ones. A block that a child may read too is not used
+// again.
 std::atomic<uint32_t> forks{0};
 
 void CountForks() {
-  static const int done = pthread_atfork([] { forks.fetch_add(1, std::memory_order_relaxed); }, nullptr, nullptr);
+  static const int done =
+      pthread_atfork([] { forks.fetch_add(1, std::memory_order_relaxed); }, nullptr, nullptr);
   (void)done;
 }
 
 }  // namespace
 
-// Blocks of at least this size use huge pages if the system has them, as numpy's arrays do: the first write to such
-// a block then faults once per 2 MiB instead of once per 4 KiB, which saves half of the time.
+// Blocks of at least this size use huge pages if the system has them, as numpy's arrays do: the first write
+// to such a block then faults once per 2 MiB instead of once per 4 KiB, which saves half of the time.
 constexpr uint64_t kHugeFrom = 4 << 20;
 constexpr uint64_t kHugePage = 2 << 20;
 
@@ -47,8 +50,8 @@ static_assert(sizeof(ArenaRecord) + kFrameAlign == kArenaPayload, "a record and 
 
 void BlockPool::Unmap(Block* block) {
   if (block == nullptr) return;
-  // The driver still considers this memory pinned, so it must stay mapped, unless the parent pinned it, which has
-  // its own mapping.
+  // The driver still considers this memory pinned, so it must stay mapped, unless the parent pinned it, which
+  // has its own mapping.
   const bool inherited = block->pinned_for != nullptr && block->owner->device_.load() == nullptr;
   if (block->pinned_for != nullptr && !inherited && !block->pinned_for->Unpin(block)) return;
   munmap(block->mapping, block->mapped);
@@ -79,7 +82,8 @@ bool BlockPool::IsPinned(void* block) { return Block::Of(block)->pinned_for != n
 void* BlockPool::AllocateIn(BlockArena* arena, uint64_t nbytes) {
   uint8_t* start = arena->Allocate(nbytes);
   if (start == nullptr) return nullptr;
-  return (new (start + sizeof(ArenaRecord)) Block{this, nbytes, start, 0, nullptr, arena, false, 0})->memory();
+  return (new (start + sizeof(ArenaRecord)) Block{this, nbytes, start, 0, nullptr, arena, false, 0})
+      ->memory();
 }
 
 uint64_t BlockPool::Mark(void* memory, uint64_t position, uint64_t nbytes) {
@@ -92,7 +96,8 @@ uint64_t BlockPool::Mark(void* memory, uint64_t position, uint64_t nbytes) {
 
 void* BlockPool::Allocate(uint64_t nbytes) {
   BlockArena* arena = arena_.load(std::memory_order_acquire);
-  if (arena != nullptr && device_.load() == nullptr) {  // blocks for a device need pinned memory, which the arena is not
+  // blocks for a device need pinned memory, which the arena is not
+  if (arena != nullptr && device_.load() == nullptr) {
     if (void* memory = AllocateIn(arena, nbytes)) return memory;
   }
   const uint64_t capacity = AlignUp(nbytes, kFrameAlign);
@@ -105,16 +110,18 @@ void* BlockPool::Allocate(uint64_t nbytes) {
     for (size_t i = 0; i < kStockSlots; ++i) {
       const Block* block = stock_[i];
       // A block of more than twice the size would waste memory that the budget does not count.
-      if (block == nullptr || block->capacity < capacity || block->capacity / 2 > capacity || !MayStay(block)) continue;
+      if (block == nullptr || block->capacity < capacity || block->capacity / 2 > capacity || !MayStay(block))
+        continue;
       if (best == kStockSlots || block->capacity < stock_[best]->capacity) best = i;
     }
     if (best != kStockSlots) return TakeLocked(best)->memory();
-    // No block fits: free the oldest, so that a stock of other sizes does not add to the new mapping. Not for a
-    // device, where freeing calls the driver, on the thread that launches programs.
+    // No block fits: free the oldest, so that a stock of other sizes does not add to the new mapping. Not for
+    // a device, where freeing calls the driver, on the thread that launches programs.
     unused = device == nullptr ? TakeLocked(next_slot_) : nullptr;
   }
   Unmap(unused);
-  // Not malloc: its aligned blocks of this size leave gaps that the next block of the same size does not fit into.
+  // Not malloc: its aligned blocks of this size leave gaps that the next block of the same size does not fit
+  // into.
   if (capacity > SIZE_MAX / 2) return nullptr;
   const bool huge = device == nullptr && capacity >= kHugeFrom;
   const uint64_t mapped = sizeof(Block) + capacity + (huge ? kHugePage : 0);
@@ -130,8 +137,8 @@ void* BlockPool::Allocate(uint64_t nbytes) {
     madvise(raw + sizeof(Block), capacity, MADV_HUGEPAGE);
 #endif
   }
-  Block* block =
-      new (raw) Block{this, capacity, mapping, mapped, nullptr, nullptr, device != nullptr, forks.load(std::memory_order_relaxed)};
+  Block* block = new (raw) Block{this,    capacity, mapping,           mapped,
+                                 nullptr, nullptr,  device != nullptr, forks.load(std::memory_order_relaxed)};
   if (device != nullptr && device->Pin(raw, mapped)) block->pinned_for = device;
   return block->memory();
 }
@@ -172,8 +179,8 @@ void BlockPool::Return(Block* block) {
 
 void BlockPool::ResetAfterFork() {
   new (&mutex_) std::mutex;  // another thread of the parent may have held it
-  // Another thread may have been moving a block, so the lists are inconsistent: forget the blocks (their pages are
-  // copy-on-write).
+  // Another thread may have been moving a block, so the lists are inconsistent: forget the blocks (their
+  // pages are copy-on-write).
   for (Block*& slot : stock_) slot = nullptr;
   stock_bytes_ = 0;
   next_slot_ = 0;
@@ -182,3 +189,5 @@ void BlockPool::ResetAfterFork() {
 }
 
 }  // namespace hcb
+
+void hcb_block_free(void* memory) { hcb::BlockPool::Free(memory); }

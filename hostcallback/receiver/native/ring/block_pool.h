@@ -18,15 +18,15 @@ class BlockPool {
   // Limit of the stock in bytes; lowering it frees blocks.
   void SetStockLimit(uint64_t bytes);
 
-  // Pins blocks that are allocated from now on, so that the device can copy into them asynchronously. Blocks that
-  // cannot be pinned are handed out too.
+  // Pins blocks that are allocated from now on, so that the device can copy into them asynchronously. Blocks
+  // that cannot be pinned are handed out too.
   void PinFor(GpuDevice* device);
   static bool IsPinned(void* block);
 
   // Allocates from `arena` from now on, as long as it has room; null ends that.
   void UseArena(BlockArena* arena) { arena_.store(arena, std::memory_order_release); }
-  // Records in the arena's file which frame a filled block belongs to. Returns the record's offset in the file; 0 if
-  // the block is not in an arena.
+  // Records in the arena's file which frame a filled block belongs to. Returns the record's offset in the
+  // file; 0 if the block is not in an arena.
   static uint64_t Mark(void* block, uint64_t position, uint64_t nbytes);
 
   // 64-byte aligned memory for `nbytes`; null if the system has none.
@@ -39,7 +39,8 @@ class BlockPool {
 
  private:
   struct Block;
-  static constexpr size_t kStockSlots = 256;  // as many blocks as queue up while a reader rests; the bytes have their own limit
+  // as many blocks as queue up while a reader rests; the bytes have their own limit
+  static constexpr size_t kStockSlots = 256;
 
   void* AllocateIn(BlockArena* arena, uint64_t nbytes);
   void Return(Block* block);

@@ -1,4 +1,5 @@
-// Threads that take the frame of a call themselves: any thread that runs host functions, or the one that emitted it.
+// Threads that take the frame of a call themselves: any thread that runs host functions, or the one that
+// emitted it.
 #include "ring/ring.h"
 
 namespace hcb {
@@ -35,7 +36,8 @@ int32_t Ring::ReadOwnCall(const void* owner, int64_t timeout_ns, hcb_call_frame*
   const Clock::time_point deadline = Deadline(timeout_ns);
   {
     std::unique_lock<std::mutex> lock(sleep_mutex_);
-    // The call would wait for the frames before it, which this thread is delivering: an error instead of a deadlock.
+    // The call would wait for the frames before it, which this thread is delivering: an error instead of a
+    // deadlock.
     if (reader_ == std::this_thread::get_id()) return HCB_OWN_CALL_WAITS_FOR_ITSELF;
     while (turn_taken_ || !CallInFront() || OwnerInFront() != owner) {
       if (Clock::now() >= deadline) return HCB_OWN_CALL_LATER;
@@ -60,8 +62,8 @@ void Ring::LeaveOwnTurn(const void* owner) {
   EndReadCall();
 }
 
-// Discards the frame of a call. Not possible while the reader looks at frames, nor while the frame is being written,
-// because that reads the program's memory.
+// Discards the frame of a call. Not possible while the reader looks at frames, nor while the frame is being
+// written, because that reads the program's memory.
 std::unique_ptr<PendingCall> Ring::WithdrawOwnCall(const void* owner) {
   std::lock_guard<std::mutex> reader(sleep_mutex_);
   uint64_t position;
@@ -70,7 +72,7 @@ std::unique_ptr<PendingCall> Ring::WithdrawOwnCall(const void* owner) {
     const uint32_t flags = LoadFlags(At(position));
     if (flags & kBusy) return nullptr;
     std::lock_guard<std::mutex> lock(mutex_);
-    if (flags & kExternal) DropBlockLocked(position);
+    if (flags & kExternal) DropBlockLocked(FindBlockLocked(position));
     --emitted_;
     ++dropped_;
     __atomic_store_n(&At(position)->flags, flags | kDiscarded, __ATOMIC_SEQ_CST);

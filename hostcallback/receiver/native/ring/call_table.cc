@@ -5,6 +5,7 @@
 #include <new>
 #include <utility>
 
+#include "abi/exports.h"
 #include "ring/completer.h"
 
 namespace hcb {
@@ -21,7 +22,7 @@ using Calls = std::map<std::pair<int32_t, uint64_t>, Entry>;
 
 struct Table {
   std::mutex mutex;  // protects everything below
-  Calls calls;  // by device and sequence number
+  Calls calls;       // by device and sequence number
   bool closed = false;
   std::string closed_error;
 };
@@ -38,9 +39,24 @@ Calls::iterator FindOwnLocked(Table* table, int32_t device, const void* owner) {
   return it != table->calls.end() && it->first.first == device ? it : table->calls.end();
 }
 
+// Takes out the call at `found`; null if there is none.
+std::unique_ptr<PendingCall> RemoveLocked(Table* table, Calls::iterator found) {
+  if (found == table->calls.end()) return nullptr;
+  std::unique_ptr<PendingCall> call = std::move(found->second.call);
+  table->calls.erase(found);
+  return call;
+}
+
+std::unique_ptr<PendingCall> TakeCall(int32_t device, uint64_t seq) {
+  Table* table = TheTable();
+  std::lock_guard<std::mutex> lock(table->mutex);
+  return RemoveLocked(table, table->calls.find({device, seq}));
+}
+
 class Failure final : public Completion {
  public:
-  Failure(std::unique_ptr<PendingCall> call, std::string error) : call_(std::move(call)), error_(std::move(error)) {}
+  Failure(std::unique_ptr<PendingCall> call, std::string error)
+      : call_(std::move(call)), error_(std::move(error)) {}
   void Complete() override { call_->Finish(error_.c_str()); }
 
  private:
@@ -48,14 +64,12 @@ class Failure final : public Completion {
   const std::string error_;
 };
 
-}  // namespace
-
-void ResumeCall(std::unique_ptr<PendingCall> call) {
-  const int32_t outer = resumed_device;
-  resumed_device = call->device;
-  call->Finish(nullptr);
-  resumed_device = outer;
+// The thread that detects a failure must not continue the call's program.
+void FailElsewhere(std::unique_ptr<PendingCall> call, const std::string& error) {
+  CompleteElsewhere(std::make_unique<Failure>(std::move(call), error));
 }
+
+}  // namespace
 
 int32_t ResumedDevice() { return resumed_device; }
 
@@ -69,7 +83,8 @@ bool PendingCall::Accepts(uint64_t count, const uint64_t* nbytes) const {
 
 void PendingCall::Take(const void* const* arrays) {
   for (size_t i = 0; i < results.size(); ++i) {
-    if (results[i].nbytes != 0) std::memcpy(results[i].data, arrays[i], results[i].nbytes);  // an empty array may have no address
+    // an empty array may have no address
+    if (results[i].nbytes != 0) std::memcpy(results[i].data, arrays[i], results[i].nbytes);
   }
 }
 
@@ -127,21 +142,7 @@ bool FindOwnCall(int32_t device, const void* owner, uint64_t* position) {
 std::unique_ptr<PendingCall> TakeOwnCall(int32_t device, const void* owner) {
   Table* table = TheTable();
   std::lock_guard<std::mutex> lock(table->mutex);
-  const auto found = FindOwnLocked(table, device, owner);
-  if (found == table->calls.end()) return nullptr;
-  std::unique_ptr<PendingCall> call = std::move(found->second.call);
-  table->calls.erase(found);
-  return call;
-}
-
-std::unique_ptr<PendingCall> TakeCall(int32_t device, uint64_t seq) {
-  Table* table = TheTable();
-  std::lock_guard<std::mutex> lock(table->mutex);
-  const auto found = table->calls.find({device, seq});
-  if (found == table->calls.end()) return nullptr;
-  std::unique_ptr<PendingCall> call = std::move(found->second.call);
-  table->calls.erase(found);
-  return call;
+  return RemoveLocked(table, FindOwnLocked(table, device, owner));
 }
 
 void RenumberCall(int32_t device, uint64_t from, uint64_t to) {
@@ -153,20 +154,13 @@ void RenumberCall(int32_t device, uint64_t from, uint64_t to) {
   table->calls.insert(std::move(call));
 }
 
-void FailElsewhere(std::unique_ptr<PendingCall> call, const std::string& error) {
-  CompleteElsewhere(std::make_unique<Failure>(std::move(call), error));
-}
-
-void FailCall(int32_t device, uint64_t seq, const char* error) {
-  if (std::unique_ptr<PendingCall> call = TakeCall(device, seq)) FailElsewhere(std::move(call), error);
-}
-
 void FailCallsBetween(int32_t device, uint64_t start, uint64_t end, const char* error) {
   std::vector<std::unique_ptr<PendingCall>> lost;
   Table* table = TheTable();
   {
     std::lock_guard<std::mutex> lock(table->mutex);
-    for (auto it = table->calls.lower_bound({device, 0}); it != table->calls.end() && it->first.first == device;) {
+    for (auto it = table->calls.lower_bound({device, 0});
+         it != table->calls.end() && it->first.first == device;) {
       if (it->second.position < start || it->second.position >= end) {
         ++it;
         continue;
@@ -178,27 +172,54 @@ void FailCallsBetween(int32_t device, uint64_t start, uint64_t end, const char* 
   for (auto& call : lost) FailElsewhere(std::move(call), error);
 }
 
-void CloseCalls(const char* error) {
-  Calls calls;
-  Table* table = TheTable();
-  {
-    std::lock_guard<std::mutex> lock(table->mutex);
-    table->closed = true;
-    table->closed_error = error;
-    calls.swap(table->calls);
+// The calls' programs do not run in the child: nothing is finished or destroyed, since it belongs to the
+// parent.
+void ResetCallsAfterFork() { new (TheTable()) Table; }
+
+}  // namespace hcb
+
+hcb_call* hcb_call_reply(int32_t device, uint64_t seq, uint64_t count, const void* const* arrays,
+                         const uint64_t* nbytes) {
+  std::unique_ptr<hcb::PendingCall> call = hcb::TakeCall(device, seq);
+  if (!call) return nullptr;
+  if (!call->Accepts(count, nbytes)) {
+    hcb::FailElsewhere(std::move(call),
+                       "hostcallback: the reply to this call has other lengths than its results");
+    return nullptr;
   }
-  for (auto& entry : calls) FailElsewhere(std::move(entry.second.call), error);
+  call->Take(arrays);
+  return reinterpret_cast<hcb_call*>(call.release());
 }
 
-uint64_t CountCalls(int32_t device) {
-  Table* table = TheTable();
+void hcb_call_resume(hcb_call* call) {
+  const std::unique_ptr<hcb::PendingCall> replied(reinterpret_cast<hcb::PendingCall*>(call));
+  const int32_t outer = hcb::resumed_device;
+  hcb::resumed_device = replied->device;
+  replied->Finish(nullptr);
+  hcb::resumed_device = outer;
+}
+
+void hcb_call_fail(int32_t device, uint64_t seq, const char* message) {
+  if (std::unique_ptr<hcb::PendingCall> call = hcb::TakeCall(device, seq))
+    hcb::FailElsewhere(std::move(call), message);
+}
+
+uint64_t hcb_call_count(int32_t device) {
+  hcb::Table* table = hcb::TheTable();
   std::lock_guard<std::mutex> lock(table->mutex);
   uint64_t count = 0;
   for (const auto& entry : table->calls) count += entry.first.first == device;
   return count;
 }
 
-// The calls' programs do not run in the child: nothing is finished or destroyed, since it belongs to the parent.
-void ResetCallsAfterFork() { new (TheTable()) Table; }
-
-}  // namespace hcb
+void hcb_call_close(const char* message) {
+  hcb::Calls calls;
+  hcb::Table* table = hcb::TheTable();
+  {
+    std::lock_guard<std::mutex> lock(table->mutex);
+    table->closed = true;
+    table->closed_error = message;
+    calls.swap(table->calls);
+  }
+  for (auto& entry : calls) hcb::FailElsewhere(std::move(entry.second.call), message);
+}

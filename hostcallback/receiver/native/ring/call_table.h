@@ -1,7 +1,7 @@
 // The calls whose programs wait for a reply, by device and sequence number of the frame that carries each.
 //
-// A call is entered before its frame can be read. Exactly one party takes it out and ends it: the reply, a failure,
-// a reader that skips the frame as damaged, or the end of the process.
+// A call is entered before its frame can be read. Exactly one party takes it out and ends it: the reply, a
+// failure, a reader that skips the frame as damaged, or the end of the process.
 #ifndef HOSTCALLBACK_RING_CALL_TABLE_H_
 #define HOSTCALLBACK_RING_CALL_TABLE_H_
 
@@ -29,19 +29,17 @@ class PendingCall {
   // Copies the arrays of such a reply into the results.
   void Take(const void* const* arrays);
 
-  // Tells the program, once: null if its results are in place, else the reason why they never will be. The program
-  // may continue on the calling thread, until it ends or waits again.
+  // Tells the program, once: null if its results are in place, else the reason why they never will be. The
+  // program may continue on the calling thread, until it ends or waits again.
   virtual void Finish(const char* error) = 0;
 
   std::vector<Result> results;  // memory of the program, which stays valid until Finish
   int32_t device = -1;
-  const void* owner = nullptr;  // identifies the waiting thread, if that thread takes the frame out of the ring itself
+  // identifies the waiting thread, if that thread takes the frame out of the ring itself
+  const void* owner = nullptr;
 };
 
-// Finishes a call that has its results: the program continues on the calling thread, until it ends or waits again.
-void ResumeCall(std::unique_ptr<PendingCall> call);
-
-// The device whose program the calling thread continues in ResumeCall; -1 for none.
+// The device whose program the calling thread continues in hcb_call_resume; -1 for none.
 int32_t ResumedDevice();
 
 // A call on whose result its thread waits. The table owns the call; both own the state.
@@ -73,34 +71,22 @@ class ThreadCall final : public PendingCall {
 // Enters a call whose frame lies at `position` of its ring. Any thread, even with the ring's lock held.
 void EnterCall(int32_t device, uint64_t seq, uint64_t position, std::unique_ptr<PendingCall> call);
 
-// The owner that must take the call's frame out of the ring; null if any thread may, or if no such call exists (any
-// more). Any thread.
+// The owner that must take the call's frame out of the ring; null if any thread may, or if no such call
+// exists (any more). Any thread.
 const void* OwnerOfCall(int32_t device, uint64_t seq);
 
 // The position of the frame of the owner's call; false if the owner has no call in the table.
 bool FindOwnCall(int32_t device, const void* owner, uint64_t* position);
-// Like TakeCall, by the owner.
+// Takes the owner's call out: the caller must finish it. Null if there is none, for example because it has
+// failed.
 std::unique_ptr<PendingCall> TakeOwnCall(int32_t device, const void* owner);
-
-// Takes a call out: the caller must finish it. Null if no such call exists, for example because it has failed. Any
-// thread.
-std::unique_ptr<PendingCall> TakeCall(int32_t device, uint64_t seq);
 
 // Changes the sequence number of the call's frame.
 void RenumberCall(int32_t device, uint64_t from, uint64_t to);
 
-// These fail calls on a thread of the library: the thread that detects the failure must not continue the
-// call's program.
-void FailElsewhere(std::unique_ptr<PendingCall> call, const std::string& error);
-void FailCall(int32_t device, uint64_t seq, const char* error);
+// Fails the calls whose frames lie there, on a thread of the library: the thread that detects the failure
+// must not continue their programs.
 void FailCallsBetween(int32_t device, uint64_t start, uint64_t end, const char* error);
-
-// Fails all calls, and all later ones.
-void CloseCalls(const char* error);
-
-uint64_t CountCalls(int32_t device);
-
-void ResetCallsAfterFork();
 
 }  // namespace hcb
 

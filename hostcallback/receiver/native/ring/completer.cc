@@ -66,8 +66,8 @@ void CompleteElsewhere(std::unique_ptr<Completion> completion) {
     return;
   }
   if (StartThread(pool)) return;
-  // The system has no thread left. Unless another thread has taken the completion meanwhile, this thread must do it,
-  // even if it takes long.
+  // The system has no thread left. Unless another thread has taken the completion meanwhile, this thread must
+  // do it, even if it takes long.
   std::unique_ptr<Completion> left;
   {
     std::lock_guard<std::mutex> lock(pool->mutex);

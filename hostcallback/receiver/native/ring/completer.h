@@ -1,8 +1,9 @@
 // Threads that complete emissions that had to wait.
 //
-// XLA continues a program on the thread that completes its future, until the program ends or waits again (seen on
-// jaxlib 0.8.0, 0.10.2 and 0.12.0). So neither a ring's reader completes, which would execute the device's program
-// instead of draining, nor a single thread for all, on which one program would delay all others.
+// XLA continues a program on the thread that completes its future, until the program ends or waits again
+// (seen on jaxlib 0.8.0, 0.10.2 and 0.12.0). So neither a ring's reader completes, which would execute the
+// device's program instead of draining, nor a single thread for all, on which one program would delay all
+// others.
 #ifndef HOSTCALLBACK_RING_COMPLETER_H_
 #define HOSTCALLBACK_RING_COMPLETER_H_
 
@@ -17,10 +18,9 @@ class Completion {
   virtual void Complete() = 0;  // called once, on a thread that does nothing else meanwhile
 };
 
-// Calls `completion->Complete()` on a thread that does nothing else meanwhile. Does not wait for it. Any thread.
+// Calls `completion->Complete()` on a thread that does nothing else meanwhile. Does not wait for it. Any
+// thread.
 void CompleteElsewhere(std::unique_ptr<Completion> completion);
-
-void ResetCompletersAfterFork();
 
 }  // namespace hcb
 

@@ -1,4 +1,5 @@
-// The reader's side of a ring: walking over committed frames, taking their blocks, releasing, and skipping damage.
+// The reader's side of a ring: walking over committed frames, taking their blocks, releasing, and skipping
+// damage.
 #include <algorithm>
 #include <cstring>
 
@@ -30,7 +31,8 @@ hcb_damage Ring::Check(uint64_t position, uint64_t head) const {
 uint32_t Ring::Read(int64_t timeout_ns, hcb_batch* batch) {
   const Clock::time_point deadline = Deadline(timeout_ns);
   batch->frames = batch->blocks_count = batch->damage = batch->folded_total = 0;
-  if (reader_turn_) control_->delivered.store(delivered_end_, std::memory_order_release);  // the last batch has been delivered
+  // the last batch has been delivered
+  if (reader_turn_) control_->delivered.store(delivered_end_, std::memory_order_release);
   reader_emits_.store(false, std::memory_order_relaxed);
   EndReaderTurn();
   if (ReportLost(batch)) return 0;
@@ -41,7 +43,8 @@ uint32_t Ring::Read(int64_t timeout_ns, hcb_batch* batch) {
     walking_.store(false, std::memory_order_release);
     if (batch->frames != 0 || batch->damage != 0) break;
     EndReaderTurn();
-    if (discarded() != 0 && !CopyPending()) return 0;  // a thread may wait for a frame that turned out not to be a message
+    // a thread may wait for a frame that turned out not to be a message
+    if (discarded() != 0 && !CopyPending()) return 0;
   }
   if (batch->frames != 0) ExpectMore();
   // Taking blocks has freed budget.
@@ -49,17 +52,22 @@ uint32_t Ring::Read(int64_t timeout_ns, hcb_batch* batch) {
   return static_cast<uint32_t>(batch->frames);
 }
 
-void Ring::DropBlockLocked(uint64_t position) {
-  const auto block = std::find_if(outstanding_.begin(), outstanding_.end(),
-                                  [position](const OutstandingBlock& b) { return b.position == position; });
+// The block of the frame at `position`; the end if the reader has taken it.
+std::deque<Ring::OutstandingBlock>::iterator Ring::FindBlockLocked(uint64_t position) {
+  return std::find_if(outstanding_.begin(), outstanding_.end(),
+                      [position](const OutstandingBlock& b) { return b.position == position; });
+}
+
+void Ring::DropBlockLocked(std::deque<OutstandingBlock>::iterator block) {
   if (block == outstanding_.end()) return;
-  BlockPool::Free(block->memory);
+  BlockPool::Free(block->memory);  // an unfinished one is freed by its producer, who misses the entry
   outstanding_bytes_ -= block->nbytes;
   outstanding_.erase(block);
 }
 
-// A call is always the first frame of its batch, so that it can be left to another thread, as it must be if its own
-// thread takes it. The end of a stream is alone in its batch, so that a batch is accounted for as a whole.
+// A call is always the first frame of its batch, so that it can be left to another thread, as it must be if
+// its own thread takes it. The end of a stream is alone in its batch, so that a batch is accounted for as a
+// whole.
 void Ring::Walk(hcb_batch* batch) {
   const uint64_t head = SettledHead();
   const uint64_t start = cursor_;
@@ -78,7 +86,8 @@ void Ring::Walk(hcb_batch* batch) {
       if (damage == HCB_INTACT) {
         const uint64_t nbytes = RingBytes(header, flags);
         if (message) {
-          if (block.memory != nullptr) batch->blocks[batch->blocks_count++] = {batch->frames, block.memory, block.nbytes};
+          if (block.memory != nullptr)
+            batch->blocks[batch->blocks_count++] = {batch->frames, block.memory, block.nbytes};
           Renumber(At(cursor_));
           Enter(batch);
           bytes += FrameBytes(header.meta_bytes, header.payload_bytes);
@@ -100,8 +109,8 @@ void Ring::Walk(hcb_batch* batch) {
   if (batch->frames == 0) ReleaseSkipped(start);  // after that other threads may move the cursor
 }
 
-// Lists the message at the cursor. Of a check that fails repeatedly, only the first and the last failure are listed,
-// so that counting the others costs the reader nothing.
+// Lists the message at the cursor. Of a check that fails repeatedly, only the first and the last failure are
+// listed, so that counting the others costs the reader nothing.
 void Ring::Enter(hcb_batch* batch) {
   const uint64_t offset = cursor_ & (capacity_ - 1);
   if (batch->frames >= 2 && Folds(*HeaderAt(offset))) {
@@ -120,18 +129,19 @@ void Ring::Enter(hcb_batch* batch) {
   batch->offsets[batch->frames++] = offset;
 }
 
-// Moves the block of the frame at `position` from the ring to `block`. False if the frame's descriptor is not that of a block of
-// this ring, which only damage can bring about.
+// Moves the block of the frame at `position` from the ring to `block`. False if the frame's descriptor is not
+// that of a block of this ring, which only damage can bring about.
 bool Ring::TakeBlock(uint64_t position, OutstandingBlock* block) {
   const FrameHeader* header = At(position);
   BlockDescriptor descriptor;
-  std::memcpy(&descriptor, reinterpret_cast<const uint8_t*>(header + 1) + AlignUp(header->meta_bytes, kFrameAlign),
+  std::memcpy(&descriptor,
+              reinterpret_cast<const uint8_t*>(header + 1) + AlignUp(header->meta_bytes, kFrameAlign),
               sizeof(descriptor));
   std::lock_guard<std::mutex> lock(mutex_);
   if (outstanding_.empty()) return false;
   *block = outstanding_.front();  // blocks are taken in the order of their frames
-  if (block->position != position || block->nbytes != header->payload_bytes || block->nbytes != descriptor.nbytes ||
-      reinterpret_cast<uint64_t>(block->memory) != descriptor.address) {
+  if (block->position != position || block->nbytes != header->payload_bytes ||
+      block->nbytes != descriptor.nbytes || reinterpret_cast<uint64_t>(block->memory) != descriptor.address) {
     return false;
   }
   outstanding_.pop_front();
@@ -139,15 +149,14 @@ bool Ring::TakeBlock(uint64_t position, OutstandingBlock* block) {
   return true;
 }
 
-// Copies the payload of an EXTERNAL frame that no reader has taken. False if its block is not there. With `sleep_mutex_` and not while
-// the reader walks, because a reader could take the block meanwhile.
+// Copies the payload of an EXTERNAL frame that no reader has taken. False if its block is not there. With
+// `sleep_mutex_` and not while the reader walks, because a reader could take the block meanwhile.
 bool Ring::CopyPayload(uint64_t position, uint8_t* out) {
   const uint64_t nbytes = At(position)->payload_bytes;
   OutstandingBlock found = {};
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    const auto block = std::find_if(outstanding_.begin(), outstanding_.end(),
-                                    [position](const OutstandingBlock& b) { return b.position == position; });
+    const auto block = FindBlockLocked(position);
     if (block == outstanding_.end() || block->memory == nullptr || block->nbytes != nbytes) return false;
     found = *block;
   }
@@ -155,8 +164,8 @@ bool Ring::CopyPayload(uint64_t position, uint8_t* out) {
   return true;
 }
 
-uint32_t Ring::CopyAhead(uint64_t* position, uint8_t* out, uint64_t capacity, uint64_t* offsets, uint32_t most,
-                         uint64_t* needed) {
+uint32_t Ring::CopyAhead(uint64_t* position, uint8_t* out, uint64_t capacity, uint64_t* offsets,
+                         uint32_t most, uint64_t* needed) {
   *needed = 0;
   if (gpu() != nullptr) return 0;  // numbers of its frames are final only when the reader has come to them
   std::lock_guard<std::mutex> reader(sleep_mutex_);
@@ -195,8 +204,8 @@ uint32_t Ring::CopyAhead(uint64_t* position, uint8_t* out, uint64_t capacity, ui
   return frames;
 }
 
-// How many messages lie between the intact header at `from` and the head. `intact`: whether the frames follow one another
-// without damage all the way, which makes the number exact.
+// How many messages lie between the intact header at `from` and the head. `intact`: whether the frames follow
+// one another without damage all the way, which makes the number exact.
 uint64_t Ring::CountMessagesLocked(uint64_t from, bool* intact) const {
   const uint64_t head = control_->head.load(std::memory_order_relaxed);
   uint64_t messages = 0;
@@ -223,15 +232,13 @@ void Ring::SkipDamage(uint64_t head, hcb_damage damage, hcb_batch* batch) {
     const uint64_t behind = CountMessagesLocked(next, &exact);
     // With more damage behind, the next skip settles the account.
     if (exact) lost = emitted_ - discarded_.load() - behind - cursor_frames_;
-    while (!outstanding_.empty() && outstanding_.front().position < next) {
-      BlockPool::Free(outstanding_.front().memory);  // an unfinished one is freed by its producer, who misses the entry
-      outstanding_bytes_ -= outstanding_.front().nbytes;
-      outstanding_.pop_front();
-    }
+    while (!outstanding_.empty() && outstanding_.front().position < next)
+      DropBlockLocked(outstanding_.begin());
   }
-  FailCallsBetween(device_, start, next,
-                   "hostcallback: the message of this call was damaged: some code in this process writes into memory that "
-                   "it does not own; run it under AddressSanitizer");
+  FailCallsBetween(
+      device_, start, next,
+      "hostcallback: the message of this call was damaged: some code in this process writes into memory that "
+      "it does not own; run it under AddressSanitizer");
   batch->damage = damage;
   batch->damage_start = start;
   batch->damage_end = next;
@@ -243,7 +250,8 @@ void Ring::SkipDamage(uint64_t head, hcb_damage damage, hcb_batch* batch) {
 
 // Gives back what was walked over without a frame to release it with.
 void Ring::ReleaseSkipped(uint64_t from) {
-  if (cursor_ != from && control_->released.load(std::memory_order_relaxed) == from && Release(cursor_, 0)) AdmitWaiters();
+  if (cursor_ != from && control_->released.load(std::memory_order_relaxed) == from && Release(cursor_, 0))
+    AdmitWaiters();
 }
 
 // First here, then where others look: see MoveInto. Only the reader does.
@@ -257,9 +265,11 @@ bool Ring::Release(uint64_t position, uint64_t frames) {
   CountReleased(frames);
   const bool all = position == cursor_;
   released_here_.store(position, std::memory_order_seq_cst);  // first: see MoveInto
-  // Sequentially consistent, with `waiting_` below: either this thread sees the waiting emission, or that one sees the room.
+  // Sequentially consistent, with `waiting_` below: either this thread sees the waiting emission, or that one
+  // sees the room.
   control_->released.store(position, std::memory_order_seq_cst);
-  // After `released`: from then on an overwriting producer may move the cursor, and must find it at the released position.
+  // After `released`: from then on an overwriting producer may move the cursor, and must find it at the
+  // released position.
   if (all) holding_.store(false, std::memory_order_seq_cst);
   return waiting_.load(std::memory_order_seq_cst) != 0;
 }

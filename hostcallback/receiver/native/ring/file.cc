@@ -45,10 +45,10 @@ uint8_t* RingFile::Map(uint64_t offset, uint64_t nbytes, uint8_t* where) {
   flags |= MAP_POPULATE;  // otherwise each page costs a fault when a producer first writes to it
 #endif
 #ifdef SYS_mmap
-  // Not the C library's function, which ThreadSanitizer takes for a write to memory that other threads use: the
-  // kernel replaces the mapping atomically by one with the same contents.
-  void* base = reinterpret_cast<void*>(syscall(SYS_mmap, where, nbytes, PROT_READ | PROT_WRITE, flags, descriptor_,
-                                               static_cast<off_t>(offset)));
+  // Not the C library's function, which ThreadSanitizer takes for a write to memory that other threads use:
+  // the kernel replaces the mapping atomically by one with the same contents.
+  void* base = reinterpret_cast<void*>(syscall(SYS_mmap, where, nbytes, PROT_READ | PROT_WRITE, flags,
+                                               descriptor_, static_cast<off_t>(offset)));
 #else
   void* base = mmap(where, nbytes, PROT_READ | PROT_WRITE, flags, descriptor_, static_cast<off_t>(offset));
 #endif

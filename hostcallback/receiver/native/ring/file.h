@@ -1,5 +1,5 @@
-// The memory of a ring: one control page, then the frames. It can be moved into a file while the ring is in use, and
-// another process can map that file. docs/flight-recorder.md describes the bytes.
+// The memory of a ring: one control page, then the frames. It can be moved into a file while the ring is in
+// use, and another process can map that file. docs/flight-recorder.md describes the bytes.
 #ifndef HOSTCALLBACK_RING_FILE_H_
 #define HOSTCALLBACK_RING_FILE_H_
 
@@ -32,8 +32,8 @@ struct RingControl {
   alignas(64) std::atomic<uint64_t> released;  // frames before it may be overwritten
   std::atomic<uint64_t> delivered;             // frames before it have been delivered
   std::atomic<uint64_t> released_frames;       // messages before `released`
-  // A commit at or after this position wakes the reader: never while it is awake, always while it sleeps and, while
-  // it rests, when many bytes have come since its last read.
+  // A commit at or after this position wakes the reader: never while it is awake, always while it sleeps and,
+  // while it rests, when many bytes have come since its last read.
   alignas(64) std::atomic<uint64_t> wake_from;
   std::atomic<uint32_t> wake_word;  // not used any more: readers in other processes slept on it
 };
@@ -45,13 +45,13 @@ static_assert(offsetof(RingControl, capacity) == 16 && offsetof(RingControl, pid
                   offsetof(RingControl, wake_from) == 256 && offsetof(RingControl, wake_word) == 264,
               "ring file 1");
 
-// Memory for a page and `capacity` bytes of frames; at `where`, replacing the mapping there, if that is given. Null
-// if the system has no memory.
+// Memory for a page and `capacity` bytes of frames; at `where`, replacing the mapping there, if that is
+// given. Null if the system has no memory.
 uint8_t* MapRing(uint64_t capacity, uint8_t* where = nullptr);
 void UnmapRing(uint8_t* base, uint64_t capacity);
 
-// A file of exactly `nbytes`, all of which the file system has allocated: a page that it could not provide later
-// would end the process. The file gets its name in Publish; without that, the destructor removes it.
+// A file of exactly `nbytes`, all of which the file system has allocated: a page that it could not provide
+// later would end the process. The file gets its name in Publish; without that, the destructor removes it.
 class RingFile {
  public:
   ~RingFile();

@@ -1,17 +1,17 @@
-// Frames that a GPU copies into: the handler's thread starts the copies, the reader commits the frames when they
-// have completed.
+// Frames that a GPU copies into: the handler's thread starts the copies, the reader commits the frames when
+// they have completed.
 //
-// No thread waits for the device. The handler puts copies and an event into XLA's stream and returns; the reader
-// queries the oldest event, and sleeps again if it has not completed. Decisions that a CPU handler makes when it
-// emits (whether a check holds) are made here instead, in the same order.
+// No thread waits for the device. The handler puts copies and an event into XLA's stream and returns; the
+// reader queries the oldest event, and sleeps again if it has not completed. Decisions that a CPU handler
+// makes when it emits (whether a check holds) are made here instead, in the same order.
 #include <sys/mman.h>
 
 #include <algorithm>
 #include <cstring>
 
-#include "rules/occurrences.h"
-#include "ring/ring.h"
 #include "os/stall_events.h"
+#include "ring/ring.h"
+#include "rules/occurrences.h"
 #include "rules/rule_table.h"
 
 namespace hcb {
@@ -23,7 +23,8 @@ constexpr int kMaxSettled = 1024;
 // Clears the gaps between arrays: the host's part of a payload whose arrays the device copies.
 void ClearGaps(const Emission& emission, uint8_t* payload, bool padded) {
   const uint64_t line_end = AlignUp(emission.payload_bytes, kFrameAlign);
-  if (padded && line_end != emission.payload_bytes) std::memset(payload + line_end - kFrameAlign, 0, kFrameAlign);
+  if (padded && line_end != emission.payload_bytes)
+    std::memset(payload + line_end - kFrameAlign, 0, kFrameAlign);
   uint64_t end = 0;
   for (size_t i = 0; i < emission.array_count; ++i) {
     const uint64_t start = ArrayStart(end, emission.arrays[i].nbytes);
@@ -42,8 +43,8 @@ int Ring::UseGpu(int ordinal) {
   std::unique_ptr<GpuDevice> gpu = GpuDevice::Open(ordinal, &error);
   if (!gpu) return error == 0 ? -1 : error;
 #ifdef MADV_WIPEONFORK
-  // Without it, the process's first write to a page after a fork would move it to another page than the device
-  // copies into.
+  // Without it, the process's first write to a page after a fork would move it to another page than the
+  // device copies into.
   madvise(memory_, capacity_, MADV_WIPEONFORK);
 #endif
   pinned_ = gpu->Pin(memory_, capacity_);
@@ -54,7 +55,8 @@ int Ring::UseGpu(int ordinal) {
 }
 
 void Ring::Lose(hcb_copy_step step, int error) {
-  lost_reason_.store(static_cast<uint64_t>(static_cast<uint32_t>(error)) << 8 | step, std::memory_order_relaxed);
+  lost_reason_.store(static_cast<uint64_t>(static_cast<uint32_t>(error)) << 8 | step,
+                     std::memory_order_relaxed);
   lost_.fetch_add(1, std::memory_order_seq_cst);
   Wake();
 }
@@ -78,7 +80,8 @@ Verdict Ring::CopyFromDevice(const Emission& emission, const Reservation& reserv
   if (reservation.external) {
     copy->payload = static_cast<uint8_t*>(blocks_.Allocate(emission.payload_bytes));
     pinned = copy->payload == nullptr || BlockPool::IsPinned(copy->payload);
-    const BlockDescriptor descriptor = {reinterpret_cast<uint64_t>(copy->payload), emission.payload_bytes, 0, {}};
+    const BlockDescriptor descriptor = {
+        reinterpret_cast<uint64_t>(copy->payload), emission.payload_bytes, 0, {}};
     std::memcpy(behind_metadata, &descriptor, sizeof(descriptor));
   }
   if (copy->payload == nullptr) {
@@ -92,16 +95,17 @@ Verdict Ring::CopyFromDevice(const Emission& emission, const Reservation& reserv
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (reservation.external) {
-      auto entry = std::find_if(outstanding_.begin(), outstanding_.end(),
-                                [position](const OutstandingBlock& b) { return b.position == position; });
-      entry->memory = copy->payload;  // the entry exists: the reader passes no frame that is being copied into
+      // The entry exists: the reader passes no frame that is being copied into.
+      FindBlockLocked(position)->memory = copy->payload;
     }
     copy->started = true;
     first_unpinned = !pinned && unpinned_++ == 0;
   }
   if (first_unpinned) SignalSupervisor(HCB_EVENT_NOT_PINNED, device_);
   // A reader that polls need not be woken.
-  if (oldest_copy_.load(std::memory_order_seq_cst) == position && control_->wake_from.load(std::memory_order_seq_cst) == kAsleep) WakeReader();
+  if (oldest_copy_.load(std::memory_order_seq_cst) == position &&
+      control_->wake_from.load(std::memory_order_seq_cst) == kAsleep)
+    WakeReader();
   return Verdict::kEmitted;
 }
 
@@ -153,7 +157,8 @@ void Ring::SettleCopies() {
     }
     if (copy->on_the_way) {
       int state = use.error();
-      if (use) state = copy->event != nullptr ? use->event_query(copy->event) : use->stream_query(copy->tap.stream);
+      if (use)
+        state = copy->event != nullptr ? use->event_query(copy->event) : use->stream_query(copy->tap.stream);
       if (state == kGpuNotReady) return;
       if (state != 0 && copy->failed == HCB_COPY_INTACT) {
         copy->failed = HCB_COPY_RUN;
@@ -172,7 +177,8 @@ void Ring::SettleCopies() {
 // Commits a frame whose copies have completed, or discards it.
 void Ring::Settle(DeviceCopy* copy) {
   FrameHeader* frame = At(copy->position);
-  if (Check(copy->position, control_->head.load(std::memory_order_acquire)) != HCB_INTACT) return;  // Walk reports the damage
+  // Walk reports the damage
+  if (Check(copy->position, control_->head.load(std::memory_order_acquire)) != HCB_INTACT) return;
   if (copy->failed != HCB_COPY_INTACT) {
     Lose(copy->failed, copy->error);
     Discard(copy);
@@ -200,19 +206,18 @@ void Ring::Settle(DeviceCopy* copy) {
   __atomic_store_n(&frame->flags, copy->committed_flags, __ATOMIC_SEQ_CST);
 }
 
-// Discards a frame that is not a message: it is not delivered, and later messages are numbered as if it had never
-// existed.
+// Discards a frame that is not a message: it is not delivered, and later messages are numbered as if it had
+// never existed.
 void Ring::Discard(DeviceCopy* copy) {
   FrameHeader* frame = At(copy->position);
   if (copy->external) {
     {
       std::lock_guard<std::mutex> lock(mutex_);
-      const auto entry = std::find_if(outstanding_.begin(), outstanding_.end(),
-                                      [copy](const OutstandingBlock& b) { return b.position == copy->position; });
+      const auto entry = FindBlockLocked(copy->position);
       outstanding_bytes_ -= entry->nbytes;
       outstanding_.erase(entry);
     }
-    BlockPool::Free(copy->payload);
+    BlockPool::Free(copy->payload);  // without the lock: it may call the driver
   }
   frame->seq = kNoSeq;
   discarded_.fetch_add(1, std::memory_order_seq_cst);

@@ -3,8 +3,9 @@
 #include <cstring>
 #include <thread>
 
-#include "ring/ring.h"
+#include "abi/exports.h"
 #include "os/stall_events.h"
+#include "ring/ring.h"
 
 namespace hcb {
 namespace {
@@ -47,7 +48,8 @@ Verdict Ring::Emit(const Emission& emission, CompletionFactory* completions) {
   lock.unlock();  // making a completion calls XLA
   std::unique_ptr<Completion> completion = completions != nullptr ? completions->Make() : nullptr;
   lock.lock();
-  return completion ? Enqueue(&lock, emission, std::move(completion), nullptr) : WaitAsThread(&lock, emission, -1);
+  return completion ? Enqueue(&lock, emission, std::move(completion), nullptr)
+                    : WaitAsThread(&lock, emission, -1);
 }
 
 Verdict Ring::Append(const Emission& emission, std::unique_ptr<PendingCall> call) {
@@ -62,7 +64,8 @@ Verdict Ring::AppendOwned(const Emission& emission, std::unique_ptr<Completion> 
 }
 
 bool Ring::KeepSampleLocked() {
-  const uint64_t used = control_->head.load(std::memory_order_relaxed) - control_->released.load(std::memory_order_acquire);
+  const uint64_t used =
+      control_->head.load(std::memory_order_relaxed) - control_->released.load(std::memory_order_acquire);
   if (used <= capacity_ / 2 && outstanding_bytes_ <= config_.block_budget_bytes / 2) return true;
   return sample_tick_++ % config_.sample_every == 0;
 }
@@ -97,7 +100,8 @@ Ring::Overwriting Ring::MakeRoomLocked(const Emission& emission) {
   return Overwriting::kDone;
 }
 
-// Drops the oldest frame. Impossible if a program waits for its reply, if it ends a stream, or if there is none.
+// Drops the oldest frame. Impossible if a program waits for its reply, if it ends a stream, or if there is
+// none.
 Ring::Overwriting Ring::OverwriteOldestLocked() {
   const uint64_t head = SettledHead();
   const uint64_t position = control_->released.load(std::memory_order_relaxed) & ~(kFrameAlign - 1);
@@ -109,9 +113,7 @@ Ring::Overwriting Ring::OverwriteOldestLocked() {
   if (!(flags & (kPad | kDiscarded))) {
     if (flags & kExternal) {
       if (outstanding_.empty() || outstanding_.front().position != position) return Overwriting::kImpossible;
-      BlockPool::Free(outstanding_.front().memory);
-      outstanding_bytes_ -= outstanding_.front().nbytes;
-      outstanding_.pop_front();
+      DropBlockLocked(outstanding_.begin());
     }
     ++dropped_;
     ++cursor_frames_;
@@ -119,7 +121,7 @@ Ring::Overwriting Ring::OverwriteOldestLocked() {
   } else if ((flags & kDiscarded) && header.seq == kNoSeq) {
     given_back_.fetch_add(1, std::memory_order_release);
   }
-  cursor_ = position + FrameBytes(header.meta_bytes, (flags & kExternal) ? sizeof(BlockDescriptor) : header.payload_bytes);
+  cursor_ = position + RingBytes(header, flags);
   released_here_.store(cursor_, std::memory_order_seq_cst);
   control_->released.store(cursor_, std::memory_order_seq_cst);
   return Overwriting::kDone;
@@ -139,8 +141,8 @@ bool Ring::HasRoomLocked(const Emission& emission) {
   }
   const uint64_t frame_bytes = RingBytes(emission, external);
   const uint64_t position = HeadLocked();
-  // Sequentially consistent, like `waiting_`: either this load sees the room that the reader released, or the reader
-  // sees the waiter that this emission becomes (see Release).
+  // Sequentially consistent, like `waiting_`: either this load sees the room that the reader released, or the
+  // reader sees the waiter that this emission becomes (see Release).
   const uint64_t used = position - control_->released.load(std::memory_order_seq_cst);
   return used + PadBefore(position, frame_bytes) + frame_bytes <= capacity_;
 }
@@ -165,12 +167,14 @@ bool Ring::ReserveLocked(const Emission& emission, Reservation* reservation) {
   reservation->position = position;
   reservation->external = external;
   reservation->committed_flags =
-      WriteHeader(emission, next_seq_, position, (external ? kExternal : 0) | kBusy, reservation->frame) & ~kBusy;
+      WriteHeader(emission, next_seq_, position, (external ? kExternal : 0) | kBusy, reservation->frame) &
+      ~kBusy;
   if (external) {
     outstanding_.push_back({position, emission.payload_bytes, nullptr});
     outstanding_bytes_ += emission.payload_bytes;
   }
-  if (emission.from_device != nullptr) reservation->copy = BeginCopyLocked(*emission.from_device, *reservation);
+  if (emission.from_device != nullptr)
+    reservation->copy = BeginCopyLocked(*emission.from_device, *reservation);
   ++next_seq_;
   ++emitted_;
   emitted_bytes_ += frame_bytes + (external ? emission.payload_bytes : 0);
@@ -179,8 +183,10 @@ bool Ring::ReserveLocked(const Emission& emission, Reservation* reservation) {
 }
 
 void Ring::Commit(FrameHeader* frame, uint32_t flags) {
-  const uint64_t position = frame->position;  // read first: a committed frame may be read and overwritten at once
-  // Sequentially consistent, like `wake_from`: either the reader sees the frame or this thread sees the reader asleep.
+  // read first: a committed frame may be read and overwritten at once
+  const uint64_t position = frame->position;
+  // Sequentially consistent, like `wake_from`: either the reader sees the frame or this thread sees the
+  // reader asleep.
   __atomic_exchange_n(&frame->flags, flags, __ATOMIC_SEQ_CST);
   if (flags & kCall) {
     AnnounceCall(position);
@@ -202,20 +208,20 @@ Verdict Ring::CopyAndCommit(const Emission& emission, const Reservation& reserva
   const uint64_t position = reservation.position;
   void* block = blocks_.Allocate(emission.payload_bytes);
   if (block != nullptr) WritePayload(emission, static_cast<uint8_t*>(block));
-  const uint64_t file_offset = block != nullptr ? BlockPool::Mark(block, position, emission.payload_bytes) : 0;
-  const BlockDescriptor descriptor = {reinterpret_cast<uint64_t>(block), emission.payload_bytes, file_offset, {}};
+  const uint64_t file_offset =
+      block != nullptr ? BlockPool::Mark(block, position, emission.payload_bytes) : 0;
+  const BlockDescriptor descriptor = {
+      reinterpret_cast<uint64_t>(block), emission.payload_bytes, file_offset, {}};
   std::memcpy(WriteMetadata(emission, after_header), &descriptor, sizeof(descriptor));
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    auto entry = std::find_if(outstanding_.begin(), outstanding_.end(),
-                              [position](const OutstandingBlock& b) { return b.position == position; });
+    const auto entry = FindBlockLocked(position);
     if (entry == outstanding_.end()) {  // the reader skipped this stretch of the ring as damaged
       BlockPool::Free(block);
       return Verdict::kDropped;
     }
     if (block == nullptr) {
-      outstanding_bytes_ -= entry->nbytes;
-      outstanding_.erase(entry);
+      DropBlockLocked(entry);
       --emitted_;
       ++dropped_;
     } else {
@@ -223,14 +229,15 @@ Verdict Ring::CopyAndCommit(const Emission& emission, const Reservation& reserva
     }
   }
   if (block == nullptr && (reservation.committed_flags & kCall)) {
-    FailCall(device_, reservation.frame->seq, "hostcallback: the system has no memory for the arrays of this call");
+    hcb_call_fail(device_, reservation.frame->seq,
+                  "hostcallback: the system has no memory for the arrays of this call");
   }
   Commit(reservation.frame, reservation.committed_flags | (block == nullptr ? kDiscarded : 0));
   return block == nullptr ? Verdict::kDropped : Verdict::kEmitted;
 }
 
-// Reserves room for the waiter's frame, and enters its call before any thread can read the frame. False if there is
-// no room.
+// Reserves room for the waiter's frame, and enters its call before any thread can read the frame. False if
+// there is no room.
 bool Ring::AdmitLocked(Waiter* waiter) {
   if (!ReserveLocked(waiter->emission, &waiter->reservation)) return false;
   if (waiter->call) {
@@ -251,14 +258,14 @@ void Ring::EnterQueueLocked(Waiter* waiter) {
     waiting_.store(0, std::memory_order_relaxed);
     return;
   }
-  // Not WakeReader: it takes the reader's lock, which comes before `mutex_`. A reader that is about to wait misses
-  // this notification, and then rests for a few milliseconds.
+  // Not WakeReader: it takes the reader's lock, which comes before `mutex_`. A reader that is about to wait
+  // misses this notification, and then rests for a few milliseconds.
   if (control_->wake_from.load(std::memory_order_seq_cst) != kAwake) sleep_.notify_one();
   SignalSupervisor(HCB_EVENT_STALL, device_);
 }
 
-// A waiter is admitted when the reader releases memory. If the reader holds none now, it may have released it before
-// this one waited.
+// A waiter is admitted when the reader releases memory. If the reader holds none now, it may have released it
+// before this one waited.
 bool Ring::MustAdmitLocked(const Waiter& waiter) const { return !waiter.admitted && MayOverwriteLocked(); }
 
 Verdict Ring::Enqueue(std::unique_lock<std::mutex>* lock, const Emission& emission,
@@ -282,7 +289,8 @@ Verdict Ring::Enqueue(std::unique_lock<std::mutex>* lock, const Emission& emissi
   lock->unlock();
   const Verdict verdict = CopyAndCommit(waiter->emission, waiter->reservation);
   if (!waiter->completion) return verdict;
-  waiter->completion->Complete();  // on this thread: its producer is this very call, so the program cannot continue here
+  // on this thread: its producer is this very call, so the program cannot continue here
+  waiter->completion->Complete();
   return Verdict::kPending;
 }
 
@@ -292,7 +300,8 @@ Verdict Ring::WaitAsThread(std::unique_lock<std::mutex>* lock, const Emission& e
   waiter.emission = emission;
   waiter.thread = &admitted;
   EnterQueueLocked(&waiter);
-  if (emission.from_device != nullptr) {  // a resting reader would not be woken: it commits a GPU's frames itself
+  // a resting reader would not be woken: it commits a GPU's frames itself
+  if (emission.from_device != nullptr) {
     lock->unlock();
     WakeReader();
     lock->lock();

@@ -6,14 +6,16 @@
 #include <new>
 #include <thread>
 
+#include "abi/exports.h"
 #include "os/stall_events.h"
 #include "os/thread_sleep.h"
 
 namespace hcb {
 namespace {
 
-// One entry per ring, newest first. Entries and rings are never freed, because programs may emit at any time, so
-// readers of the list need no lock. A process has few devices; a list is as fast as a table and has no limit.
+// One entry per ring, newest first. Entries and rings are never freed, because programs may emit at any time,
+// so readers of the list need no lock. A process has few devices; a list is as fast as a table and has no
+// limit.
 struct Entry {
   int32_t device;
   Ring* ring;
@@ -23,17 +25,18 @@ struct Entry {
 std::atomic<Entry*> entries{nullptr};
 std::mutex entries_mutex;  // protects insertion
 
-}  // namespace
-
+// Null if the device has no ring.
 Ring* FindRing(int32_t device) {
-  // Without the lock: entries are only ever prepended, and live as long as the process. The acquire pairs with the release in
-  // OpenRing.
+  // Without the lock: entries are only ever prepended, and live as long as the process. The acquire pairs
+  // with the release in OpenRing.
   for (Entry* entry = entries.load(std::memory_order_acquire); entry != nullptr; entry = entry->next) {
     if (entry->device == device) return entry->ring;
   }
   return nullptr;
 }
 
+// The device's ring, created with `config` if it has none; `made` tells whether it was. Null if the system
+// has no memory.
 Ring* OpenRing(int32_t device, const hcb_config& config, bool* made) {
   *made = false;
   if (Ring* ring = FindRing(device)) return ring;
@@ -43,33 +46,16 @@ Ring* OpenRing(int32_t device, const hcb_config& config, bool* made) {
   std::unique_ptr<Ring> ring = Ring::Make(device, config);
   if (!ring) return nullptr;
   *made = true;
-  entries.store(new Entry{device, ring.get(), entries.load(std::memory_order_relaxed)}, std::memory_order_release);
+  entries.store(new Entry{device, ring.get(), entries.load(std::memory_order_relaxed)},
+                std::memory_order_release);
   return ring.release();
 }
-
-Ring* RingForEmission(int32_t device) {
-  if (Ring* ring = FindRing(device)) return ring;
-  bool made;
-  Ring* ring = OpenRing(device, hcb_config{}, &made);
-  if (made) SignalSupervisor(HCB_EVENT_NEW_RING, device);
-  return ring;
-}
-
-uint64_t SumOfHeads() {
-  uint64_t sum = 0;
-  for (Entry* entry = entries.load(std::memory_order_acquire); entry != nullptr; entry = entry->next) {
-    sum += entry->ring->head();
-  }
-  return sum;
-}
-
-namespace {
 
 constexpr auto kFirstPause = std::chrono::microseconds(20);
 constexpr auto kMaxPause = std::chrono::microseconds(500);
 
-// A tap function that sleeps may wait for the very program that waits for it. A thread that waits for the interpreter wakes up
-// every 5 ms, so that it is not taken for one that sleeps.
+// A tap function that sleeps may wait for the very program that waits for it. A thread that waits for the
+// interpreter wakes up every 5 ms, so that it is not taken for one that sleeps.
 constexpr auto kMaxSleep = std::chrono::milliseconds(10);
 
 // Whether the thread that delivers sleeps in a tap function, and has for kMaxSleep.
@@ -89,7 +75,7 @@ class SleepingReader {
 };
 
 // Waits for the frames before `end`. A reader that rests is woken at once.
-void WaitUntilDelivered(Ring* ring, uint64_t end, std::chrono::nanoseconds stall) {
+void WaitFor(Ring* ring, uint64_t end, std::chrono::nanoseconds stall) {
   auto since = std::chrono::steady_clock::now();
   uint64_t seen = ring->BeingDelivered();
   SleepingReader reader;
@@ -109,9 +95,25 @@ void WaitUntilDelivered(Ring* ring, uint64_t end, std::chrono::nanoseconds stall
 
 }  // namespace
 
+Ring* RingForEmission(int32_t device) {
+  if (Ring* ring = FindRing(device)) return ring;
+  bool made;
+  Ring* ring = OpenRing(device, hcb_config{}, &made);
+  if (made) SignalSupervisor(HCB_EVENT_NEW_RING, device);
+  return ring;
+}
+
+uint64_t SumOfHeads() {
+  uint64_t sum = 0;
+  for (Entry* entry = entries.load(std::memory_order_acquire); entry != nullptr; entry = entry->next) {
+    sum += entry->ring->head();
+  }
+  return sum;
+}
+
 void WaitUntilDelivered(std::chrono::nanoseconds stall) {
   for (Entry* entry = entries.load(std::memory_order_acquire); entry != nullptr; entry = entry->next) {
-    WaitUntilDelivered(entry->ring, entry->ring->head(), stall);
+    WaitFor(entry->ring, entry->ring->head(), stall);
   }
 }
 
@@ -121,3 +123,15 @@ void ResetRingsAfterFork() {
 }
 
 }  // namespace hcb
+
+hcb_ring* hcb_ring_open(int32_t device, const hcb_config* config) {
+  bool made;
+  hcb::Ring* ring = hcb::OpenRing(device, *config, &made);
+  if (ring != nullptr && !made) ring->Configure(*config);
+  return reinterpret_cast<hcb_ring*>(ring);
+}
+
+hcb_ring* hcb_ring_get(int32_t device) { return reinterpret_cast<hcb_ring*>(hcb::FindRing(device)); }
+
+// A GPU's ordinal counts the process's GPUs, and so may equal the id of a CPU device.
+int32_t hcb_gpu_ring(int32_t ordinal) { return -2 - ordinal; }

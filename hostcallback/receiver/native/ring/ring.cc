@@ -10,8 +10,8 @@
 #include <new>
 #include <thread>
 
-#include "ring/block_arena.h"
 #include "os/clock.h"
+#include "ring/block_arena.h"
 
 namespace hcb {
 namespace {
@@ -32,8 +32,8 @@ uint64_t PowerOfTwo(uint64_t n) {
 hcb_config WithDefaults(hcb_config config) {
   config.capacity_bytes = PowerOfTwo(config.capacity_bytes ? config.capacity_bytes : kDefaultCapacity);
   if (config.external_threshold_bytes == 0) config.external_threshold_bytes = kDefaultThreshold;
-  // A frame of at most half the ring always fits into an empty ring, wherever its end is; a quarter leaves room for
-  // two.
+  // A frame of at most half the ring always fits into an empty ring, wherever its end is; a quarter leaves
+  // room for two.
   config.external_threshold_bytes = std::min(config.external_threshold_bytes, config.capacity_bytes / 4);
   if (config.block_budget_bytes == 0) config.block_budget_bytes = kDefaultBudget;
   if (config.sample_every == 0) config.sample_every = 1;
@@ -43,7 +43,8 @@ hcb_config WithDefaults(hcb_config config) {
 // Not a plain store: the reader may have released more in between.
 void Raise(std::atomic<uint64_t>* number, const std::atomic<uint64_t>& wanted) {
   uint64_t there = number->load(std::memory_order_seq_cst);
-  while (there < wanted.load(std::memory_order_seq_cst) && !number->compare_exchange_weak(there, wanted.load())) {
+  while (there < wanted.load(std::memory_order_seq_cst) &&
+         !number->compare_exchange_weak(there, wanted.load())) {
   }
 }
 
@@ -93,9 +94,9 @@ bool Ring::AllCommittedLocked() const {
   uint64_t at = control_->released.load(std::memory_order_acquire) & ~(kFrameAlign - 1);
   while (at != head && Check(at, head) == HCB_INTACT) {
     const FrameHeader& header = *At(at);
-    const uint32_t flags = __atomic_load_n(&header.flags, __ATOMIC_ACQUIRE);
+    const uint32_t flags = LoadFlags(&header);
     if (flags & kBusy) return false;
-    at += FrameBytes(header.meta_bytes, (flags & kExternal) ? sizeof(BlockDescriptor) : header.payload_bytes);
+    at += RingBytes(header, flags);
   }
   return true;
 }
@@ -179,7 +180,9 @@ void Ring::ReadCounters(hcb_counters* out) {
 void Ring::WakeReader() {
   if (control_->wake_from.exchange(kAwake, std::memory_order_seq_cst) == kAwake) return;
   // The empty critical section ensures that the reader is waiting, not about to wait.
-  { std::lock_guard<std::mutex> lock(sleep_mutex_); }
+  {
+    std::lock_guard<std::mutex> lock(sleep_mutex_);
+  }
   sleep_.notify_one();
 }
 
@@ -189,9 +192,11 @@ void Ring::AnnounceCall(uint64_t position) {
   urgent_end_ = std::max(urgent_end_, position + 1);
   const bool in_front = !turn_taken_ && cursor_ == position;
   if (in_front && OwnerInFront() != nullptr) {
-    own_turn_.notify_all();  // its owner is about to look, or waits because another thread has written the frame
+    // its owner is about to look, or waits because another thread has written the frame
+    own_turn_.notify_all();
   } else if (in_front && ResumedDevice() == device_) {
-    // This thread looks for calls as soon as the program returns. If that takes long, the reader wakes a caller.
+    // This thread looks for calls as soon as the program returns. If that takes long, the reader wakes a
+    // caller.
     expected_ = position;
     expected_until_ = Clock::now() + kExpected;
     if (control_->wake_from.load(std::memory_order_relaxed) != kAwake) WakeReaderLocked();
@@ -217,8 +222,8 @@ void Ring::Wake() {
 }
 
 void Ring::ResetAfterFork() {
-  // Other threads of the parent may have held any lock and been changing any container. Nothing is destroyed, because
-  // the contents (blocks, completions) belong to the parent.
+  // Other threads of the parent may have held any lock and been changing any container. Nothing is destroyed,
+  // because the contents (blocks, completions) belong to the parent.
   new (&mutex_) std::mutex;
   new (&sleep_mutex_) std::mutex;
   new (&sleep_) std::condition_variable;

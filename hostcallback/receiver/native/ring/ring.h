@@ -1,13 +1,15 @@
 // One device's stream of frames: many producers, one reader, bounded memory.
 //
-// The protocol is the Linux BPF ring buffer's (kernel/bpf/ringbuf.c, Documentation/bpf/ringbuf.rst): a producer reserves
-// under a short lock, where it takes a sequence number and writes a BUSY header before it publishes the new head; it copies
-// without the lock and commits by clearing BUSY. The reader takes frames in order up to the first BUSY one and is woken only
-// if it sleeps. Positions count bytes and never wrap; a frame lies at `position % capacity` and never crosses the end.
+// The protocol is the Linux BPF ring buffer's (kernel/bpf/ringbuf.c, Documentation/bpf/ringbuf.rst): a
+// producer reserves under a short lock, where it takes a sequence number and writes a BUSY header before it
+// publishes the new head; it copies without the lock and commits by clearing BUSY. The reader takes frames in
+// order up to the first BUSY one and is woken only if it sleeps. Positions count bytes and never wrap; a
+// frame lies at `position % capacity` and never crosses the end.
 //
-// An emission that finds no room is dropped or waits, as the policy says. Waiting emissions form one queue per ring,
-// in order. The reader admits them as it releases room: it copies them, and a thread made for that tells their
-// producers. While an emission waits, its producer's thread is free if the emission can be completed later.
+// An emission that finds no room is dropped or waits, as the policy says. Waiting emissions form one queue
+// per ring, in order. The reader admits them as it releases room: it copies them, and a thread made for that
+// tells their producers. While an emission waits, its producer's thread is free if the emission can be
+// completed later.
 //
 // A GPU copies into frames that stay BUSY until its event has completed: the reader queries it, and commits
 // (ring/gpu_copies.cc).
@@ -24,15 +26,15 @@
 #include <thread>
 #include <vector>
 
-#include "ring/block_pool.h"
 #include "abi/types.h"
+#include "gpu/copy.h"
+#include "gpu/driver.h"
+#include "ring/block_pool.h"
 #include "ring/call_table.h"
 #include "ring/completer.h"
-#include "gpu/copy.h"
+#include "ring/file.h"
 #include "wire/encode.h"
 #include "wire/frame.h"
-#include "gpu/driver.h"
-#include "ring/file.h"
 
 namespace hcb {
 
@@ -45,9 +47,9 @@ class CompletionFactory {
 
 enum class Verdict {
   kEmitted,
-  kDropped,    // by the policy, or because the system has no memory; counted
-  kPending,    // queued; the completion tells when it is in the ring
-  kTooLarge,   // can never fit: its metadata exceeds half of the ring
+  kDropped,   // by the policy, or because the system has no memory; counted
+  kPending,   // queued; the completion tells when it is in the ring
+  kTooLarge,  // can never fit: its metadata exceeds half of the ring
 };
 
 class Ring {
@@ -60,8 +62,8 @@ class Ring {
 
   // Producers: any thread.
   Verdict Emit(const Emission& emission, CompletionFactory* completions);
-  // Appends the emission after those that wait, regardless of the policy. Never waits. `call` is entered into the
-  // table of calls under the frame's sequence number. The emission must fit.
+  // Appends the emission after those that wait, regardless of the policy. Never waits. `call` is entered into
+  // the table of calls under the frame's sequence number. The emission must fit.
   Verdict Append(const Emission& emission, std::unique_ptr<PendingCall> call = nullptr);
   // The same; `owner` is completed when what the emission points to is not needed any more.
   Verdict AppendOwned(const Emission& emission, std::unique_ptr<Completion> owner);
@@ -74,14 +76,15 @@ class Ring {
   // Whether the ring can ever hold the emission's frame.
   bool Fits(const Emission& emission) const;
 
-  // The reader: one thread at a time. Read returns the number of frames; 0: timeout, woken, or `batch->damage` is
-  // set. Threads that wait in ReadCall get the calls, as long as there are any.
+  // The reader: one thread at a time. Read returns the number of frames; 0: timeout, woken, or
+  // `batch->damage` is set. Threads that wait in ReadCall get the calls, as long as there are any.
   uint32_t Read(int64_t timeout_ns, hcb_batch* batch);
   bool Release(uint64_t position, uint64_t frames);  // returns whether emissions wait for room
   void AdmitWaiters();
 
-  // For threads that run host functions: waits for a call that is the next frame, until the reader has delivered all
-  // frames before it and waits in Read. Takes it: 1, or 0 if the time is over. The reader pauses until EndReadCall.
+  // For threads that run host functions: waits for a call that is the next frame, until the reader has
+  // delivered all frames before it and waits in Read. Takes it: 1, or 0 if the time is over. The reader
+  // pauses until EndReadCall.
   uint32_t ReadCall(int64_t timeout_ns, hcb_call_frame* frame);
   void EndReadCall();
 
@@ -95,11 +98,13 @@ class Ring {
   hcb_host_call host_call() const { return host_call_.load(std::memory_order_acquire); }
   void SetHostCall(hcb_host_call call) { host_call_.store(call, std::memory_order_release); }
 
-  // Copies frames that the reader has not taken yet, with their payloads behind them, without taking them. Any thread, while the
-  // reader delivers what it took. From `*position` on, or from the reader's position if that is further; moves `*position` behind
-  // the last one. Stops before a frame that is being written, is damaged, or ends a stream. Returns the number of frames; 0 with
-  // `*needed` set: the next one alone needs that many bytes.
-  uint32_t CopyAhead(uint64_t* position, uint8_t* out, uint64_t capacity, uint64_t* offsets, uint32_t most, uint64_t* needed);
+  // Copies frames that the reader has not taken yet, with their payloads behind them, without taking them.
+  // Any thread, while the reader delivers what it took. From `*position` on, or from the reader's position if
+  // that is further; moves `*position` behind the last one. Stops before a frame that is being written, is
+  // damaged, or ends a stream. Returns the number of frames; 0 with `*needed` set: the next one alone needs
+  // that many bytes.
+  uint32_t CopyAhead(uint64_t* position, uint8_t* out, uint64_t capacity, uint64_t* offsets, uint32_t most,
+                     uint64_t* needed);
 
   // Any thread.
   void Wake();
@@ -107,7 +112,8 @@ class Ring {
   bool IsDelivered(uint64_t position);
   // The position up to which frames have been delivered or are being delivered.
   uint64_t BeingDelivered();
-  // Whether the reader's thread has emitted since it began to deliver what it holds: it runs a program of a tap function.
+  // Whether the reader's thread has emitted since it began to deliver what it holds: it runs a program of a
+  // tap function.
   bool ReaderEmits() const { return reader_emits_.load(std::memory_order_relaxed); }
   // The system's number of the reader's thread while it delivers, else 0.
   int32_t DeliveringThread() const { return delivering_thread_.load(std::memory_order_relaxed); }
@@ -153,8 +159,8 @@ class Ring {
     std::condition_variable* thread = nullptr;
     std::unique_ptr<Completion> completion;
     std::unique_ptr<PendingCall> call;
-    // Copies of the emission's prefix and array list, because the producer may have continued. The arrays' data
-    // stays the producer's.
+    // Copies of the emission's prefix and array list, because the producer may have continued. The arrays'
+    // data stays the producer's.
     std::vector<uint8_t> prefix;
     std::vector<ArrayRef> arrays;
   };
@@ -184,15 +190,16 @@ class Ring {
   Overwriting MakeRoomLocked(const Emission& emission);
   Overwriting OverwriteOldestLocked();
   bool MustAdmitLocked(const Waiter& waiter) const;
-  // Aligned, because other processes can write into a ring in a file: wherever the head is, a frame stays inside.
+  // Aligned, because other processes can write into a ring in a file: wherever the head is, a frame stays
+  // inside.
   uint64_t HeadLocked() const { return control_->head.load(std::memory_order_relaxed) & ~(kFrameAlign - 1); }
   uint64_t PadBefore(uint64_t position, uint64_t frame_bytes) const;
   bool HasRoomLocked(const Emission& emission);
   Verdict CopyAndCommit(const Emission& emission, const Reservation& reservation);
   void Commit(FrameHeader* frame, uint32_t flags);
   Verdict WaitAsThread(std::unique_lock<std::mutex>* lock, const Emission& emission, int64_t timeout_ns);
-  Verdict Enqueue(std::unique_lock<std::mutex>* lock, const Emission& emission, std::unique_ptr<Completion> completion,
-                  std::unique_ptr<PendingCall> call);
+  Verdict Enqueue(std::unique_lock<std::mutex>* lock, const Emission& emission,
+                  std::unique_ptr<Completion> completion, std::unique_ptr<PendingCall> call);
   bool AdmitLocked(Waiter* waiter);
   void EnterQueueLocked(Waiter* waiter);
 
@@ -228,10 +235,13 @@ class Ring {
   bool TakeCall(hcb_call_frame* frame);
 
   // consumer.cc
-  void DropBlockLocked(uint64_t position);  // with `mutex_`
+  std::deque<OutstandingBlock>::iterator FindBlockLocked(uint64_t position);
+  void DropBlockLocked(std::deque<OutstandingBlock>::iterator block);
   void Walk(hcb_batch* batch);
   void Enter(hcb_batch* batch);
-  const FrameHeader* HeaderAt(uint64_t offset) const { return reinterpret_cast<const FrameHeader*>(memory_ + offset); }
+  const FrameHeader* HeaderAt(uint64_t offset) const {
+    return reinterpret_cast<const FrameHeader*>(memory_ + offset);
+  }
   hcb_damage Check(uint64_t position, uint64_t head) const;
   bool TakeBlock(uint64_t position, OutstandingBlock* block);
   bool CopyPayload(uint64_t position, uint8_t* out);
@@ -258,12 +268,13 @@ class Ring {
   std::atomic<int32_t> device_id_;
   const uint64_t capacity_;  // a power of two
   const uint64_t external_threshold_;
-  uint8_t* const base_;          // start of the control page, which the frames follow
-  RingControl* const control_;  // the control page. The memory behind these pointers may be replaced, its contents stay
+  uint8_t* const base_;  // start of the control page, which the frames follow
+  // the control page. The memory behind these pointers may be replaced, its contents stay
+  RingControl* const control_;
   uint8_t* const memory_;
   BlockPool blocks_;
-  bool in_file_ = false;  // written with `mutex_`
-  std::atomic<bool> overwrites_{false};      // whether the policy overwrites, readable without `mutex_`
+  bool in_file_ = false;                 // written with `mutex_`
+  std::atomic<bool> overwrites_{false};  // whether the policy overwrites, readable without `mutex_`
   std::atomic<hcb_host_call> host_call_{nullptr};
   std::atomic<GpuDevice*> gpu_{nullptr};  // set once, with `mutex_`
   bool pinned_ = false;                   // written before `gpu_`
@@ -277,50 +288,57 @@ class Ring {
   uint64_t sample_tick_ = 0;
   uint64_t outstanding_bytes_ = 0;
   std::deque<OutstandingBlock> outstanding_;
-  std::deque<Waiter*> waiters_;  // in the order of their emission
+  std::deque<Waiter*> waiters_;    // in the order of their emission
   std::deque<DeviceCopy> copies_;  // copies that the reader has not settled, in the order of their frames
   uint64_t unpinned_ = 0;          // copies into memory that could not be pinned
 
-  // Producers write these under `mutex_`, like control_->head, and the reader reads them without it. Separate cache
-  // lines, because both sides poll them.
+  // Producers write these under `mutex_`, like control_->head, and the reader reads them without it. Separate
+  // cache lines, because both sides poll them.
   alignas(64) std::atomic<uint32_t> waiting_{0};  // waiters_.size(), which the reader reads without the lock
-  std::atomic<uint64_t> oldest_copy_{kNoCopy};  // position of the first of copies_; frames from there on are not readable yet
-  std::atomic<uint64_t> lost_{0};  // messages whose copies failed, and which have not been reported
+  // position of the first of copies_; frames from there on are not readable yet
+  std::atomic<uint64_t> oldest_copy_{kNoCopy};
+  std::atomic<uint64_t> lost_{0};         // messages whose copies failed, and which have not been reported
   std::atomic<uint64_t> lost_reason_{0};  // of the last one: error and hcb_copy_step
 
   std::atomic<uint64_t> released_frames_here_{0};  // the reader's last value of control_->released_frames
   alignas(64) std::atomic<uint64_t> released_here_{0};  // the reader's last value of control_->released
-  std::atomic<uint64_t> discarded_{0};  // accepted frames that turned out not to be messages: of a GPU's checks, and lost ones
-  std::atomic<uint64_t> given_back_{0};  // those before the cursor, whose sequence numbers are reused
+  // accepted frames that turned out not to be messages: of a GPU's checks, and lost ones
+  std::atomic<uint64_t> discarded_{0};
+  std::atomic<uint64_t> given_back_{0};   // those before the cursor, whose sequence numbers are reused
   std::atomic<uint64_t> overwritten_{0};  // accepted frames before the cursor that were overwritten
-  std::atomic<bool> walking_{false};  // whether the reader looks at frames
-  std::atomic<bool> holding_{false};  // whether a batch is not released yet: then only the reader moves the cursor
-  std::chrono::steady_clock::duration poll_ = kFirstPoll;  // of the reader: time until its next query of a GPU's event
+  std::atomic<bool> walking_{false};      // whether the reader looks at frames
+  // whether a batch is not released yet: then only the reader moves the cursor
+  std::atomic<bool> holding_{false};
+  // of the reader: time until its next query of a GPU's event
+  std::chrono::steady_clock::duration poll_ = kFirstPoll;
   uint64_t cursor_ = 0;         // of the thread that holds a batch: the next position to look at
   uint64_t delivered_end_ = 0;  // of the reader: position after the batch that is being delivered
   uint64_t cursor_frames_ = 0;  // messages before the cursor, lost ones included
   std::chrono::steady_clock::duration rest_{};  // of the reader: how long it lets frames of a stream wait
   std::chrono::steady_clock::time_point stream_end_{};  // of the reader: until then more frames are expected
-  bool reader_turn_ = false;                    // of the reader: whether it has the turn
+  bool reader_turn_ = false;                            // of the reader: whether it has the turn
   std::atomic<bool> reader_emits_{false};
   std::atomic<int32_t> delivering_thread_{0};
 
   // Values of control_->wake_from.
   static constexpr uint64_t kAsleep = 0;
   static constexpr uint64_t kAwake = ~0ull;
-  alignas(64) std::mutex sleep_mutex_;  // protects everything below, and `cursor_` while no thread has the turn
+  // protects everything below, and `cursor_` while no thread has the turn
+  alignas(64) std::mutex sleep_mutex_;
   std::condition_variable sleep_;         // of the reader
   std::condition_variable call_arrived_;  // of the threads in ReadCall
   std::condition_variable own_turn_;      // of the threads in ReadOwnCall
   bool wake_requested_ = false;
-  bool turn_taken_ = false;    // a thread reads: no other thread may before the frames have been delivered
+  bool turn_taken_ = false;  // a thread reads: no other thread may before the frames have been delivered
   const void* turn_owner_ = nullptr;  // the owner that took the turn in ReadOwnCall
-  std::thread::id reader_;     // the thread that called Read last
-  uint32_t callers_ = 0;       // threads in ReadCall
-  uint64_t urgent_end_ = 0;    // the reader must not rest while frames before it are unread
-  uint64_t expected_ = ~0ull;  // position of a call that the emitting thread is about to take
+  std::thread::id reader_;            // the thread that called Read last
+  uint32_t callers_ = 0;              // threads in ReadCall
+  uint64_t urgent_end_ = 0;           // the reader must not rest while frames before it are unread
+  uint64_t expected_ = ~0ull;         // position of a call that the emitting thread is about to take
   std::chrono::steady_clock::time_point expected_until_{};
 };
+
+inline Ring* RingOf(hcb_ring* handle) { return reinterpret_cast<Ring*>(handle); }
 
 }  // namespace hcb
 

@@ -1,4 +1,5 @@
-// Whose turn it is to read a ring, and how the reader waits for its turn: resting in a stream of frames, or asleep.
+// Whose turn it is to read a ring, and how the reader waits for its turn: resting in a stream of frames, or
+// asleep.
 #ifdef __linux__
 #include <sys/prctl.h>
 #endif
@@ -14,10 +15,10 @@ namespace {
 // Beyond a year a timeout is practically infinite, and adding it to the clock could overflow.
 constexpr int64_t kForever = 365ll * 24 * 3600 * 1'000'000'000;
 
-// A frame that comes after a pause is read at once. Then, while more frames are expected, the reader only looks at
-// growing intervals: waking it costs the producer a system call, each wake-up costs a processor about 20 us, and
-// each batch needs the interpreter lock, which the dispatching thread needs too. But it does not rest while
-// kRestBytes or more are queued.
+// A frame that comes after a pause is read at once. Then, while more frames are expected, the reader only
+// looks at growing intervals: waking it costs the producer a system call, each wake-up costs a processor
+// about 20 us, and each batch needs the interpreter lock, which the dispatching thread needs too. But it does
+// not rest while kRestBytes or more are queued.
 constexpr auto kStream = std::chrono::milliseconds(10);
 constexpr auto kFirstRest = std::chrono::microseconds(500);
 constexpr auto kMaxRest = std::chrono::milliseconds(4);
@@ -58,8 +59,8 @@ uint64_t Ring::QueuedBytes() {
   return control_->head.load(std::memory_order_relaxed) - cursor_ + outstanding_bytes_;
 }
 
-// Gives the reader the turn if the frame in front is for it. A call is for a thread that waits in ReadCall, if there
-// is one; but the thread that emitted it takes precedence if it is about to look.
+// Gives the reader the turn if the frame in front is for it. A call is for a thread that waits in ReadCall,
+// if there is one; but the thread that emitted it takes precedence if it is about to look.
 bool Ring::TakeTurnLocked() {
   if (turn_taken_ || !Readable()) return false;
   if (CallInFront()) {
@@ -95,19 +96,24 @@ void Ring::ExpectMore() {
   LengthenRest();
 }
 
-// Sleeps until `end`, unless an urgent frame, a thread that waits for delivery or room, or many bytes come before.
+// Sleeps until `end`, unless an urgent frame, a thread that waits for delivery or room, or many bytes come
+// before.
 void Ring::Rest(std::unique_lock<std::mutex>* lock, Clock::time_point end) {
   SleepPrecisely();
   const uint64_t many = std::min(kRestBytes, capacity_ / 4);
   while (!wake_requested_ && MayRestLocked() && Clock::now() < end) {
-    // As in WaitTurn: frames reserved before this store are counted below, frames reserved after it wake the reader.
+    // As in WaitTurn: frames reserved before this store are counted below, frames reserved after it wake the
+    // reader.
     control_->wake_from.store(cursor_ + many, std::memory_order_seq_cst);
     const bool somebody_waits = waiting_.load(std::memory_order_seq_cst) != 0;
-    if (somebody_waits && CopyPending()) break;  // a device still copies: only queries show when it has finished
+    // a device still copies: only queries show when it has finished
+    if (somebody_waits && CopyPending()) break;
     if (somebody_waits || QueuedBytes() >= many) {
       // If the frame in front is still being written, wait for its commit.
       control_->wake_from.store(kAsleep, std::memory_order_seq_cst);
-      { std::lock_guard<std::mutex> reserve(mutex_); }
+      {
+        std::lock_guard<std::mutex> reserve(mutex_);
+      }
       if (Readable()) break;
     }
     Sleep(lock, end);
@@ -159,9 +165,11 @@ bool Ring::WaitTurn(Clock::time_point deadline) {
       lock.lock();
     }
     control_->wake_from.store(kAsleep, std::memory_order_seq_cst);
-    // A producer that reserves after this critical section sees the reader asleep when it commits; the head of one
-    // that reserved before is visible below.
-    { std::lock_guard<std::mutex> reserve(mutex_); }
+    // A producer that reserves after this critical section sees the reader asleep when it commits; the head
+    // of one that reserved before is visible below.
+    {
+      std::lock_guard<std::mutex> reserve(mutex_);
+    }
     const bool turn = TakeTurnLocked();
     const bool late = deadline != Clock::time_point::max() && Clock::now() >= deadline;
     if (turn || wake_requested_ || late) {

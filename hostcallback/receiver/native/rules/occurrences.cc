@@ -78,7 +78,8 @@ int64_t NextOccurrence(int32_t device, int64_t run_id, uint64_t consumer_id) {
   return FindLaunch(state->launches[device], run_id).counts[consumer_id]++;
 }
 
-Occurrence NextDecided(int32_t device, int64_t run_id, uint64_t consumer_id, Control* control, int64_t now_ns) {
+Occurrence NextDecided(int32_t device, int64_t run_id, uint64_t consumer_id, Control* control,
+                       int64_t now_ns) {
   std::lock_guard<std::mutex> lock(state->mutex);
   const int64_t number = FindLaunch(state->launches[device], run_id).counts[consumer_id]++;
   Decisions& decisions = FindLaunch(state->decided, run_id).decisions[consumer_id];

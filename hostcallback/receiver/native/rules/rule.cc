@@ -10,8 +10,8 @@ namespace hcb {
 namespace {
 
 std::atomic<uint32_t> stripes_taken;
-// This thread's stripe, from 1 on; 0: none yet. In the TLS block that every thread has from the start: otherwise
-// each access is a call.
+// This thread's stripe, from 1 on; 0: none yet. In the TLS block that every thread has from the start:
+// otherwise each access is a call.
 thread_local uint32_t own_stripe __attribute__((tls_model("initial-exec"))) = 0;
 
 template <typename T>
@@ -35,7 +35,8 @@ void Control::Set(const hcb_control& rules) {
 
 void Control::SetGate(int32_t device, bool closed) {
   DeviceState* state = StateOf(device);
-  if (state == nullptr) return;  // no memory: the gate stays open, and the receiver drops messages that the predicate rejects
+  // no memory: the gate stays open, and the receiver drops messages that the predicate rejects
+  if (state == nullptr) return;
   state->held.store(0, std::memory_order_relaxed);
   state->next_probe.store(0, std::memory_order_relaxed);
   state->closed.store(closed, std::memory_order_release);
@@ -87,14 +88,16 @@ int64_t Control::Claim(int32_t device, int64_t now_ns) {
   if (state == nullptr || interval == 0) return 0;
   int64_t not_before = state->not_before.load(std::memory_order_relaxed);
   if (now_ns < not_before && not_before - now_ns <= interval) return not_before;
-  if (state->not_before.compare_exchange_strong(not_before, now_ns + interval, std::memory_order_relaxed)) return 0;
+  if (state->not_before.compare_exchange_strong(not_before, now_ns + interval, std::memory_order_relaxed))
+    return 0;
   return std::max(not_before, now_ns + 1);
 }
 
 void Control::Restart(int32_t device, int64_t now_ns) {
   DeviceState* state = StateOf(device);
   const int64_t interval = interval_ns_.load(std::memory_order_relaxed);
-  if (state != nullptr && interval != 0) state->not_before.store(now_ns + interval, std::memory_order_relaxed);
+  if (state != nullptr && interval != 0)
+    state->not_before.store(now_ns + interval, std::memory_order_relaxed);
 }
 
 int64_t Control::NotBefore(int32_t device) {
@@ -110,7 +113,8 @@ Admission Control::Decide(DeviceState* state, int64_t now_ns) {
     state->not_before.store(0, std::memory_order_relaxed);
   }
   const uint64_t every = every_.load(std::memory_order_relaxed);
-  if (every > 1 && state->seen.fetch_add(1, std::memory_order_relaxed) % every != 0) return Admission::kLeaveOut;
+  if (every > 1 && state->seen.fetch_add(1, std::memory_order_relaxed) % every != 0)
+    return Admission::kLeaveOut;
   if (state->closed.load(std::memory_order_acquire) && !Probe(state, now_ns)) return Admission::kLeaveOut;
   const int64_t interval = interval_ns_.load(std::memory_order_relaxed);
   if (interval == 0) return Admission::kSend;
@@ -137,9 +141,11 @@ bool Control::Probe(DeviceState* state, int64_t now_ns) {
 
 void Control::CountSuppressed() {
   uint32_t own = own_stripe;
-  if (own == 0) own = own_stripe = std::min(stripes_taken.fetch_add(1, std::memory_order_relaxed) + 1, kStripes);
+  if (own == 0)
+    own = own_stripe = std::min(stripes_taken.fetch_add(1, std::memory_order_relaxed) + 1, kStripes);
   std::atomic<uint64_t>& count = off_counts_[own - 1].count;
-  if (own < kStripes) {  // only this thread writes to the stripe: an atomic addition would take as long as all the rest
+  // only this thread writes to the stripe: an atomic addition would take as long as all the rest
+  if (own < kStripes) {
     count.store(count.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
   } else {
     count.fetch_add(1, std::memory_order_relaxed);

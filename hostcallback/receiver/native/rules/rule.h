@@ -22,7 +22,8 @@ enum class Admission {
   kTooSoon,  // left out by the rate alone: the caller keeps or counts it
 };
 
-// The rules of one consumer and their state. It lives as long as the process, because a program may ask at any time.
+// The rules of one consumer and their state. It lives as long as the process, because a program may ask at
+// any time.
 class Control {
  public:
   // Sets the rules. Counters restart if the rules that use them change.
@@ -35,15 +36,16 @@ class Control {
 
   // Whether the message that a device is about to send at `now_ns` may be sent. A refused one is counted.
   bool Admit(int32_t device, int64_t now_ns);
-  // The same, for a caller that keeps the message if it is kTooSoon (handlers/latest.h). A message that is sent leaves out the one
-  // that is kept.
+  // The same, for a caller that keeps the message if it is kTooSoon (handlers/latest.h). A message that is
+  // sent leaves out the one that is kept.
   Admission Ask(int32_t device, int64_t now_ns);
   void CountLeftOut(int32_t device, uint64_t messages);
 
   // The slot of a device's latest message; null if it has none.
   LatestSlot* slot(int32_t device);
   void SetSlot(int32_t device, LatestSlot* slot);
-  // Whether the rate lets the message in the slot be sent now: 0, and the time to the next message starts. Otherwise when it does.
+  // Whether the rate lets the message in the slot be sent now: 0, and the time to the next message starts.
+  // Otherwise when it does.
   int64_t Claim(int32_t device, int64_t now_ns);
   // The time to the next message starts now.
   void Restart(int32_t device, int64_t now_ns);
@@ -61,10 +63,10 @@ class Control {
     DeviceState* next;
     std::atomic<uint32_t> epoch;
     std::atomic<bool> closed;
-    std::atomic<uint64_t> seen;         // emissions since the rules were set
-    std::atomic<uint64_t> held;         // messages refused by the closed gate since the last probe
-    std::atomic<int64_t> not_before;    // of the next message
-    std::atomic<int64_t> next_probe;    // 0: the gate has refused no message yet
+    std::atomic<uint64_t> seen;       // emissions since the rules were set
+    std::atomic<uint64_t> held;       // messages refused by the closed gate since the last probe
+    std::atomic<int64_t> not_before;  // of the next message
+    std::atomic<int64_t> next_probe;  // 0: the gate has refused no message yet
     std::atomic<uint64_t> suppressed;
     std::atomic<LatestSlot*> slot;
   };

@@ -5,10 +5,12 @@
 #include <mutex>
 #include <new>
 
+#include "abi/exports.h"
+
 namespace hcb {
 namespace {
 
-constexpr size_t kSlots = 1 << 16;  // a power of two, at most half of it used
+constexpr size_t kSlots = 1 << 16;                  // a power of two, at most half of it used
 constexpr uint64_t kAborting = 0x61626f7274696e67;  // used in place of a consumer id
 
 // Open addressing. Keys are never removed, so that lookups need no lock.
@@ -98,18 +100,6 @@ Control* MakeControl(uint64_t consumer_id) {
   return control;
 }
 
-bool Switch(uint64_t consumer_id, int32_t device, bool off) {
-  if (device != kEveryDevice) {
-    if (off) single_devices.store(true, std::memory_order_relaxed);
-    return Set(Key(consumer_id, device), off);
-  }
-  Control* control = off ? MakeControl(consumer_id) : FindControl(consumer_id);
-  if (control != nullptr) control->SwitchOff(off);
-  return control != nullptr || !off;
-}
-
-void SwitchAllChecks(bool off) { checks_off.store(off, std::memory_order_relaxed); }
-
 bool ChecksAreOff() { return checks_off.load(std::memory_order_relaxed); }
 
 bool IsOffOn(int32_t device, uint64_t consumer_id) {
@@ -118,16 +108,7 @@ bool IsOffOn(int32_t device, uint64_t consumer_id) {
 
 bool AnyAborts() { return aborting.load(std::memory_order_relaxed); }
 
-bool AbortOnCheck(int32_t device, bool on) {
-  // Up to jaxlib 0.8, a program that is compiled again repeats the run ids of the first one.
-  if (on) aborting.store(true, std::memory_order_relaxed);
-  if (on) poisoned_count.store(0, std::memory_order_relaxed);
-  return Set(Key(kAborting, device), on);
-}
-
-bool Aborts(int32_t device) {
-  return AnyAborts() && Get(Key(kAborting, device));
-}
+bool Aborts(int32_t device) { return AnyAborts() && Get(Key(kAborting, device)); }
 
 void Poison(int64_t run_id) {
   if (IsPoisoned(run_id)) return;
@@ -143,7 +124,38 @@ bool IsPoisoned(int64_t run_id) {
   return false;
 }
 
-// The mutex may be held by a thread that does not exist in the child.
+// The switches stay as they are. The mutex may be held by a thread that does not exist in the child.
 void ResetSwitchesAfterFork() { new (&mutex) std::mutex; }
 
 }  // namespace hcb
+
+int32_t hcb_switch(uint64_t consumer_id, int32_t device, int32_t off) {
+  bool done;
+  if (device != hcb::kEveryDevice) {
+    if (off) hcb::single_devices.store(true, std::memory_order_relaxed);
+    done = hcb::Set(hcb::Key(consumer_id, device), off != 0);
+  } else {
+    hcb::Control* control = off ? hcb::MakeControl(consumer_id) : hcb::FindControl(consumer_id);
+    if (control != nullptr) control->SwitchOff(off != 0);
+    done = control != nullptr || !off;
+  }
+  return done ? HCB_EMITTED : HCB_NO_MEMORY;
+}
+
+void hcb_switch_all_checks(int32_t off) { hcb::checks_off.store(off != 0, std::memory_order_relaxed); }
+
+int32_t hcb_abort_on_check(int32_t device, int32_t on) {
+  // Up to jaxlib 0.8, a program that is compiled again repeats the run ids of the first one.
+  if (on) hcb::aborting.store(true, std::memory_order_relaxed);
+  if (on) hcb::poisoned_count.store(0, std::memory_order_relaxed);
+  return hcb::Set(hcb::Key(hcb::kAborting, device), on != 0) ? HCB_EMITTED : HCB_NO_MEMORY;
+}
+
+void hcb_control_gate(uint64_t consumer_id, int32_t device, int32_t closed) {
+  if (hcb::Control* found = hcb::FindControl(consumer_id)) found->SetGate(device, closed != 0);
+}
+
+uint64_t hcb_control_suppressed(uint64_t consumer_id) {
+  hcb::Control* found = hcb::FindControl(consumer_id);
+  return found == nullptr ? 0 : found->Suppressed();
+}

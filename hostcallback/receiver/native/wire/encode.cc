@@ -5,20 +5,9 @@
 namespace hcb {
 namespace {
 
-// Small arrays are packed tightly, so that a few scalars fit into one cache line; larger ones are aligned for any
-// SIMD type.
+// Small arrays are packed tightly, so that a few scalars fit into one cache line; larger ones are aligned for
+// any SIMD type.
 uint64_t ArrayAlign(uint64_t nbytes) { return nbytes >= kFrameAlign ? kFrameAlign : 8; }
-
-// memcpy without a library call for the sizes of scalars, which most taps send.
-void CopyArray(uint8_t* to, const void* from, uint64_t nbytes) {
-  if (nbytes == 4) {
-    std::memcpy(to, from, 4);
-  } else if (nbytes == 8) {
-    std::memcpy(to, from, 8);
-  } else {
-    std::memcpy(to, from, nbytes);
-  }
-}
 
 }  // namespace
 
@@ -35,10 +24,12 @@ uint64_t PayloadBytes(const ArrayRef* arrays, size_t count) {
   return end;
 }
 
-uint32_t WriteHeader(const Emission& emission, uint64_t seq, uint64_t position, uint32_t flags, FrameHeader* out) {
-  flags |= HCB_FROM_PREFIX(emission.prefix, flags) & kMessageFlags;  // other flags of the prefix would corrupt the ring
-  // Each field is written in place: a header assembled on the stack would be copied only after its stores have
-  // completed.
+uint32_t WriteHeader(const Emission& emission, uint64_t seq, uint64_t position, uint32_t flags,
+                     FrameHeader* out) {
+  // other flags of the prefix would corrupt the ring
+  flags |= HCB_FROM_PREFIX(emission.prefix, flags) & kMessageFlags;
+  // Each field is written in place: a header assembled on the stack would be copied only after its stores
+  // have completed.
   std::memcpy(out->magic, kMagic, sizeof(kMagic));
   out->version = kVersion;
   out->flags = flags;
@@ -57,7 +48,8 @@ uint8_t* WriteMetadata(const Emission& emission, uint8_t* after_header) {
   const uint8_t* from = emission.prefix + sizeof(FrameHeader);
   const uint8_t* const end = emission.prefix + emission.prefix_bytes;
   // Whole cache lines, which need no library call. Most metadata is one line.
-  for (; from < end; from += kFrameAlign, after_header += kFrameAlign) std::memcpy(after_header, from, kFrameAlign);
+  for (; from < end; from += kFrameAlign, after_header += kFrameAlign)
+    std::memcpy(after_header, from, kFrameAlign);
   return after_header;
 }
 

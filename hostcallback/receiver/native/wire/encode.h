@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 #include "wire/frame.h"
 
@@ -17,11 +18,22 @@ struct ArrayRef {
   uint8_t last_byte_mask;
 };
 
+// memcpy without a library call for the sizes of scalars, which most taps send.
+inline void CopyArray(uint8_t* to, const void* from, uint64_t nbytes) {
+  if (nbytes == 4) {
+    std::memcpy(to, from, 4);
+  } else if (nbytes == 8) {
+    std::memcpy(to, from, 8);
+  } else {
+    std::memcpy(to, from, nbytes);
+  }
+}
+
 struct DeviceTap;
 
 // The content of a frame, without the fields that its ring assigns (seq and position).
 struct Emission {
-  const uint8_t* prefix;   // header with consumer id, flags and meta_bytes, then metadata padded to 64
+  const uint8_t* prefix;  // header with consumer id, flags and meta_bytes, then metadata padded to 64
   uint64_t prefix_bytes;
   const ArrayRef* arrays;
   size_t array_count;
@@ -41,8 +53,10 @@ uint64_t ArrayStart(uint64_t end, uint64_t nbytes);
 // The exact payload length: with the gaps between arrays, without padding after the last one.
 uint64_t PayloadBytes(const ArrayRef* arrays, size_t count);
 
-// Writes the complete header, with `flags` added to the message flags of the prefix. Returns the resulting flags.
-uint32_t WriteHeader(const Emission& emission, uint64_t seq, uint64_t position, uint32_t flags, FrameHeader* out);
+// Writes the complete header, with `flags` added to the message flags of the prefix. Returns the resulting
+// flags.
+uint32_t WriteHeader(const Emission& emission, uint64_t seq, uint64_t position, uint32_t flags,
+                     FrameHeader* out);
 
 // Copies the metadata, which follows the header. Returns the start of the payload.
 uint8_t* WriteMetadata(const Emission& emission, uint8_t* after_header);

@@ -9,7 +9,8 @@
 
 namespace hcb {
 
-static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "frames are little-endian: headers are written as structs");
+static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
+              "frames are little-endian: headers are written as structs");
 
 constexpr uint64_t kFrameAlign = 64;
 constexpr uint8_t kMagic[3] = {'H', 'C', 'B'};
@@ -17,19 +18,22 @@ constexpr uint8_t kVersion = 1;
 
 constexpr uint32_t kOrdered = 1u << 0;
 constexpr uint32_t kEndOfStream = 1u << 1;
-constexpr uint32_t kExternal = 1u << 2;    // ring only: a BlockDescriptor stands for the payload
-constexpr uint32_t kPad = 1u << 3;         // ring only: fills the ring's end, so that no frame wraps
-constexpr uint32_t kCall = 1u << 5;        // a program waits for the reply
-constexpr uint32_t kCheck = 1u << 6;       // a failed check
-constexpr uint32_t kFolds = 1u << 7;       // of consecutive failures of this check, only the first and the last need be read
-constexpr uint32_t kBatched = 1u << 8;     // its consumer takes stacks of its messages
-constexpr uint32_t kTruncated = 1u << 9;   // only the first elements of arrays; the first array is a shape record
+constexpr uint32_t kExternal = 1u << 2;  // ring only: a BlockDescriptor stands for the payload
+constexpr uint32_t kPad = 1u << 3;       // ring only: fills the ring's end, so that no frame wraps
+constexpr uint32_t kCall = 1u << 5;      // a program waits for the reply
+constexpr uint32_t kCheck = 1u << 6;     // a failed check
+// of consecutive failures of this check, only the first and the last need be read
+constexpr uint32_t kFolds = 1u << 7;
+constexpr uint32_t kBatched = 1u << 8;  // its consumer takes stacks of its messages
+// only the first elements of arrays; the first array is a shape record
+constexpr uint32_t kTruncated = 1u << 9;
 constexpr uint32_t kLate = 1u << 10;       // prefix only: emits although a check has ended its launch
 constexpr uint32_t kLast = 1u << 11;       // prefix only: as kLate, and then the launch ends
 constexpr uint32_t kDiscarded = 1u << 30;  // ring only: reserved, then given up
 constexpr uint32_t kBusy = 1u << 31;       // ring only: reserved, still being written
 constexpr uint64_t kNoSeq = ~0ull;         // ring only: of a discarded frame whose number the next frame gets
-constexpr uint32_t kMessageFlags = kOrdered | kEndOfStream | kCall | kCheck | kFolds | kBatched | kTruncated;  // a prefix may bring them
+// a prefix may bring them
+constexpr uint32_t kMessageFlags = kOrdered | kEndOfStream | kCall | kCheck | kFolds | kBatched | kTruncated;
 constexpr uint32_t kKnownFlags = kMessageFlags | kExternal | kPad | kDiscarded | kBusy;
 
 struct FrameHeader {
@@ -79,7 +83,9 @@ constexpr uint64_t FrameBytes(uint64_t meta_bytes, uint64_t payload_bytes) {
 }
 
 // Flags of a frame in a ring: its producer clears BUSY while the reader looks.
-inline uint32_t LoadFlags(const FrameHeader* header) { return __atomic_load_n(&header->flags, __ATOMIC_SEQ_CST); }
+inline uint32_t LoadFlags(const FrameHeader* header) {
+  return __atomic_load_n(&header->flags, __ATOMIC_SEQ_CST);
+}
 
 // Bytes that a frame with these flags takes in a ring.
 constexpr uint64_t RingBytes(const FrameHeader& header, uint32_t flags) {

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hostcallback.receiver.errors import CallFailedError, TapFailure
-from hostcallback.receiver.failures.deferred_errors import FailureOfProgram, about
+from hostcallback.receiver.errors import CallFailedError
+from hostcallback.receiver.failures.deferred_errors import FailureOfProgram, about, failure_of
 from hostcallback.receiver.log import logger, traceback_text
 from hostcallback.receiver.messages import Consumer, Message
 from hostcallback.receiver.runtime.dispatch.gil_share import HeldInterrupts
@@ -72,6 +72,9 @@ class Calls:
 
     A host function never runs on the device's receiver thread, which goes on. So the host function may run programs
     with taps and calls itself. The delivering thread calls `start` and `refuse`; any thread may call the rest.
+
+    Attributes:
+        running: by sequence number, the calls whose host functions run. Other threads read copies of it without a lock.
     """
 
     def __init__(self, device_name: str, deliver: Callable[[Batch], None]) -> None:
@@ -88,7 +91,7 @@ class Calls:
         # `end_read_call`), and only that thread reads or sets this.
         self._taken: list[Call] | None = None
         self._changed = threading.Condition()  # protects everything below
-        self._running: dict[int, _Running] = {}  # by sequence number
+        self.running: dict[int, _Running] = {}
         self._waiters = 0
 
     def start(self, message: Message, scope: Scope) -> None:
@@ -110,31 +113,25 @@ class Calls:
     def fail_unread(self, batch: Batch, reason: str) -> None:
         """Fails the programs that wait for the replies to messages of a batch that cannot be decoded."""
 
-    def running(self) -> list[int]:
-        """Returns the sequence numbers of the calls whose host functions run."""
-        return list(
-            self._running
-        )  # without the lock: a signal handler may call this while its thread holds it
-
     def longest(self) -> tuple[Consumer, float] | None:
         """Returns the consumer whose host function has run for longest, and its seconds; None if none runs."""
-        # A copy, because other threads start and end calls meanwhile; without the lock for the same reason as
-        # `running`.
-        first = min(list(self._running.values()), key=lambda running: running.since, default=None)
+        # A copy, because other threads start and end calls meanwhile; without the lock, because a signal handler may
+        # call this while its thread holds it.
+        first = min(list(self.running.values()), key=lambda running: running.since, default=None)
         return None if first is None else (first.consumer, perf_counter() - first.since)
 
     def running_on(self, thread: threading.Thread) -> Consumer | None:
         """Returns the consumer whose host function runs on that thread, or for it on a `ThreadFor`; else None."""
         while isinstance(thread, ThreadFor):
             thread = thread.waiting
-        return next((r.consumer for r in list(self._running.values()) if r.thread is thread), None)
+        return next((r.consumer for r in list(self.running.values()) if r.thread is thread), None)
 
     def wait(self, calls: Collection[int], timeout_sec: float) -> bool:
         """Waits until the host functions of these calls have returned. Returns False after `timeout_sec`."""
         with self._changed:
             self._waiters += 1
             try:
-                return self._changed.wait_for(lambda: self._running.keys().isdisjoint(calls), timeout_sec)
+                return self._changed.wait_for(lambda: self.running.keys().isdisjoint(calls), timeout_sec)
             finally:
                 self._waiters -= 1
 
@@ -177,16 +174,7 @@ class Calls:
             error = raised.error if isinstance(raised, FailureOfProgram) else raised
             if interrupts is not None:
                 interrupts.note(error)
-            failure = TapFailure(
-                error,
-                consumer.name,
-                consumer.source_line,
-                self._device_name,
-                call.message.seq,
-                consumer.transforms,
-                consumer.kwargs,
-                call.message.run_id,
-            )
+            failure = failure_of(error, call.message, self._device_name)
             with about(call.message):
                 if error is raised:
                     call.scope.deferred.add_failure(failure)
@@ -202,11 +190,11 @@ class Calls:
     def _note(self, call: Call, thread: threading.Thread) -> None:
         running = _Running(call.message.consumer, thread, perf_counter())
         with self._changed:
-            self._running[call.message.seq] = running
+            self.running[call.message.seq] = running
 
     def _end(self, call: Call, *, failed: bool) -> None:
         with self._changed:
-            running = self._running.pop(call.message.seq)
+            running = self.running.pop(call.message.seq)
             if self._waiters:
                 self._changed.notify_all()
         call.scope.call_ended(self._device_name, perf_counter() - running.since, failed=failed)

@@ -12,15 +12,14 @@ from __future__ import annotations
 import threading
 import time
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from math import inf
 from time import perf_counter
 from typing import Any
 
-from hostcallback.receiver.errors import TapFailure
 from hostcallback.receiver.failures.check_report import CheckFailed
-from hostcallback.receiver.failures.deferred_errors import about
+from hostcallback.receiver.failures.deferred_errors import about, failure_of
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.messages import Consumer, Find, Message, Registry
 from hostcallback.receiver.runtime.dispatch.calls import Calls
@@ -33,8 +32,8 @@ from hostcallback.receiver.runtime.dispatch.scope import (
     SinkChain,
     TapCounters,
 )
-from hostcallback.receiver.sources.ring_batch import BatchDecoder, DecodedBatch
-from hostcallback.receiver.sources.source import Batch, Frame, Source
+from hostcallback.receiver.sources.ring_batch import BatchDecoder, DecodedBatch, seq_of
+from hostcallback.receiver.sources.source import Batch, CopiedBatch, Frame, Source
 from hostcallback.receiver.wire import Flags, WireError, decode_header
 from hostcallback.receiver.wire.truncation import split_truncated
 
@@ -45,21 +44,6 @@ REST_SEC = 1.0
 """Seconds without a delivery after which the thread sleeps until the next one begins."""
 
 _NONE = -1
-
-
-class PartOfBatch:
-    """The last frames of a batch. See `Batch`."""
-
-    columns = None
-
-    def __init__(self, frames: Sequence[Frame], folded: Sequence[int]) -> None:
-        """Holds the frames and, for each, the number of check failures folded before it; empty if none were."""
-        self.frames = frames
-        self.folded = folded
-        self.count = len(frames)
-
-    def release(self) -> None:
-        """Does nothing: the whole batch is released."""
 
 
 class BatchFeed:
@@ -161,7 +145,7 @@ class BatchFeed:
 
     def _rest(self, batch: Batch) -> Batch | None:
         # The frames of the batch that were not handed on ahead; None if all were.
-        seqs = [_seq_of(frame) for frame in batch.frames]
+        seqs = [seq_of(frame) for frame in batch.frames]
         first = next((place for place, seq in enumerate(seqs) if seq == _NONE or seq >= self._next_seq), None)
         last = seqs[-1] if first is None else max(seqs[first], self._next_seq - 1)
         done, self._ahead = self._ahead, self._ahead[bisect_right(self._ahead, last) :]
@@ -174,7 +158,7 @@ class BatchFeed:
             folded[0] -= min(folded[0], bisect_left(done, seqs[first]) - bisect_right(done, before))
         if not first and not (folded and folded[0] != batch.folded[0]):
             return batch
-        return PartOfBatch(batch.frames[first:], folded if any(folded) else ())
+        return CopiedBatch(batch.frames[first:], folded if any(folded) else ())
 
     def _start(self) -> None:
         self._thread = threading.Thread(
@@ -216,7 +200,7 @@ class BatchFeed:
             batch = self._source.copy_ahead()
             if batch is None:
                 return False
-            seqs = [_seq_of(frame) for frame in batch.frames]
+            seqs = [seq_of(frame) for frame in batch.frames]
             self._ahead += seqs
             self._hand_on(batch, seqs[-1])
             return True
@@ -228,14 +212,6 @@ def _is_end(frame: Frame) -> bool:
         return bool(decode_header(memory, offset).flags & Flags.END_OF_STREAM)
     except WireError:  # the decoder reports it when the frame is delivered
         return False
-
-
-def _seq_of(frame: Frame) -> int:
-    memory, offset, _ = frame
-    try:
-        return decode_header(memory, offset).seq
-    except WireError:
-        return _NONE
 
 
 _END = int(Flags.END_OF_STREAM)
@@ -254,6 +230,7 @@ class Dispatcher:
         current: consumer whose sink runs now, or None. Other threads read it for reports.
         current_since: `perf_counter()` value at which that sink began.
         feed: hands batches to the batch sinks of the scope.
+        tap_counters: the counters of each tap; None while no client wants them.
         delivered: number of messages of the current batch that were delivered.
         skips: whether messages are left out instead of delivered, from the next one on: the user has interrupted the
             program. Recorders and forwarders still get them. Calls are answered.
@@ -284,7 +261,7 @@ class Dispatcher:
         """
         self._registry = registry
         self._chain = SinkChain(registry.find)
-        self._counters: TapCounters | None = None
+        self.tap_counters: TapCounters | None = None
         self._observers: tuple[ScopeSinks, ...] = ()
         self._decoder = BatchDecoder(self._lose)
         self._device_name = device_name
@@ -301,14 +278,9 @@ class Dispatcher:
         self.feed = BatchFeed(device_name, source, registry.find)
         self.set_scope(scope)
 
-    @property
-    def tap_counters(self) -> TapCounters | None:
-        """The counters of each tap; None while no client wants them."""
-        return self._counters
-
     def count_taps(self, on: bool) -> None:
         """Begins or ends counting per tap, from the next batch on. Any thread."""
-        self._counters = TapCounters() if on else None
+        self.tap_counters = TapCounters() if on else None
         self._make_chain()
 
     def observe(self, observers: tuple[ScopeSinks, ...]) -> None:
@@ -325,8 +297,8 @@ class Dispatcher:
 
     def _make_chain(self) -> None:
         links: list[Link] = []
-        if self._counters is not None:
-            links.append(self._counters.link)
+        if self.tap_counters is not None:
+            links.append(self.tap_counters.link)
         if self.scope.message_sinks is not None:
             links.append(self.scope.message_sinks.link)
         links += [observer.link for observer in self._observers]
@@ -412,13 +384,14 @@ class Dispatcher:
             except CheckFailed as failed:
                 folded = self._folded.pop(seq, 0)
                 stats.delivered += folded
-                if folded and self._counters is not None:
-                    self._counters.count_folded(consumer_id, folded)
+                if folded and self.tap_counters is not None:
+                    self.tap_counters.count_folded(consumer_id, folded)
                 with about(message):
                     self.scope.deferred.add_check(consumer, failed, self._device_name, 1 + folded)
             except BaseException as error:  # a failing tap must not stop the stream
                 stats.failed += count or 1
-                self._defer(error, message)
+                with about(message):
+                    self.scope.deferred.add_failure(failure_of(error, message, self._device_name))
             stats.delivered += count or 1
             stats.last_time_ns = time_ns
         self.current = None
@@ -435,18 +408,3 @@ class Dispatcher:
 
     def _lose(self, error: WireError) -> None:
         self.scope.deferred.add_lost(f"undecodable frame on {self._device_name}: {error}", 1)
-
-    def _defer(self, error: BaseException, message: Message) -> None:
-        consumer = message.consumer
-        failure = TapFailure(
-            error,
-            consumer.name,
-            consumer.source_line,
-            self._device_name,
-            message.seq,
-            consumer.transforms,
-            consumer.kwargs,
-            message.run_id,
-        )
-        with about(message):
-            self.scope.deferred.add_failure(failure)

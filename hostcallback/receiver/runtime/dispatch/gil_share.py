@@ -61,14 +61,18 @@ def _is_ours(interval: float) -> bool:
 
 
 class GilThrottle:
-    """Context manager around each batch that keeps the receiver's share of the interpreter lock small."""
+    """Context manager around each batch that keeps the receiver's share of the interpreter lock small.
+
+    Attributes:
+        contended: number of further pauses for which other threads are taken to want the lock. Any thread may reset it.
+    """
 
     def __init__(self) -> None:
         """Makes the throttle of one receiver. Without the native library it never pauses."""
         self._library = native.load() if native.available() else None
         self._quick = native.load_holding_lock() if native.available() else None
         self._cpu = ctypes.c_int64()
-        self._contended = 0  # number of further pauses for which other threads are taken to want the lock
+        self.contended = 0
         self._seen = 0.0  # recent waits for the lock, which fade
         # Since the last check, while delivering: seconds, seconds without a processor, and waits.
         self._worked = self._off = 0.0
@@ -104,13 +108,9 @@ class GilThrottle:
             self._waits += self._quick.hcb_waits(self._cpu) - self._began_waits
             self._off += worked - (self._cpu.value * 1e-9 - self._began_cpu)
 
-    def forget(self) -> None:
-        """Resets the inference: no other thread is taken to want the lock. Any thread."""
-        self._contended = 0
-
     def next_yield_at(self) -> float:
         """The `perf_counter()` value at which `yield_gil` is due."""
-        return self._began + (WORK_SEC if self._contended else ALONE_SEC) - self._worked
+        return self._began + (WORK_SEC if self.contended else ALONE_SEC) - self._worked
 
     def yield_gil(self) -> float:
         """Releases the lock for a pause if other threads may want it. Returns the length of the pause in seconds."""
@@ -118,12 +118,12 @@ class GilThrottle:
         self._add_up()
         short = self._waits > 0 and self._off < SHORT_SEC * self._waits
         self._seen = (1 - FADES) * self._seen + short * self._waits
-        wanted = short and (self._contended > 0 or self._seen >= OFTEN)
-        if self._library is not None and (self._contended or self._waits):
+        wanted = short and (self.contended > 0 or self._seen >= OFTEN)
+        if self._library is not None and (self.contended or self._waits):
             # `_library` releases the lock during the call: that is what lets the other threads have it.
-            woke = self._library.hcb_sleep(PAUSE_NS if self._contended or wanted else LOOK_NS)
+            woke = self._library.hcb_sleep(PAUSE_NS if self.contended or wanted else LOOK_NS)
             wanted = wanted or perf_counter_ns() - woke > LATE_NS
-            self._contended = ALONE_AFTER if wanted else max(0, self._contended - 1)
+            self.contended = ALONE_AFTER if wanted else max(0, self.contended - 1)
         self._worked = self._off = 0.0
         self._waits = 0
         self._begin()

@@ -14,6 +14,7 @@ sharded over several devices the gate stands behind the assembly, because a rule
 from __future__ import annotations
 
 import dataclasses
+import functools
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -221,23 +222,8 @@ class ScopeSinks:
         if found is None:
             return sink
         extra, own_first = found
-
-        def both(message: Message) -> Any:
-            errors: list[BaseException] = []
-            result = None
-            for is_own in (own_first, not own_first):
-                # All sinks get the message, whatever the others raise.
-                try:
-                    if is_own:
-                        result = sink(message)
-                    else:
-                        extra(message)
-                except BaseException as error:
-                    errors.append(error)
-            _raise(errors)
-            return result
-
-        return both
+        own, sinks = (0, (sink, extra)) if own_first else (1, (extra, sink))
+        return lambda message: _deliver(sinks, message)[own]
 
     def _sink_of(self, consumer: Consumer) -> tuple[Sink, bool] | None:
         # Also whether the tap's own sink comes first. The scope's sinks do, because a tap function may change the
@@ -277,7 +263,7 @@ class ScopeSinks:
         known = TapKind.named(kind) if TapKind.named(kind) in KINDS else None
         if known not in self._of_kind:
             sinks = [sink for sink in self._sinks if getattr(sink, "only_kind", known) == known]
-            self._of_kind[known] = _deliver_to(sinks) if sinks else None
+            self._of_kind[known] = functools.partial(_deliver, sinks) if sinks else None
         return self._of_kind[known]
 
     def _exported_tap(self, described: TapDescriptor, binding: Binding | None) -> BoundTap:
@@ -286,24 +272,20 @@ class ScopeSinks:
         return BoundTap(described, Binding(_ignore), unbound=lambda tap: _ignore, waits=False, also=also)
 
 
-def _deliver_to(sinks: Sequence[Sink]) -> Sink:
-    def deliver(message: Message) -> None:
-        errors: list[BaseException] = []
-        for sink in sinks:
-            try:
-                sink(message)
-            except BaseException as error:
-                errors.append(error)
-        _raise(errors)
-
-    return deliver
-
-
-def _raise(errors: list[BaseException]) -> None:
+def _deliver(sinks: Sequence[Sink], message: Message) -> list[Any]:
+    # The results of all sinks. Each gets the message, whatever the others raise.
+    results: list[Any] = []
+    errors: list[BaseException] = []
+    for sink in sinks:
+        try:
+            results.append(sink(message))
+        except BaseException as error:
+            errors.append(error)
     if len(errors) > 1:
         raise MultipleFailures("several sinks of a message", errors)
     if errors:
         raise errors[0]
+    return results
 
 
 def _ignore(*args: Any, **kwargs: Any) -> None:

@@ -41,6 +41,7 @@ class RuleTable:
 
     Attributes:
         on_change: functions that are called after rules changed, or a tap with rules was registered.
+        admissions: by consumer id, what admits the messages of taps that have rules, or had some.
     """
 
     def __init__(self) -> None:
@@ -54,7 +55,7 @@ class RuleTable:
         self._native_rules: dict[
             int, Rule
         ] = {}  # rules in the native table that are not the default, by consumer id
-        self._admissions: dict[int, Admission] = {}
+        self.admissions: dict[int, Admission] = {}
         self._off = (
             False  # True: all checks but those named in `_except` are off; False: all but those are on
         )
@@ -70,7 +71,7 @@ class RuleTable:
     def after_fork_in_child(self) -> None:
         """Renews the lock, which a thread of the parent may have held."""
         self._lock = threading.RLock()
-        for admission in self._admissions.values():
+        for admission in self.admissions.values():
             admission.after_fork_in_child()
 
     @property
@@ -190,13 +191,13 @@ class RuleTable:
     def admission(self, consumer: Consumer) -> Admission | None:
         """Returns the object that admits messages of a tap without a native handler; None if all are sent."""
         # Without the lock, once per message: one look into a dict.
-        admission = self._admissions.get(consumer.consumer_id)
+        admission = self.admissions.get(consumer.consumer_id)
         return None if admission is None or admission.rule == DEFAULT else admission
 
     def send_latest(self) -> bool:
         """Sends the latest messages that rates left out. Returns whether there were any. Does not wait."""
         native = self._library is not None and self._library.hcb_latest_send()
-        return bool(sum([admission.send_kept() for admission in list(self._admissions.values())]) or native)
+        return bool(sum([admission.send_kept() for admission in list(self.admissions.values())]) or native)
 
     def latest_waits(self) -> bool:
         """Whether such messages wait for room in a ring; then they are not among its emitted messages yet."""
@@ -204,7 +205,7 @@ class RuleTable:
 
     def suppressed(self, consumer: Consumer) -> int:
         """Returns how many messages of a tap its rules suppressed before sending or withheld after it."""
-        admission = self._admissions.get(consumer.consumer_id)
+        admission = self.admissions.get(consumer.consumer_id)
         here = 0 if admission is None else admission.suppressed
         return here + (self._library.hcb_control_suppressed(consumer.consumer_id) if self._library else 0)
 
@@ -229,15 +230,15 @@ class RuleTable:
         consumers = registry.consumers()
         for consumer in consumers:
             self._tell(consumer)
-        if len(self._admissions) > MAX_ADMISSIONS:
+        if len(self.admissions) > MAX_ADMISSIONS:
             live = {consumer.consumer_id for consumer in consumers}
-            self._admissions = {i: admission for i, admission in self._admissions.items() if i in live}
+            self.admissions = {i: admission for i, admission in self.admissions.items() if i in live}
 
     def _tell(self, consumer: Consumer) -> None:
         consumer_id, rule = consumer.consumer_id, self.rule_of(consumer)
-        admission = self._admissions.get(consumer_id)
+        admission = self.admissions.get(consumer_id)
         if admission is None and rule != DEFAULT:
-            admission = self._admissions[consumer_id] = Admission()
+            admission = self.admissions[consumer_id] = Admission()
         if admission is not None:
             if rule != admission.rule:
                 admission.set(rule)

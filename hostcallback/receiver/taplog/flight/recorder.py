@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -221,7 +221,7 @@ def _whole(data: np.ndarray[Any, Any], ring: np.ndarray[Any, Any], position: int
     record = data[record_at : record_at + _RECORD.size].tobytes()
     if _RECORD.unpack(record) != (_RECORD_MAGIC, position, nbytes):
         return b""
-    inline = replace(header, flags=header.flags & ~Flags.EXTERNAL)
+    inline = header._replace(flags=header.flags & ~Flags.EXTERNAL)
     payload = data[payload_at : payload_at + nbytes].tobytes()
     padded = payload.ljust(inline.frame_bytes - inline.payload_start, b"\0")
     return encode_header(inline) + ring[start + HEADER.size : metadata_end].tobytes() + padded

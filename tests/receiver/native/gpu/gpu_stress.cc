@@ -1,5 +1,6 @@
-// Hammers the rings of GPUs from several streams, with a driver that is late, short of memory and sometimes wrong, and checks
-// that every message arrives once, whole and in its stream's order, unless it is a check that holds or was reported lost.
+// Hammers the rings of GPUs from several streams, with a driver that is late, short of memory and sometimes
+// wrong, and checks that every message arrives once, whole and in its stream's order, unless it is a check
+// that holds or was reported lost.
 //
 // `gpu_stress COUNT LIBRARY`, where the library is the fake driver and the caller of handlers.
 #include <dlfcn.h>
@@ -12,8 +13,8 @@
 #include <thread>
 #include <vector>
 
-#include "check.h"
 #include "abi/exports.h"
+#include "check.h"
 #include "wire/frame.h"
 
 namespace {
@@ -42,9 +43,10 @@ struct Buffers {
 void Launch(uint64_t id, uint64_t count, const Buffers* buffers) {
   void* stream = Get<void*()>("fake_stream")();
   const auto write = Get<void(void*, uint64_t, const void*, uint64_t)>("fake_write");
-  const auto call = Get<int(XLA_FFI_Error * (*)(XLA_FFI_CallFrame*), int32_t, int64_t, void*, const uint8_t*, uint64_t,
-                            uint64_t, void* const*, const int32_t*, const int64_t*, void* const*, char*, uint64_t)>(
-      "call_handler");
+  const auto call =
+      Get<int(XLA_FFI_Error * (*)(XLA_FFI_CallFrame*), int32_t, int64_t, void*, const uint8_t*, uint64_t,
+              uint64_t, void* const*, const int32_t*, const int64_t*, void* const*, char*, uint64_t)>(
+          "call_handler");
   const uint64_t* const places = buffers->places;
   std::vector<uint8_t> bytes(5000);
   for (uint64_t i = 0; i < count; ++i) {
@@ -62,8 +64,8 @@ void Launch(uint64_t id, uint64_t count, const Buffers* buffers) {
     const int32_t dtypes[] = {kU8, kU64, kU8};
     const int64_t lengths[] = {1, 1, static_cast<int64_t>(SizeOf(i))};
     char error[200] = "";
-    CHECK(call(hcb_gpu_tap, kOrdinal, 1, stream, reinterpret_cast<const uint8_t*>(&prefix), sizeof(prefix), 3, data, dtypes,
-               lengths, nullptr, error, sizeof(error)));
+    CHECK(call(hcb_gpu_tap, kOrdinal, 1, stream, reinterpret_cast<const uint8_t*>(&prefix), sizeof(prefix), 3,
+               data, dtypes, lengths, nullptr, error, sizeof(error)));
   }
   // The buffers are freed then. No thread has waited for the last step if its copy was refused.
   while (Get<int(void*)>("fake_idle")(stream) == 0) std::this_thread::yield();

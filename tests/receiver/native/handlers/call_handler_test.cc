@@ -1,15 +1,15 @@
-// Runs the handler of calls with an FFI that makes no futures: the handler holds its thread until the reply, or the
-// failure, arrives.
+// Runs the handler of calls with an FFI that makes no futures: the handler holds its thread until the reply,
+// or the failure, arrives.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <string>
 #include <thread>
 
-#include "check.h"
 #include "abi/exports.h"
-#include "wire/frame.h"
+#include "check.h"
 #include "third_party/xla/ffi/api/c_api.h"
+#include "wire/frame.h"
 
 struct XLA_FFI_Error {
   std::string message;
@@ -38,7 +38,8 @@ void Host(bool fail) {
   CHECK(hcb_ring_read(ring, -1, &batch) == 1);
   hcb::FrameHeader header;
   uint64_t capacity;
-  std::memcpy(&header, static_cast<uint8_t*>(hcb_ring_memory(ring, &capacity)) + batch.offsets[0], sizeof(header));
+  std::memcpy(&header, static_cast<uint8_t*>(hcb_ring_memory(ring, &capacity)) + batch.offsets[0],
+              sizeof(header));
   hcb_ring_release(ring, batch.ends[0], 1);
   if (fail) {
     hcb_call_fail(kDevice, header.seq, "the host function raised");

@@ -1,7 +1,9 @@
-// Programs that call and tap in turns, a reader that delivers the taps, and threads that answer the calls and go on with the
-// programs: checks that every call is answered once, in its program's order, with all that is before it delivered.
+// Programs that call and tap in turns, a reader that delivers the taps, and threads that answer the calls and
+// go on with the programs: checks that every call is answered once, in its program's order, with all that is
+// before it delivered.
 //
-// A separate program, so that it can run under ThreadSanitizer and AddressSanitizer, which a Python process cannot easily.
+// A separate program, so that it can run under ThreadSanitizer and AddressSanitizer, which a Python process
+// cannot easily.
 #include <atomic>
 #include <condition_variable>
 #include <cstdio>
@@ -12,11 +14,11 @@
 #include <thread>
 #include <vector>
 
-#include "check.h"
 #include "abi/exports.h"
+#include "check.h"
 #include "ring/call_table.h"
-#include "wire/frame.h"
 #include "ring/ring.h"
+#include "wire/frame.h"
 
 namespace {
 
@@ -31,11 +33,12 @@ void Deliver(const hcb::FrameHeader& header, uint64_t value) {
   CHECK(delivered[header.consumer_id].fetch_add(1) == value);
 }
 
-// Represents an XLA program: in each step a tap, then a call whose result must be the step. It continues on the thread
-// that answers the call.
+// Represents an XLA program: in each step a tap, then a call whose result must be the step. It continues on
+// the thread that answers the call.
 class Program {
  public:
-  Program(hcb::Ring* ring, uint64_t id, uint64_t steps, uint64_t padding) : ring_(ring), steps_(steps), payload_(2 + padding) {
+  Program(hcb::Ring* ring, uint64_t id, uint64_t steps, uint64_t padding)
+      : ring_(ring), steps_(steps), payload_(2 + padding) {
     std::memset(&prefix_, 0, sizeof(prefix_));
     prefix_.consumer_id = id;
   }
@@ -105,7 +108,8 @@ class Program {
 
 uint64_t ValueOf(const hcb::Ring& ring, uint64_t offset, const void* block) {
   uint64_t value;
-  std::memcpy(&value, block != nullptr ? block : ring.memory() + offset + sizeof(hcb::FrameHeader), sizeof(value));
+  std::memcpy(&value, block != nullptr ? block : ring.memory() + offset + sizeof(hcb::FrameHeader),
+              sizeof(value));
   return value;
 }
 
@@ -149,7 +153,8 @@ void Reader(hcb::Ring* ring) {
         continue;
       }
       void* memory = nullptr;
-      if (block < batch->blocks_count && batch->blocks[block].frame == i) memory = batch->blocks[block++].memory;
+      if (block < batch->blocks_count && batch->blocks[block].frame == i)
+        memory = batch->blocks[block++].memory;
       const uint64_t value = ValueOf(*ring, batch->offsets[i], memory);
       hcb_block_free(memory);
       Deliver(header, value);
@@ -178,7 +183,8 @@ void Stress(hcb::Ring* ring, uint64_t steps, uint64_t answerers, uint64_t paddin
   hcb::FrameHeader sentinel = {};
   sentinel.flags = hcb::kEndOfStream;
   sentinel.consumer_id = kEnd;
-  CHECK(hcb_ring_append(reinterpret_cast<hcb_ring*>(ring), reinterpret_cast<const uint8_t*>(&sentinel), sizeof(sentinel)) >= 0);
+  CHECK(hcb_ring_append(reinterpret_cast<hcb_ring*>(ring), reinterpret_cast<const uint8_t*>(&sentinel),
+                        sizeof(sentinel)) >= 0);
   for (std::thread& thread : threads) thread.join();
   for (auto& count : delivered) CHECK(count == 2 * steps);
   CHECK(hcb_call_count(ring->device()) == 0);

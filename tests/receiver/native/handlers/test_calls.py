@@ -206,7 +206,7 @@ def test_separate_threads_answer_calls_of_many_programs(make_ring: Any) -> None:
         ends = [caller.end() for caller in callers]
         assert {status for status, *_ in ends} == {native.EMITTED}
         assert len({result[0] for _, result, _ in ends}) == 8
-    assert host.receiver.calls.running() == []
+    assert not host.receiver.calls.running
     host.stop()
 
 

@@ -6,12 +6,12 @@
 #include <cstdlib>
 
 // Ends the program with the line if the condition does not hold.
-#define CHECK(condition)                                                       \
-  do {                                                                         \
-    if (!(condition)) {                                                        \
+#define CHECK(condition)                                                         \
+  do {                                                                           \
+    if (!(condition)) {                                                          \
       std::fprintf(stderr, "line %d: %s does not hold\n", __LINE__, #condition); \
-      std::abort();                                                            \
-    }                                                                          \
+      std::abort();                                                              \
+    }                                                                            \
   } while (0)
 
 #endif  // HOSTCALLBACK_TESTS_CHECK_H_

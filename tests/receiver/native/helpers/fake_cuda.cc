@@ -1,7 +1,8 @@
-// A GPU driver without a GPU, under CUDA's names and HIP's: copies and events are done later, by a thread per stream.
+// A GPU driver without a GPU, under CUDA's names and HIP's: copies and events are done later, by a thread per
+// stream.
 //
-// Device memory has addresses that fault where the host looks at them. Every call is counted by CUDA's name. The functions
-// beginning with `fake` are the tests' handles.
+// Device memory has addresses that fault where the host looks at them. Every call is counted by CUDA's name.
+// The functions beginning with `fake` are the tests' handles.
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -21,7 +22,8 @@
 
 namespace {
 
-constexpr int kOutOfMemory = 2, kInvalidContext = 201, kAlreadyRegistered = 712, kNotRegistered = 713, kNotReady = 600;
+constexpr int kOutOfMemory = 2, kInvalidContext = 201, kAlreadyRegistered = 712, kNotRegistered = 713,
+              kNotReady = 600;
 constexpr uint64_t kDeviceTag = 1ull << 52;
 
 struct Event {
@@ -93,7 +95,8 @@ class Stream {
         std::unique_lock<std::mutex> lock(state->gate_mutex);
         state->gate.wait(lock, [] { return !state->held; });
       }
-      if (const int64_t delay = state->delay_us.load()) std::this_thread::sleep_for(std::chrono::microseconds(delay));
+      if (const int64_t delay = state->delay_us.load())
+        std::this_thread::sleep_for(std::chrono::microseconds(delay));
       (*work)();
       std::lock_guard<std::mutex> lock(mutex_);
       queue_.pop_front();
@@ -231,7 +234,9 @@ EXPORT int cuEventDestroy_v2(void* event) { return DestroyEvent(event); }
 EXPORT int cuEventRecord(void* event, void* stream) { return RecordEvent(InContext(), event, stream); }
 EXPORT int cuEventQuery(void* event) { return QueryEvent(event); }
 EXPORT int cuStreamQuery(void* stream) { return QueryStream(stream); }
-EXPORT int cuMemHostRegister_v2(void* memory, size_t nbytes, unsigned) { return Register(InContext(), memory, nbytes); }
+EXPORT int cuMemHostRegister_v2(void* memory, size_t nbytes, unsigned) {
+  return Register(InContext(), memory, nbytes);
+}
 EXPORT int cuMemHostUnregister(void* memory) { return Unregister(InContext(), memory); }
 
 // Functions that would make the host wait for the device, or the device for the host. None may be called.
@@ -263,19 +268,26 @@ EXPORT int hipMemcpyDtoHAsync(void* to, void* from, size_t nbytes, void* stream)
   return CopyToHost("cuMemcpyDtoHAsync_v2", OnDevice(), to, reinterpret_cast<uint64_t>(from), nbytes, stream);
 }
 EXPORT int hipMemcpyDtoDAsync(void* to, void* from, size_t nbytes, void* stream) {
-  return CopyOnDevice(OnDevice(), reinterpret_cast<uint64_t>(to), reinterpret_cast<uint64_t>(from), nbytes, stream);
+  return CopyOnDevice(OnDevice(), reinterpret_cast<uint64_t>(to), reinterpret_cast<uint64_t>(from), nbytes,
+                      stream);
 }
-EXPORT int hipEventCreateWithFlags(void** event, unsigned flags) { return CreateEvent(OnDevice(), event, flags); }
+EXPORT int hipEventCreateWithFlags(void** event, unsigned flags) {
+  return CreateEvent(OnDevice(), event, flags);
+}
 EXPORT int hipEventDestroy(void* event) { return DestroyEvent(event); }
 EXPORT int hipEventRecord(void* event, void* stream) { return RecordEvent(OnDevice(), event, stream); }
 EXPORT int hipEventQuery(void* event) { return QueryEvent(event); }
 EXPORT int hipStreamQuery(void* stream) { return QueryStream(stream); }
-EXPORT int hipHostRegister(void* memory, size_t nbytes, unsigned) { return Register(OnDevice(), memory, nbytes); }
+EXPORT int hipHostRegister(void* memory, size_t nbytes, unsigned) {
+  return Register(OnDevice(), memory, nbytes);
+}
 EXPORT int hipHostUnregister(void* memory) { return Unregister(OnDevice(), memory); }
 
 // The tests' handles.
 EXPORT void* fake_stream() { return new Stream; }
-EXPORT uint64_t fake_allocate(uint64_t nbytes) { return reinterpret_cast<uint64_t>(::operator new(nbytes + 64)) | kDeviceTag; }
+EXPORT uint64_t fake_allocate(uint64_t nbytes) {
+  return reinterpret_cast<uint64_t>(::operator new(nbytes + 64)) | kDeviceTag;
+}
 EXPORT void fake_free(uint64_t address) { ::operator delete(Untagged(address)); }
 
 // The effect of a kernel: in the stream's order, it writes to device memory.
@@ -283,7 +295,9 @@ EXPORT void fake_write(void* stream, uint64_t address, const void* bytes, uint64
   std::vector<uint8_t> copy(static_cast<const uint8_t*>(bytes), static_cast<const uint8_t*>(bytes) + nbytes);
   static_cast<Stream*>(stream)->Add([=] { std::memcpy(Untagged(address), copy.data(), copy.size()); });
 }
-EXPORT void fake_read(uint64_t address, void* bytes, uint64_t nbytes) { std::memcpy(bytes, Untagged(address), nbytes); }
+EXPORT void fake_read(uint64_t address, void* bytes, uint64_t nbytes) {
+  std::memcpy(bytes, Untagged(address), nbytes);
+}
 EXPORT int fake_idle(void* stream) { return static_cast<Stream*>(stream)->Idle(); }
 
 // Streams do nothing while held.
@@ -323,7 +337,8 @@ EXPORT uint64_t fake_pageable() {
   std::lock_guard<std::mutex> lock(state->mutex);
   return state->pageable;
 }
-// Reads of host memory as though it were the device's, and pinned memory given up while the device still writes to it.
+// Reads of host memory as though it were the device's, and pinned memory given up while the device still
+// writes to it.
 EXPORT uint64_t fake_violations() {
   std::lock_guard<std::mutex> lock(state->mutex);
   return state->violations;

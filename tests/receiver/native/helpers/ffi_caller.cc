@@ -48,12 +48,12 @@ XLA_FFI_Api MakeApi() {
 
 }  // namespace
 
-// The operands are a token and `count` vectors; the results are a token and, if `results` is not null, as many vectors.
-// Returns whether the handler succeeded; otherwise `error` holds the reason.
-EXPORT int call_handler(XLA_FFI_Error* (*handler)(XLA_FFI_CallFrame*), int32_t ordinal, int64_t run_id, void* stream,
-                        const uint8_t* prefix, uint64_t prefix_bytes, uint64_t count, void* const* data,
-                        const int32_t* dtypes, const int64_t* lengths, void* const* results, char* error,
-                        uint64_t error_bytes) {
+// The operands are a token and `count` vectors; the results are a token and, if `results` is not null, as
+// many vectors. Returns whether the handler succeeded; otherwise `error` holds the reason.
+EXPORT int call_handler(XLA_FFI_Error* (*handler)(XLA_FFI_CallFrame*), int32_t ordinal, int64_t run_id,
+                        void* stream, const uint8_t* prefix, uint64_t prefix_bytes, uint64_t count,
+                        void* const* data, const int32_t* dtypes, const int64_t* lengths,
+                        void* const* results, char* error, uint64_t error_bytes) {
   static const XLA_FFI_Api api = MakeApi();
   XLA_FFI_ExecutionContext context = {ordinal, run_id, stream};
   XLA_FFI_Array array = {XLA_FFI_DataType_U8, prefix_bytes, const_cast<uint8_t*>(prefix)};

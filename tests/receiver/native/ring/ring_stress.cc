@@ -1,6 +1,8 @@
-// Hammers rings from many threads and checks that every frame arrives once, whole and in its producer's order.
+// Hammers rings from many threads and checks that every frame arrives once, whole and in its producer's
+// order.
 //
-// A separate program, so that it can run under ThreadSanitizer and AddressSanitizer, which a Python process cannot easily.
+// A separate program, so that it can run under ThreadSanitizer and AddressSanitizer, which a Python process
+// cannot easily.
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
@@ -10,17 +12,18 @@
 #include <thread>
 #include <vector>
 
-#include "check.h"
 #include "abi/exports.h"
+#include "check.h"
 #include "ring/completer.h"
-#include "wire/frame.h"
 #include "ring/ring.h"
+#include "wire/frame.h"
 
 namespace {
 
 constexpr uint64_t kEnd = ~0ull;
 
-// Represents an XLA program that emits `count` frames in a row and never holds a thread while one of them waits.
+// Represents an XLA program that emits `count` frames in a row and never holds a thread while one of them
+// waits.
 class Program : public hcb::CompletionFactory {
  public:
   Program(hcb::Ring* ring, uint64_t id, uint64_t count, uint64_t nbytes)
@@ -82,8 +85,8 @@ class Program : public hcb::CompletionFactory {
   std::atomic<bool> done_{false};
 };
 
-// Reads until the end-of-stream frame; returns the number of frames from each producer, or, if some may have been
-// overwritten (`gaps`), the next expected frame of each.
+// Reads until the end-of-stream frame; returns the number of frames from each producer, or, if some may have
+// been overwritten (`gaps`), the next expected frame of each.
 std::map<uint64_t, uint64_t> Drain(hcb_ring* ring, bool gaps) {
   uint64_t capacity;
   uint8_t* memory = static_cast<uint8_t*>(hcb_ring_memory(ring, &capacity));
@@ -128,8 +131,8 @@ std::map<uint64_t, uint64_t> Drain(hcb_ring* ring, bool gaps) {
 }
 
 // `file`: the ring is moved there meanwhile.
-void Round(int32_t device, uint64_t threads, uint64_t programs, uint64_t count, uint64_t nbytes, bool overwrites = false,
-           const char* file = nullptr) {
+void Round(int32_t device, uint64_t threads, uint64_t programs, uint64_t count, uint64_t nbytes,
+           bool overwrites = false, const char* file = nullptr) {
   hcb_config config = {};
   config.steps = overwrites ? HCB_OVERWRITE_OLDEST : 0;
   config.capacity_bytes = 4096;
@@ -140,7 +143,8 @@ void Round(int32_t device, uint64_t threads, uint64_t programs, uint64_t count, 
   std::thread reader([&] { received = Drain(ring, overwrites); });
   std::vector<std::unique_ptr<Program>> running;
   for (uint64_t i = 0; i < programs; ++i) {
-    running.push_back(std::make_unique<Program>(reinterpret_cast<hcb::Ring*>(ring), 1000 + i, count, nbytes + 8 * i));
+    running.push_back(
+        std::make_unique<Program>(reinterpret_cast<hcb::Ring*>(ring), 1000 + i, count, nbytes + 8 * i));
   }
   std::vector<std::thread> starters;
   for (auto& program : running) starters.emplace_back([&program] { program->Run(); });
@@ -180,7 +184,7 @@ int main(int argc, char** argv) {
   Round(device++, 4, 0, count, 8);
   Round(device++, 0, 4, count, 24);
   Round(device++, 3, 3, count, 137);
-  Round(device++, 2, 2, count / 4, 5000);  // outside the ring
+  Round(device++, 2, 2, count / 4, 5000);    // outside the ring
   Round(device++, 2, 2, count / 20, 70000);  // over the budget: one at a time
   Round(device++, 3, 3, count, 137, true);
   Round(device++, 2, 2, count / 4, 5000, true);

@@ -1,5 +1,5 @@
-// Rules under load: threads of several devices ask while others set rules, gates and switches. Every message is either admitted
-// or counted as suppressed, and devices agree about shared values.
+// Rules under load: threads of several devices ask while others set rules, gates and switches. Every message
+// is either admitted or counted as suppressed, and devices agree about shared values.
 //
 //   control_stress COUNT
 #include <atomic>
@@ -9,9 +9,10 @@
 #include <thread>
 #include <vector>
 
+#include "abi/exports.h"
 #include "check.h"
-#include "rules/rule.h"
 #include "rules/occurrences.h"
+#include "rules/rule.h"
 #include "rules/rule_table.h"
 
 namespace {
@@ -43,7 +44,7 @@ int main(int argc, char** argv) {
       const uint64_t consumer = 1 + n % kConsumers;
       hcb::MakeControl(consumer)->Set(RulesOf(n));
       hcb::MakeControl(consumer)->SetGate(static_cast<int32_t>(n % kDevices), n % 3 == 1);
-      hcb::Switch(consumer, hcb::kEveryDevice, n % 11 == 0);
+      hcb_switch(consumer, hcb::kEveryDevice, n % 11 == 0);
       hcb::MakeControl(99)->Set(RulesOf(n));
     }
   });
@@ -66,7 +67,8 @@ int main(int argc, char** argv) {
   ruler.join();
 
   uint64_t suppressed = 0;
-  for (uint64_t consumer = 1; consumer <= kConsumers; ++consumer) suppressed += hcb::FindControl(consumer)->Suppressed();
+  for (uint64_t consumer = 1; consumer <= kConsumers; ++consumer)
+    suppressed += hcb::FindControl(consumer)->Suppressed();
   CHECK(admitted + suppressed == count * kDevices);
   CHECK(suppressed != 0);
   uint64_t shared = 0;

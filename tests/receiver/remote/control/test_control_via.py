@@ -362,7 +362,8 @@ def test_figures_are_counted_while_a_client_watches(everywhere: Everywhere) -> N
                 program(1.0)
                 hostcallback.barrier_wait()
         wait_for(
-            lambda: not any(receiver.tap_counters for receiver in runtime.receivers()), "no receiver counting"
+            lambda: not any(receiver.dispatcher.tap_counters for receiver in runtime.receivers()),
+            "no receiver counting",
         )
 
 

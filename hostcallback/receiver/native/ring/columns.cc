@@ -1,11 +1,14 @@
-#include "wire/columns.h"
+// Reads the messages of one batch as columns, and stacks the payloads of alike ones, so that Python makes
+// arrays of many messages at a time.
 
 #include <cstring>
 
-#include "wire/frame.h"
+#include "abi/exports.h"
+#include "ring/ring.h"
 
-namespace hcb {
 namespace {
+
+using namespace hcb;
 
 constexpr uint32_t kNone = ~0u;
 constexpr uint32_t kSlots = 4 * HCB_BATCH_GROUPS;  // a power of two
@@ -18,8 +21,8 @@ struct Kind {
   uint64_t batch_of;  // the consumer, if it takes stacks of messages, otherwise 0
 
   bool operator==(const Kind& other) const {
-    return meta_bytes == other.meta_bytes && payload_bytes == other.payload_bytes && batch_of == other.batch_of &&
-           std::memcmp(metadata, other.metadata, meta_bytes) == 0;
+    return meta_bytes == other.meta_bytes && payload_bytes == other.payload_bytes &&
+           batch_of == other.batch_of && std::memcmp(metadata, other.metadata, meta_bytes) == 0;
   }
 
   uint32_t Hash() const {
@@ -86,11 +89,12 @@ class Groups {
 
 }  // namespace
 
-void ReadColumns(const uint8_t* memory, const hcb_batch& batch, hcb_columns* columns) {
+void hcb_batch_columns(hcb_ring* ring, const hcb_batch* batch, hcb_columns* columns) {
+  const uint8_t* const memory = RingOf(ring)->memory();
   uint32_t group_of[HCB_BATCH_FRAMES];
   Groups groups(columns);
-  for (uint32_t i = 0; i < batch.frames; ++i) {
-    const FrameHeader& header = *reinterpret_cast<const FrameHeader*>(memory + batch.offsets[i]);
+  for (uint32_t i = 0; i < batch->frames; ++i) {
+    const FrameHeader& header = *reinterpret_cast<const FrameHeader*>(memory + batch->offsets[i]);
     columns->consumer_ids[i] = header.consumer_id;
     columns->flags[i] = header.flags;
     columns->seqs[i] = header.seq;
@@ -105,23 +109,18 @@ void ReadColumns(const uint8_t* memory, const hcb_batch& batch, hcb_columns* col
     next[g] = columns->group[g].first = first;
     first += columns->group[g].count;
   }
-  for (uint32_t i = 0; i < batch.frames; ++i) columns->order[group_of[i] == kNone ? first++ : next[group_of[i]]++] = i;
+  for (uint32_t i = 0; i < batch->frames; ++i)
+    columns->order[group_of[i] == kNone ? first++ : next[group_of[i]]++] = i;
 }
 
-void CopyStack(const uint8_t* memory, const hcb_batch& batch, const hcb_columns& columns, uint64_t from, uint64_t count,
-               uint64_t stride, uint8_t* out) {
+void hcb_batch_stack(hcb_ring* ring, const hcb_batch* batch, const hcb_columns* columns, uint64_t from,
+                     uint64_t count, uint64_t stride, uint8_t* out) {
+  const uint8_t* const memory = RingOf(ring)->memory();
   for (uint64_t k = from; k < from + count; ++k, out += stride) {
-    const FrameHeader& header = *reinterpret_cast<const FrameHeader*>(memory + batch.offsets[columns.order[k]]);
-    const uint8_t* payload = reinterpret_cast<const uint8_t*>(&header + 1) + AlignUp(header.meta_bytes, kFrameAlign);
-    // No library call for scalars, which most taps send.
-    if (header.payload_bytes == 4) {
-      std::memcpy(out, payload, 4);
-    } else if (header.payload_bytes == 8) {
-      std::memcpy(out, payload, 8);
-    } else {
-      std::memcpy(out, payload, header.payload_bytes);
-    }
+    const FrameHeader& header =
+        *reinterpret_cast<const FrameHeader*>(memory + batch->offsets[columns->order[k]]);
+    const uint8_t* payload =
+        reinterpret_cast<const uint8_t*>(&header + 1) + AlignUp(header.meta_bytes, kFrameAlign);
+    CopyArray(out, payload, header.payload_bytes);
   }
 }
-
-}  // namespace hcb
