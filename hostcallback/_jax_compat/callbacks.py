@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from jax._src import (
-    callback as _callback,  # emit_python_callback: the transport of platforms without the native handler
+    callback as _callback,  # emit_python_callback, io_callback_p
     core as _core,  # ShapedArray
     debugging as _debugging,  # debug_callback_p, debug_print_p, their effects
     effects as _effects,  # ordered_effects
     ffi as _ffi,  # ffi_batching_rule
     sharding_impls as _sharding_impls,  # SdyArray, SdyDim: shardings of lowered values
 )
-from jax._src.interpreters import mlir as _mlir  # custom_call, lower_fun, wrap_with_sharding_op and others
-from jax._src.lib.mlir import ir as _ir  # types of lowered values
-from jax._src.lib.mlir.dialects import hlo as _hlo  # TokenType, convert
+from jax._src.interpreters import mlir as _mlir  # lower_fun, register_lowering, wrap_with_sharding_op
 
 from hostcallback._jax_compat import versions
-from hostcallback._jax_compat.lowering import LoweringContext, sharding_of_per_device_calls, widened
+from hostcallback._jax_compat.lowering import LoweringContext, ffi_call, ir_type, partitioned_op
 
 
 def batch_call(primitive: Any, args: Any, dims: Any, **params: Any) -> Any:
@@ -38,18 +35,7 @@ def custom_call_with_results(
     attributes: dict[str, Any],
 ) -> tuple[Any, list[Any]]:
     """As `LoweringContext.custom_call`, with row-major results of the avals `results`; returns token and results."""
-    ranks = [len(_ir.RankedTensorType(operand.type).shape) for operand in operands]
-    op = _mlir.custom_call(
-        name,
-        result_types=[_hlo.TokenType.get(), *(_ir_type(context, aval) for aval in results)],
-        operands=[token, *operands],
-        has_side_effect=True,
-        api_version=4,
-        backend_config={key: _mlir.ir_attribute(value) for key, value in attributes.items()},
-        # Row-major, which XLA would otherwise be free to change: frames hold row-major arrays.
-        operand_layouts=[(), *(tuple(range(rank - 1, -1, -1)) for rank in ranks)],
-        result_layouts=[(), *(tuple(range(aval.ndim - 1, -1, -1)) for aval in results)],
-    )
+    op = ffi_call(name, token, operands, [ir_type(context, aval) for aval in results], attributes)
     # JAX's helper takes avals, and the token is a result without one: a scalar stands for it (0.8 to 0.12).
     context.run_on_every_device(op, [_core.ShapedArray((), np.dtype(np.bool_)), *results])
     token_out, *outs = op.results
@@ -69,18 +55,8 @@ def pure_call(
 
     The first `in_place` results are in the memory of the operands of the same number.
     """
-    ranks = [len(_ir.RankedTensorType(operand.type).shape) for operand in operands]
-    op = _mlir.custom_call(
-        name,
-        result_types=[_ir_type(context, aval) for aval in results],
-        operands=list(operands),
-        has_side_effect=False,
-        api_version=4,
-        backend_config={key: _mlir.ir_attribute(value) for key, value in attributes.items()},
-        operand_layouts=[tuple(range(rank - 1, -1, -1)) for rank in ranks],
-        result_layouts=[tuple(range(aval.ndim - 1, -1, -1)) for aval in results],
-        operand_output_aliases={i: i for i in range(in_place)},
-    )
+    types = [ir_type(context, aval) for aval in results]
+    op = ffi_call(name, None, operands, types, attributes, in_place=in_place)
     context.run_on_every_device(op, results)
     return list(op.results)
 
@@ -90,76 +66,22 @@ def call_of_shares(context: LoweringContext, name: str, operand: Any, result: An
 
     Each device has the row of its number of the result, whose aval has an axis of devices and another one.
     """
-    op = _hlo.CustomCallOp(
-        [_ir.RankedTensorType.get(result.shape, _mlir.dtype_to_ir_type(result.dtype))],
-        [operand],
-        call_target_name=_ir.StringAttr.get(name),
-        has_side_effect=_ir.BoolAttr.get(False),
-        api_version=_mlir.i32_attr(2),
-        called_computations=_ir.ArrayAttr.get([]),
-        backend_config=_ir.StringAttr.get(config),
-        operand_layouts=None,
-        result_layouts=None,
-    )
+    out = partitioned_op(name, ir_type(context, result), [operand], config, has_side_effect=False)
     if not getattr(jax.config, "jax_use_shardy_partitioner", True):
-        return op.results[0]  # GSPMD asks the partitioner for the sharding of the result
+        return out  # GSPMD asks the partitioner for the sharding of the result
     # Without it, Shardy has the result on every device (0.8 to 0.12), and so a collective for each call. It drops a
     # sharding of the call itself.
     dims = tuple(_sharding_impls.SdyDim(axes=axes, is_open=False) for axes in (("d",), ()))
     mesh = (("d", result.shape[0]),)
     sharding = _sharding_impls.SdyArray(mesh_shape=mesh, dim_shardings=dims, logical_device_ids=())
     constrained: Any = _mlir.wrap_with_sharding_op
-    return constrained(context.raw, op.results[0], result, sharding, allow_shardy_lowering=True)
+    return constrained(context.raw, out, result, sharding, allow_shardy_lowering=True)
 
 
 def lower_function(context: LoweringContext, function: Callable[..., Any], operands: Sequence[Any]) -> Any:
     """Lowers what a function of arrays that returns a list of them traces to, in place of the equation."""
     to_rule: Any = _mlir.lower_fun
     return to_rule(function, multiple_results=True)(context.raw, *operands)
-
-
-def python_callback_with_results(
-    context: LoweringContext,
-    function: Callable[..., Any],
-    token: Any,
-    operands: Sequence[Any],
-    avals: Sequence[Any],
-    results: Sequence[Any],
-) -> tuple[Any, list[Any]]:
-    """As `LoweringContext.python_callback`; the function returns arrays of the avals `results`, widened.
-
-    Without a token it is in no order, and returns none.
-    """
-    index_aval = _core.ShapedArray((), np.dtype(np.uint32))
-    operands = context.widen(operands, avals)
-    avals_in = [index_aval, *(_core.ShapedArray(aval.shape, widened(aval.dtype)) for aval in avals)]
-    avals_out = [_core.ShapedArray(aval.shape, widened(aval.dtype)) for aval in results]
-    ctx = dataclasses.replace(
-        context.raw, module_context=context.module_for_callbacks(), avals_in=avals_in, avals_out=avals_out
-    )
-    sharding = sharding_of_per_device_calls(avals_out) if context.manual else None
-    if context.automatic:
-        sharding = context.sharding_of_one_device(avals_out)
-    extra = {"returns_token": token is not None} if versions.CALLBACK_RETURNS_TOKEN else {}
-    outs, token_out, _ = _callback.emit_python_callback(
-        ctx, function, token, [context.partition_index(), *operands], avals_in, avals_out,
-        has_side_effect=True, sharding=sharding, **extra,
-    )  # fmt: skip
-    narrowed = [
-        out if widened(aval.dtype) == aval.dtype else _convert(_ir_type(context, aval), out)
-        for out, aval in zip(outs, results, strict=True)
-    ]
-    return token_out, narrowed
-
-
-_convert: Any = _hlo.convert
-
-
-def _ir_type(context: LoweringContext, aval: Any) -> Any:
-    to_type: Any = _mlir.aval_to_ir_type
-    return (
-        to_type(context.raw.module_context, aval) if versions.AVAL_TO_IR_TYPE_TAKES_CONTEXT else to_type(aval)
-    )
 
 
 def call_when_run(primitive: Any, function: Callable[[], None]) -> None:

@@ -1,12 +1,16 @@
-"""The seams of JAX's dispatch: effects and their runtime tokens, the hook after each jitted call, whole programs."""
+"""The seams of JAX's dispatch: effects and their runtime tokens, the hook after each jitted call, whole programs.
+
+Whole programs are those that JAX lowers, exports, and reads from where they were exported.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import inspect
+import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import FrameType
 from typing import Any
 
@@ -16,13 +20,16 @@ from jax._src import (
     callback as _callback,  # _OrderedIOEffect
     config as _config,  # debug_nans, debug_infs: share a hook with us
     core as _core,  # Var, new_jaxpr_eqn
-    dispatch as _dispatch,  # runtime_tokens: a thread's dispatched computations can be waited on by them
+    dispatch as _dispatch,  # runtime_tokens: what a thread dispatched; jaxpr_has_prim_requiring_devices
     effects as _effects,  # effect types can be registered nowhere else
     source_info_util as _source_info_util,  # new_source_info
 )
+from jax._src.export import _export  # what calls an exported program, its lowering rule; _check_module
 from jax._src.interpreters import (
+    mlir as _mlir,  # register_lowering with the rule that JAX registers
     pxla as _pxla,  # lower_sharding_computation, _cached_lowering_to_hlo, ExecuteReplicated
 )
+from jax._src.lib.mlir import ir as _ir  # StringAttr
 
 
 def call_after_each_jit(function: Callable[[Any], None]) -> Callable[[], None]:
@@ -401,3 +408,82 @@ def drop_failed_runtime_tokens(tokens: dict[str, Any]) -> None:
             token.block_until_ready()
         except jax.errors.JaxRuntimeError:
             del runtime_tokens[device]
+
+
+# ---- Exported programs -----------------------------------------------------------------------------------------------
+
+
+def rewrite_in_exported(name: str, effect_type: type[Any], rewrite: Callable[[Any, str], str]) -> None:
+    """Lets `rewrite(ctx, config)` replace the configuration of the calls `name` in exported programs with the effect.
+
+    JAX merges an exported program into the one that calls it when it lowers that one, and its rule for that (0.8 to
+    0.12) leaves the calls as they were where the program was exported, on other devices. JAX tells the rule of the
+    devices only where a program needs them, which it asks by primitive (`jaxpr_has_prim_requiring_devices`, 0.8 to
+    0.12). Exported programs without the effect are left to JAX: those that need devices may have one mesh only, and are
+    lowered again for each device.
+    """
+    primitive, rule = _export.call_exported_p, _export._call_exported_lowering
+    needs_devices = _dispatch.jaxpr_has_prim_requiring_devices
+
+    def has_effect(effects: Iterable[Any]) -> bool:
+        return any(isinstance(effect, effect_type) for effect in effects)
+
+    def lower(ctx: Any, *args: Any, exported: Any) -> Any:
+        results = rule(ctx, *args, exported=exported)
+        tapped = has_effect((*exported.ordered_effects, *exported.unordered_effects))
+        if tapped and not ctx.module_context.lowering_parameters.for_export:
+            ctx.module_context.module.operation.walk(functools.partial(_rewrite, ctx, name, rewrite))
+        return results
+
+    @in_place_of(needs_devices)
+    def needs_devices_or_has_effect(jaxpr: Any) -> bool:
+        return needs_devices(jaxpr) or has_effect(jaxpr.effects)
+
+    module: Any = _dispatch
+    module.jaxpr_has_prim_requiring_devices = needs_devices_or_has_effect
+    _mlir.register_lowering(primitive, lower)
+
+
+def _rewrite(ctx: Any, name: str, rewrite: Callable[[Any, str], str], operation: Any) -> Any:
+    attributes = operation.attributes
+    if (
+        operation.name == "stablehlo.custom_call"
+        and _ir.StringAttr(attributes["call_target_name"]).value == name
+    ):
+        config = _ir.StringAttr(attributes["backend_config"]).value
+        attributes["backend_config"] = _ir.StringAttr.get(rewrite(ctx, config))
+    return _ir.WalkResult.ADVANCE
+
+
+def explain_refused_export(targets: Sequence[str], explain: Callable[[str, str], str]) -> None:
+    """Raises `ValueError(explain(target, place))` where JAX refuses to export a program because it calls a target.
+
+    JAX's own text, in `_check_module` (0.8 to 0.12), is general: it names no way to allow the call. It is the cause of
+    the error. `place` is `file:line` of the call; empty if JAX knows none.
+    """
+    check = _export._check_module
+
+    @in_place_of(check)
+    def check_module(module: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return check(module, *args, **kwargs)
+        except ValueError as error:
+            allowed = {disabled.is_custom_call() for disabled in kwargs.get("disabled_checks", ())}
+            found: dict[str, str] = {}
+            module.operation.walk(functools.partial(_note_call, found))
+            for target in targets:
+                if target in found and target not in allowed:
+                    raise ValueError(explain(target, found[target])) from error
+            raise
+
+    exporting: Any = _export
+    exporting._check_module = check_module
+
+
+def _note_call(found: dict[str, str], operation: Any) -> Any:
+    # Adds a custom call's target, and the place of its first call in the user's code.
+    if operation.name == "stablehlo.custom_call":
+        target = _ir.StringAttr(operation.attributes["call_target_name"]).value
+        place = re.search(r'"([^"]+)":(\d+)', str(operation.location))
+        found.setdefault(target, f"{place[1]}:{place[2]}" if place else "")
+    return _ir.WalkResult.ADVANCE

@@ -1,4 +1,4 @@
-"""Names and source lines of traced functions and equations, the frames they were traced in, and users' tracebacks."""
+"""Source lines and frames of equations, names of inputs, and users' tracebacks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 
 import jax
 from jax._src import (
-    api_util as _api_util,  # fun_sourceinfo
     config as _config,  # config_ext.unset
     source_info_util as _source_info_util,  # user_context, is_user_filename, register_exclusion
     traceback_util as _traceback_util,  # register_exclusion, api_boundary
@@ -37,48 +36,6 @@ def hide_frames(function: F) -> F:
     `JAX_TRACEBACK_FILTERING=off`, a setting of JAX, keeps all frames.
     """
     return _traceback_util.api_boundary(function)
-
-
-UNKNOWN_FUNCTION = "<unknown>"
-"""What JAX calls a function of which it knows no source: the one of `lower().compile()`, for example (0.8 to 0.12)."""
-
-
-def traced_function(closed: Any) -> str | None:
-    """Name and source line of the function that a program was traced from, in the form of `source_of`."""
-    name = getattr(closed.jaxpr.debug_info, "func_src_info", None)
-    return None if name is None else str(name)
-
-
-def is_eager(closed: Any) -> bool:
-    """Whether a program is of a function of JAX or of this package: an operation outside of jit, such as `jit(sin)`.
-
-    Not so `jax.pmap`, which jits a function of JAX around the user's (0.8 to 0.12), see `is_pmap`.
-    """
-    source = traced_function(closed) or ""
-    folders = [
-        os.path.dirname(path) + os.sep for path in (jax.__file__, os.path.dirname(os.path.abspath(__file__)))
-    ]
-    return any(folder in source for folder in folders) and not is_pmap(closed)
-
-
-def is_pmap(closed: Any) -> bool:
-    """Whether a program is of `jax.pmap`: of a function in JAX's `pmap.py`, until 0.8 of a `linear_util.WrappedFun`."""
-    source = traced_function(closed) or ""
-    return any(f"{os.sep}{file}:" in source for file in ("pmap.py", "linear_util.py"))
-
-
-def source_of(function: Any) -> str:
-    """Name and source line of a function, jitted or not, as JAX's traces note them (0.8 to 0.12)."""
-    wrapped = inspect.unwrap(function)
-    # Until 0.12, JAX does not look into a partial: without this, the name is not the one that the trace has.
-    while isinstance(wrapped, functools.partial):
-        wrapped = inspect.unwrap(wrapped.func)
-    return str(_api_util.fun_sourceinfo(wrapped))
-
-
-def is_jaxs_own(function: Any) -> bool:
-    """Whether JAX defines the function itself, in one of its private modules (0.8 to 0.12)."""
-    return (getattr(function, "__module__", None) or "").startswith("jax._src.")
 
 
 @contextlib.contextmanager

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+import os
 import typing
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import FrameType
@@ -12,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax._src import (
     ad_checkpoint as _ad_checkpoint,  # remat_p
+    api_util as _api_util,  # fun_sourceinfo
     array as _array,  # ArrayImpl: the type of concrete arrays, checked on the dispatch path
     core as _core,  # trace_ctx, eval_trace, Tracer: not in jax.extend.core
     custom_derivatives as _custom_derivatives,  # custom_jvp_call_p, custom_vjp_call_p
@@ -57,6 +61,17 @@ def is_batching() -> bool:
     while trace is not None and not isinstance(trace, _batching.BatchTrace):
         trace = getattr(trace, "parent_trace", None)
     return trace is not None
+
+
+def in_manual_region() -> bool:
+    """Whether the calling thread traces the body of a shard_map."""
+    return bool(jax.sharding.get_abstract_mesh().manual_axes)
+
+
+def in_partially_manual_region() -> bool:
+    """Whether the calling thread traces the body of a shard_map that leaves some axes to the compiler."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return bool(mesh.manual_axes) and not mesh.are_all_axes_manual
 
 
 def trace_of(tracer: Any) -> typing.Literal["this", "outer"] | None:
@@ -125,6 +140,48 @@ def tracing_for(frame: FrameType | None) -> str | None:
                 return "the body of a custom partitioning"
         frame = frame.f_back
     return None
+
+
+UNKNOWN_FUNCTION = "<unknown>"
+"""What JAX calls a function of which it knows no source: the one of `lower().compile()`, for example (0.8 to 0.12)."""
+
+
+def traced_function(closed: Any) -> str | None:
+    """Name and source line of the function that a program was traced from, in the form of `source_of`."""
+    name = getattr(closed.jaxpr.debug_info, "func_src_info", None)
+    return None if name is None else str(name)
+
+
+def is_eager(closed: Any) -> bool:
+    """Whether a program is of a function of JAX or of this package: an operation outside of jit, such as `jit(sin)`.
+
+    Not so `jax.pmap`, which jits a function of JAX around the user's (0.8 to 0.12), see `is_pmap`.
+    """
+    source = traced_function(closed) or ""
+    folders = [
+        os.path.dirname(path) + os.sep for path in (jax.__file__, os.path.dirname(os.path.abspath(__file__)))
+    ]
+    return any(folder in source for folder in folders) and not is_pmap(closed)
+
+
+def is_pmap(closed: Any) -> bool:
+    """Whether a program is of `jax.pmap`: of a function in JAX's `pmap.py`, until 0.8 of a `linear_util.WrappedFun`."""
+    source = traced_function(closed) or ""
+    return any(f"{os.sep}{file}:" in source for file in ("pmap.py", "linear_util.py"))
+
+
+def source_of(function: Any) -> str:
+    """Name and source line of a function, jitted or not, as JAX's traces note them (0.8 to 0.12)."""
+    wrapped = inspect.unwrap(function)
+    # Until 0.12, JAX does not look into a partial: without this, the name is not the one that the trace has.
+    while isinstance(wrapped, functools.partial):
+        wrapped = inspect.unwrap(wrapped.func)
+    return str(_api_util.fun_sourceinfo(wrapped))
+
+
+def is_jaxs_own(function: Any) -> bool:
+    """Whether JAX defines the function itself, in one of its private modules (0.8 to 0.12)."""
+    return (getattr(function, "__module__", None) or "").startswith("jax._src.")
 
 
 def cache_weakly(key_type: type[Any]) -> None:
