@@ -12,4 +12,5 @@ from hostcallback._jax_compat.partitioning import *  # noqa: F403
 from hostcallback._jax_compat.source_info import *  # noqa: F403
 from hostcallback._jax_compat.sync import *  # noqa: F403
 from hostcallback._jax_compat.tracing import *  # noqa: F403
+from hostcallback._jax_compat.types import *  # noqa: F403
 from hostcallback._jax_compat.versions import *  # noqa: F403

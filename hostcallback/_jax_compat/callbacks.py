@@ -19,9 +19,10 @@ from jax._src.interpreters import mlir as _mlir  # lower_fun, register_lowering,
 
 from hostcallback._jax_compat import versions
 from hostcallback._jax_compat.lowering import LoweringContext, ffi_call, ir_type, partitioned_op
+from hostcallback._jax_compat.types import Primitive
 
 
-def batch_call(primitive: Any, args: Any, dims: Any, **params: Any) -> Any:
+def batch_call(primitive: Primitive, args: Any, dims: Any, **params: Any) -> Any:
     """Batches an opaque call as `vmap_method` says, as JAX does it for `pure_callback` and `ffi_call` (0.8 to 0.12)."""
     return _ffi.ffi_batching_rule(primitive, args, dims, **params)
 
@@ -84,7 +85,7 @@ def lower_function(context: LoweringContext, function: Callable[..., Any], opera
     return to_rule(function, multiple_results=True)(context.raw, *operands)
 
 
-def call_when_run(primitive: Any, function: Callable[[], None]) -> None:
+def call_when_run(primitive: Primitive, function: Callable[[], None]) -> None:
     """Makes a primitive without operands call `function` where its program runs; it returns an empty array."""
     aval = _core.ShapedArray((0,), np.dtype(np.uint8))
     extra: dict[str, Any] = {"returns_token": False} if versions.CALLBACK_RETURNS_TOKEN else {}
@@ -106,8 +107,8 @@ def dispatch_synchronously(context: LoweringContext) -> None:
     """Makes the calling thread run CPU programs itself, and wait for their end, once their arguments are ready.
 
     XLA does so for programs with host callbacks, "to avoid deadlocks with reentrant callbacks" (0.8 to 0.12): a thread
-    then has one of the 32 programs that a device has in flight at most. Without it, threads fill all places with
-    programs whose host functions wait for a place: a deadlock. The callback added here is never called.
+    then has one of the 32 programs that a device has in flight at most. Without it, threads fill all slots with
+    programs whose host functions wait for a slot: a deadlock. The callback added here is never called.
     """
     context.raw.module_context.add_host_callback(lambda *args: ())
 
@@ -128,17 +129,18 @@ _CALLBACKS: dict[str, tuple[Any, str, frozenset[str], frozenset[str]]] = {
 # By name: where the primitive is, and the parameters of its equations: in all versions, and in some (0.8 to 0.12).
 
 
-def callback_primitive(name: str) -> Any:
+def callback_primitive(name: str) -> Primitive:
     """The primitive that every call of that public function binds, however a library imported the function.
 
     Raises:
         LookupError: this JAX has none of that name.
     """
     module, attribute, _, _ = _CALLBACKS[name]
-    primitive = getattr(module, attribute, None)
+    primitive: Any = getattr(module, attribute, None)
     if not callable(getattr(primitive, "bind", None)):
         raise LookupError(f"{module.__name__} has no primitive {attribute}")
-    return primitive
+    found: Primitive = primitive
+    return found
 
 
 def check_callback_params(name: str, params: dict[str, Any]) -> None:
@@ -158,26 +160,15 @@ def replace_bind(primitive: Any, bind: Callable[..., Any]) -> None:
     primitive.bind = bind  # hides the method of the class
 
 
-def restore_bind(primitive: Any, bind: Callable[..., Any]) -> None:
+def restore_bind(primitive: Primitive, bind: Callable[..., Any]) -> None:
     """Undoes `replace_bind`. If other code has replaced `bind` since, ours stays below it and passes calls on."""
     if vars(primitive).get("bind") is bind:
         del primitive.bind
 
 
-def own_bind(primitive: Any) -> Callable[..., Any]:
-    """The current `primitive.bind`."""
-    bind: Callable[..., Any] = primitive.bind
-    return bind
-
-
 def is_ordered_debug_effect(effect: Any) -> bool:
     """Whether a debug callback with this effect keeps program order."""
     return bool(_effects.ordered_effects.contains(effect))
-
-
-def is_debug_effect(effect: Any) -> bool:
-    """Whether an effect is that of `jax.debug.callback` or `jax.debug.print`."""
-    return isinstance(effect, (_debugging.DebugEffect, _debugging.OrderedDebugEffect))
 
 
 def callback_parts(flat: Any) -> tuple[Callable[..., Any], Any, dict[int, Any]]:

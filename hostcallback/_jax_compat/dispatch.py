@@ -8,8 +8,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import itertools
 import re
 import threading
+import traceback
 from collections.abc import Callable, Iterable, Sequence
 from types import FrameType
 from typing import Any
@@ -30,6 +32,8 @@ from jax._src.interpreters import (
     pxla as _pxla,  # lower_sharding_computation, _cached_lowering_to_hlo, ExecuteReplicated
 )
 from jax._src.lib.mlir import ir as _ir  # StringAttr
+
+from hostcallback._jax_compat.types import AnyJaxpr, Aval, ClosedJaxpr, JaxprEqn, Primitive
 
 
 def call_after_each_jit(function: Callable[[Any], None]) -> Callable[[], None]:
@@ -266,7 +270,7 @@ def _devices(args: Sequence[Any]) -> int:
     return next((arg for arg in reversed(args) if type(arg) is int), 1)
 
 
-def as_one_equation(closed: Any, inner: Any, primitive: Any, effects: set[Any]) -> Any:
+def as_one_equation(closed: ClosedJaxpr, inner: ClosedJaxpr, primitive: Primitive, effects: set[Any]) -> Any:
     """Wraps the program `closed` into one equation of `primitive` that has these effects.
 
     Args:
@@ -308,17 +312,17 @@ def register_effect(effect_type: type[Any], *, ordered: bool) -> None:
         types.add_type(effect_type)
 
 
-def has_effect(closed: Any, effect_type: type[Any]) -> bool:
+def has_effect(program: AnyJaxpr | JaxprEqn, effect_type: type[Any]) -> bool:
     """Whether a closed jaxpr, or an equation, has an effect of that type."""
-    return any(isinstance(effect, effect_type) for effect in closed.effects)
+    return any(isinstance(effect, effect_type) for effect in program.effects)
 
 
-def has_input_effect(closed: Any) -> bool:
+def has_input_effect(program: AnyJaxpr | JaxprEqn) -> bool:
     """Whether a closed jaxpr reads or writes references that it takes as arguments."""
-    return any(isinstance(effect, _effects.JaxprInputEffect) for effect in closed.effects)
+    return any(isinstance(effect, _effects.JaxprInputEffect) for effect in program.effects)
 
 
-def has_ordered_io_effect(closed: Any) -> bool:
+def has_ordered_io_effect(closed: ClosedJaxpr) -> bool:
     """Whether a closed jaxpr has an ordered `io_callback`: JAX refuses loops with one under vmap (0.8 to 0.12)."""
     return _callback._OrderedIOEffect in closed.effects
 
@@ -332,7 +336,7 @@ def add_effects(primitive: Any, effects_of: Callable[[dict[str, Any]], set[Any]]
     evaluate = primitive.abstract_eval  # which returns effects as well, however it was registered
 
     @functools.wraps(evaluate)
-    def evaluate_with_effects(*avals: Any, **params: Any) -> Any:
+    def evaluate_with_effects(*avals: Aval, **params: Any) -> Any:
         avals_out, effects = evaluate(*avals, **params)
         more = effects_of(params)
         return avals_out, {*effects, *more} if more else effects
@@ -359,19 +363,14 @@ def thread_tokens() -> dict[str, Any]:
     return _dispatch.runtime_tokens.__dict__
 
 
-def asks_for_token(frame: FrameType | None) -> bool:
+def asks_for_token(frame: FrameType) -> bool:
     """Whether a frame belongs to JAX's search for a token at the start of a dispatch.
 
     `RuntimeTokenSet.get_token_input` (0.8 to 0.12) calls the effect's hash. Other places do, too: without this test,
     an error for the next call could be raised while a program is traced or lowered.
     """
-    for _ in range(4):
-        if frame is None:
-            return False
-        if frame.f_code.co_name == "get_token_input":
-            return True
-        frame = frame.f_back
-    return False
+    nearest = itertools.islice(traceback.walk_stack(frame), 4)
+    return any(caller.f_code.co_name == "get_token_input" for caller, _ in nearest)
 
 
 def ordered_tokens(tokens: dict[str, Any], effect: Any) -> list[jax.Array]:

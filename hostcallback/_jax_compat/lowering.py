@@ -23,16 +23,17 @@ from jax._src.lib.mlir import ir as _ir  # types of lowered values
 from jax._src.lib.mlir.dialects import hlo as _hlo  # TokenType, PartitionIdOp
 
 from hostcallback._jax_compat import versions
+from hostcallback._jax_compat.types import Aval, ClosedJaxpr, Primitive
 
 
-def register_lowering(primitive: Any, rule: Callable[..., Any], platform: str | None = None) -> None:
+def register_lowering(primitive: Primitive, rule: Callable[..., Any], platform: str | None = None) -> None:
     """Registers a lowering rule that JAX may not cache: it depends on the place it is called in."""
     # JAX would lower equal equations once and call that function from several places, but each place has its
     # own token.
     _mlir.register_lowering(primitive, rule, platform=platform, cacheable=False)
 
 
-def lower_with_devices(primitive: Any) -> None:
+def lower_with_devices(primitive: Primitive) -> None:
     """Makes JAX tell the primitive's lowering rule which devices the program is for.
 
     Without it, JAX may lower the program without knowing them, and `LoweringContext.devices` is None (0.8 to 0.12).
@@ -72,7 +73,9 @@ class _Discharging(threading.local):
 _discharging = _Discharging()  # how many `lower_discharged` the thread is in
 
 
-def lower_discharged(ctx: Any, closed: Any, args: Sequence[Any], effect_type: type[Any]) -> Sequence[Any]:
+def lower_discharged(
+    ctx: Any, closed: ClosedJaxpr, args: Sequence[Any], effect_type: type[Any]
+) -> Sequence[Any]:
     """Lowers a closed jaxpr inline, with a fresh token for its effect of that type, dropped at the end.
 
     Its other ordered effects take their tokens from the surrounding program.
@@ -428,7 +431,7 @@ def python_callback_with_results(
 _convert: Any = _hlo.convert
 
 
-def ir_type(context: LoweringContext, aval: Any) -> Any:
+def ir_type(context: LoweringContext, aval: Aval) -> Any:
     """The type of lowered values of an aval."""
     to_type: Any = _mlir.aval_to_ir_type
     return (
@@ -463,7 +466,7 @@ def widened(dtype: Any) -> np.dtype[Any]:
     return np.dtype(np.uint8 if name in ("uint1", "uint2", "uint4") else dtype)
 
 
-def _widen(operand: Any, aval: Any) -> Any:
+def _widen(operand: Any, aval: Aval) -> Any:
     if widened(aval.dtype) == aval.dtype:
         return operand
     element = _mlir.dtype_to_ir_type(widened(aval.dtype))

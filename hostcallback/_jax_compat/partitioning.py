@@ -25,6 +25,7 @@ from jax._src.lib.mlir.dialects import func as _func, hlo as _hlo  # FuncOp; Tok
 
 from hostcallback._jax_compat import versions
 from hostcallback._jax_compat.lowering import ffi_call
+from hostcallback._jax_compat.types import JaxprEqn
 
 custom_partitioning_p: Any = _custom_partitioning.custom_partitioning_p
 
@@ -75,7 +76,7 @@ def mesh_device(params: dict[str, Any], index: Sequence[int]) -> str:
     return f"{device.platform}:{device.id}"
 
 
-def collective_under_vmap(equation: Any, values: Sequence[Any]) -> list[Any] | None:
+def collective_under_vmap(equation: JaxprEqn, values: Sequence[Any]) -> list[Any] | None:
     """The results of an equation of a shard_map's body where vmap stands for the devices; None for most equations.
 
     These primitives (0.9 to 0.12) look at the types of values in a shard_map, which they do not have under vmap.
@@ -189,10 +190,10 @@ def register_partitioner(
     )
 
 
-TOKEN = "token"
+_TOKEN = "token"
 """Among the types of a device's program: a token."""
 
-Given = tuple[tuple[int, ...], Any]
+_Given = tuple[tuple[int, ...], Any]
 """Shape and dtype of an array on one device."""
 
 
@@ -200,7 +201,7 @@ def tap_of_a_partition(
     target: str,
     attributes: dict[str, Any],
     table: np.ndarray[Any, Any],
-    operands: Sequence[Given],
+    operands: Sequence[_Given],
     *,
     with_partition: bool,
 ) -> bytes:
@@ -219,11 +220,11 @@ def tap_of_a_partition(
         first = [partition] if with_partition else []
         return ffi_call(target, token, [*first, _row(table, partition), *arrays], [], attributes)
 
-    return _program_of_a_device([TOKEN, *operands], TOKEN, body)
+    return _program_of_a_device([_TOKEN, *operands], _TOKEN, body)
 
 
 def call_of_a_share(
-    target: str, attributes: dict[str, Any], operand: Given, result: tuple[int, ...]
+    target: str, attributes: dict[str, Any], operand: _Given, result: tuple[int, ...]
 ) -> bytes:
     """A module that calls `target` on an operand and the number of this device; returns the result of the call.
 
@@ -241,7 +242,9 @@ def call_of_a_share(
     return _program_of_a_device([operand], made, body)
 
 
-def _program_of_a_device(given: Sequence[Given | str], made: Given | str, body: Callable[..., Any]) -> bytes:
+def _program_of_a_device(
+    given: Sequence[_Given | str], made: _Given | str, body: Callable[..., Any]
+) -> bytes:
     # A module that returns the results of the operation that `body` emits for its arguments.
     context = _mlir.make_ir_context()
     with context, _ir.Location.unknown(context):
@@ -254,7 +257,7 @@ def _program_of_a_device(given: Sequence[Given | str], made: Given | str, body: 
         return _mlir.module_to_bytecode(module)
 
 
-def _type_of(given: Given | str) -> Any:
+def _type_of(given: _Given | str) -> Any:
     if isinstance(given, str):
         return _hlo.TokenType.get()
     shape, dtype = given

@@ -19,6 +19,8 @@ from jax._src import (
     traceback_util as _traceback_util,  # register_exclusion, api_boundary
 )
 
+from hostcallback._jax_compat.types import ClosedJaxpr, JaxprEqn
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 # The frames of this package are hidden from users' tracebacks, as JAX hides its own (0.8 to 0.12).
@@ -39,7 +41,7 @@ def hide_frames(function: F) -> F:
 
 
 @contextlib.contextmanager
-def equation_context(equation: Any) -> Iterator[None]:
+def equation_context(equation: JaxprEqn) -> Iterator[None]:
     """What an equation was traced in (name stack, source line, `compute_on` and such), as `core.eval_jaxpr` has it."""
     name_stack: Any = _source_info_util.current_name_stack() + equation.source_info.name_stack
     with (
@@ -54,14 +56,14 @@ def no_equation_context() -> Any:
     return _source_info_util.user_context(None, name_stack=_source_info_util.new_name_stack())
 
 
-def equation_frames(equation: Any) -> Iterator[tuple[str, int, str]]:
+def equation_frames(equation: JaxprEqn) -> Iterator[tuple[str, int, str]]:
     """File, line and function of the frames that an equation was traced in, innermost first, without JAX's own.
 
     Only those of the innermost function that JAX traced, and none if that is JAX's own: JAX keeps the traced function,
     and another line may have called it then. From 0.9 on the equation has no other frames; before, without the test
     for `trace_to_jaxpr_dynamic`, the line could be wrong.
     """
-    traceback = equation.source_info.traceback
+    traceback: Any = equation.source_info.traceback
     for frame in traceback.frames if traceback else ():
         if frame.function_name.endswith("trace_to_jaxpr_dynamic"):
             return
@@ -69,13 +71,13 @@ def equation_frames(equation: Any) -> Iterator[tuple[str, int, str]]:
             yield frame.file_name, frame.line_num, frame.function_name
 
 
-def equation_origin(equation: Any) -> tuple[Any, ...]:
+def equation_origin(equation: JaxprEqn) -> tuple[Any, ...]:
     """Where an equation was traced, to the instruction: equal for an operation and for what its transpose makes of it.
 
     Empty if that is not known. `raw_frames` has the code objects and the offsets of their instructions (0.8 to 0.12);
     `equation_frames` has lines only.
     """
-    traceback = equation.source_info.traceback
+    traceback: Any = equation.source_info.traceback
     origin = []
     for code, offset in zip(*(traceback.raw_frames() if traceback else ((), ())), strict=True):
         if code.co_name == "trace_to_jaxpr_dynamic":
@@ -114,7 +116,7 @@ _FRAMEWORKS = ("equinox.", "flax.")
 _VALUE = ("value", "raw_value")  # the attribute of a flax nnx variable that has its array
 
 
-def input_paths(closed: Any) -> Sequence[tuple[str, ...]]:
+def input_paths(closed: ClosedJaxpr) -> Sequence[tuple[str, ...]]:
     """The path of each input of a program in its function's arguments, such as `("params", "Dense_0", "kernel")`.
 
     Called where JAX lowers the program. The names are those of the jitted function's arguments. A framework's jit

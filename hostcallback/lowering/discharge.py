@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hostcallback import _jax_compat as compat
-from hostcallback.primitives.effects import TapEffect
+from hostcallback.primitives.effects import TapEffect, note_program
 from hostcallback.receiver import environment
 from hostcallback.receiver.log import logger
 
@@ -38,10 +38,8 @@ def _lower(ctx: Any, *args: Any, closed: Any) -> Any:
 
 def discharge(closed: Any, inner: Any) -> Any:
     """Returns a program that runs `inner` without its tap effects, with the inputs and results of `closed`."""
-    from hostcallback.lifecycle import effect_dispatch
-
     if compat.has_effect(inner, TapEffect):
-        effect_dispatch.note_program(closed)
+        note_program(closed)
     return compat.as_one_equation(closed, inner, boundary_p, _other_effects(inner))
 
 
