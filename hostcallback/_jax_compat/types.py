@@ -8,19 +8,27 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from jax._src import core as _core  # 0.8 to 0.12
+from jax._src.interpreters import mlir as _mlir
+
+if TYPE_CHECKING:
+    ClosedJaxpr: TypeAlias = _core.ClosedJaxpr
+    Tracer: TypeAlias = _core.Tracer[Any]
+else:
+    ClosedJaxpr = getattr(_core, "ClosedJaxpr", _core.Jaxpr)  # from 0.12 on one class for both
+    Tracer = _core.Tracer  # generic in some versions only
 
 Jaxpr = _core.Jaxpr
-ClosedJaxpr = _core.ClosedJaxpr  # from 0.12 on the same class as Jaxpr
-AnyJaxpr: TypeAlias = _core.Jaxpr | _core.ClosedJaxpr
+AnyJaxpr: TypeAlias = Jaxpr | ClosedJaxpr
 JaxprEqn = _core.JaxprEqn
 Var = _core.Var
 Literal = _core.Literal
 Atom: TypeAlias = _core.Var | _core.Literal
 Primitive = _core.Primitive
+LoweringRuleContext = _mlir.LoweringRuleContext
 Aval: TypeAlias = Any
 """The type of a value. JAX's base class, by which it annotates most of them, says nothing of shape and dtype."""
 
-if TYPE_CHECKING:
-    Tracer: TypeAlias = _core.Tracer[Any]
-else:  # generic in some versions only
-    Tracer = _core.Tracer
+
+def aval_of(atom: Atom) -> Aval:
+    """The type of a variable or literal."""
+    return atom.aval
