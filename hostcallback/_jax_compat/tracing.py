@@ -204,15 +204,15 @@ INLINE_CALLS = ("core_call", "closed_call", "core_closed_call", "call")
 """Primitives that only call a program."""
 
 
-def eval_jaxpr(closed: ClosedJaxpr, *args: Any) -> list[Any]:
-    """Evaluates a closed jaxpr."""
-    return _core.eval_jaxpr(closed.jaxpr, closed.consts, *args)
+def eval_jaxpr(program: AnyJaxpr, *args: Any) -> list[Any]:
+    """Evaluates a jaxpr, closed or without constants."""
+    jaxpr, consts = open_jaxpr(program)
+    return _core.eval_jaxpr(jaxpr, consts, *args)
 
 
-def open_jaxpr(jaxpr: AnyJaxpr) -> tuple[Any, Sequence[Any]]:
+def open_jaxpr(jaxpr: Any) -> tuple[Any, Sequence[Any]]:
     """A jaxpr, closed or not, and the values of its constants. From 0.12 on there is one class for both."""
-    opened: Any = jaxpr
-    return getattr(opened, "jaxpr", opened), getattr(opened, "consts", ())
+    return getattr(jaxpr, "jaxpr", jaxpr), getattr(jaxpr, "consts", ())
 
 
 def equations_of(jaxprs: Iterable[AnyJaxpr], primitives: Sequence[Primitive]) -> Iterator[JaxprEqn]:
