@@ -273,20 +273,20 @@ def _check(item: pytest.Item, error: CheckError) -> Shown:
             told.append(f"E       {line}")
     told[0] = f"E       {type(error).__name__}: {told[0][8:]}"
     callers = [*reversed(stack[1:])]
-    tests = [place for place, frame in enumerate(callers) if frame.file == str(item.path)]
+    tests = [number for number, frame in enumerate(callers) if frame.file == str(item.path)]
     # What is outside of the test's file runs the tests.
     entries = [_entry(item, frame) for frame in callers[tests[0] if tests else 0 :]]
     file, number = (stack[0].file, stack[0].line) if stack else (check.source_line, 0)
-    place = ReprFileLocation(_path(item, file), number, type(error).__name__)
-    entries.append(ReprEntry([*source, *told], None, None, place, "long"))
+    location = ReprFileLocation(_path(item, file), number, type(error).__name__)
+    entries.append(ReprEntry([*source, *told], None, None, location, "long"))
     crash = ReprFileLocation(file, number, f"{type(error).__name__}: {text}")
     return ReprTraceback(entries, None, style="long"), crash, None
 
 
 def _entry(item: pytest.Item, frame: Frame) -> ReprEntry:
     text = frame.source_text(frame.line).strip()
-    place = ReprFileLocation(_path(item, frame.file), frame.line, f"traced in {frame.function}")
-    return ReprEntry([f"    {text}"] if text else [], None, None, place, "short")
+    location = ReprFileLocation(_path(item, frame.file), frame.line, f"traced in {frame.function}")
+    return ReprEntry([f"    {text}"] if text else [], None, None, location, "short")
 
 
 def _path(item: pytest.Item, file: str) -> str:

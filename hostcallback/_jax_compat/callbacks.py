@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from jax._src import (
-    callback as _callback,  # emit_python_callback: the transport of platforms without the native handler
+    callback as _callback,  # emit_python_callback, io_callback_p
     core as _core,  # ShapedArray
     debugging as _debugging,  # debug_callback_p, debug_print_p, their effects
     effects as _effects,  # ordered_effects
     ffi as _ffi,  # ffi_batching_rule
     sharding_impls as _sharding_impls,  # SdyArray, SdyDim: shardings of lowered values
 )
-from jax._src.interpreters import mlir as _mlir  # custom_call, lower_fun, wrap_with_sharding_op and others
-from jax._src.lib.mlir import ir as _ir  # types of lowered values
-from jax._src.lib.mlir.dialects import hlo as _hlo  # TokenType, convert
+from jax._src.interpreters import mlir as _mlir  # lower_fun, register_lowering, wrap_with_sharding_op
 
 from hostcallback._jax_compat import versions
-from hostcallback._jax_compat.lowering import LoweringContext, sharding_of_per_device_calls, widened
+from hostcallback._jax_compat.lowering import LoweringContext, ffi_call, ir_type, partitioned_op
+from hostcallback._jax_compat.types import Primitive
 
 
-def batch_call(primitive: Any, args: Any, dims: Any, **params: Any) -> Any:
+def batch_call(primitive: Primitive, args: Any, dims: Any, **params: Any) -> Any:
     """Batches an opaque call as `vmap_method` says, as JAX does it for `pure_callback` and `ffi_call` (0.8 to 0.12)."""
     return _ffi.ffi_batching_rule(primitive, args, dims, **params)
 
@@ -38,18 +36,7 @@ def custom_call_with_results(
     attributes: dict[str, Any],
 ) -> tuple[Any, list[Any]]:
     """As `LoweringContext.custom_call`, with row-major results of the avals `results`; returns token and results."""
-    ranks = [len(_ir.RankedTensorType(operand.type).shape) for operand in operands]
-    op = _mlir.custom_call(
-        name,
-        result_types=[_hlo.TokenType.get(), *(_ir_type(context, aval) for aval in results)],
-        operands=[token, *operands],
-        has_side_effect=True,
-        api_version=4,
-        backend_config={key: _mlir.ir_attribute(value) for key, value in attributes.items()},
-        # Row-major, which XLA would otherwise be free to change: frames hold row-major arrays.
-        operand_layouts=[(), *(tuple(range(rank - 1, -1, -1)) for rank in ranks)],
-        result_layouts=[(), *(tuple(range(aval.ndim - 1, -1, -1)) for aval in results)],
-    )
+    op = ffi_call(name, token, operands, [ir_type(context, aval) for aval in results], attributes)
     # JAX's helper takes avals, and the token is a result without one: a scalar stands for it (0.8 to 0.12).
     context.run_on_every_device(op, [_core.ShapedArray((), np.dtype(np.bool_)), *results])
     token_out, *outs = op.results
@@ -69,18 +56,8 @@ def pure_call(
 
     The first `in_place` results are in the memory of the operands of the same number.
     """
-    ranks = [len(_ir.RankedTensorType(operand.type).shape) for operand in operands]
-    op = _mlir.custom_call(
-        name,
-        result_types=[_ir_type(context, aval) for aval in results],
-        operands=list(operands),
-        has_side_effect=False,
-        api_version=4,
-        backend_config={key: _mlir.ir_attribute(value) for key, value in attributes.items()},
-        operand_layouts=[tuple(range(rank - 1, -1, -1)) for rank in ranks],
-        result_layouts=[tuple(range(aval.ndim - 1, -1, -1)) for aval in results],
-        operand_output_aliases={i: i for i in range(in_place)},
-    )
+    types = [ir_type(context, aval) for aval in results]
+    op = ffi_call(name, None, operands, types, attributes, in_place=in_place)
     context.run_on_every_device(op, results)
     return list(op.results)
 
@@ -90,26 +67,16 @@ def call_of_shares(context: LoweringContext, name: str, operand: Any, result: An
 
     Each device has the row of its number of the result, whose aval has an axis of devices and another one.
     """
-    op = _hlo.CustomCallOp(
-        [_ir.RankedTensorType.get(result.shape, _mlir.dtype_to_ir_type(result.dtype))],
-        [operand],
-        call_target_name=_ir.StringAttr.get(name),
-        has_side_effect=_ir.BoolAttr.get(False),
-        api_version=_mlir.i32_attr(2),
-        called_computations=_ir.ArrayAttr.get([]),
-        backend_config=_ir.StringAttr.get(config),
-        operand_layouts=None,
-        result_layouts=None,
-    )
+    out = partitioned_op(name, ir_type(context, result), [operand], config, has_side_effect=False)
     if not getattr(jax.config, "jax_use_shardy_partitioner", True):
-        return op.results[0]  # GSPMD asks the partitioner for the sharding of the result
+        return out  # GSPMD asks the partitioner for the sharding of the result
     # Without it, Shardy has the result on every device (0.8 to 0.12), and so a collective for each call. It drops a
     # sharding of the call itself.
     dims = tuple(_sharding_impls.SdyDim(axes=axes, is_open=False) for axes in (("d",), ()))
     mesh = (("d", result.shape[0]),)
     sharding = _sharding_impls.SdyArray(mesh_shape=mesh, dim_shardings=dims, logical_device_ids=())
     constrained: Any = _mlir.wrap_with_sharding_op
-    return constrained(context.raw, op.results[0], result, sharding, allow_shardy_lowering=True)
+    return constrained(context.raw, out, result, sharding, allow_shardy_lowering=True)
 
 
 def lower_function(context: LoweringContext, function: Callable[..., Any], operands: Sequence[Any]) -> Any:
@@ -118,51 +85,7 @@ def lower_function(context: LoweringContext, function: Callable[..., Any], opera
     return to_rule(function, multiple_results=True)(context.raw, *operands)
 
 
-def python_callback_with_results(
-    context: LoweringContext,
-    function: Callable[..., Any],
-    token: Any,
-    operands: Sequence[Any],
-    avals: Sequence[Any],
-    results: Sequence[Any],
-) -> tuple[Any, list[Any]]:
-    """As `LoweringContext.python_callback`; the function returns arrays of the avals `results`, widened.
-
-    Without a token it is in no order, and returns none.
-    """
-    index_aval = _core.ShapedArray((), np.dtype(np.uint32))
-    operands = context.widen(operands, avals)
-    avals_in = [index_aval, *(_core.ShapedArray(aval.shape, widened(aval.dtype)) for aval in avals)]
-    avals_out = [_core.ShapedArray(aval.shape, widened(aval.dtype)) for aval in results]
-    ctx = dataclasses.replace(
-        context.raw, module_context=context.module_for_callbacks(), avals_in=avals_in, avals_out=avals_out
-    )
-    sharding = sharding_of_per_device_calls(avals_out) if context.manual else None
-    if context.automatic:
-        sharding = context.sharding_of_one_device(avals_out)
-    extra = {"returns_token": token is not None} if versions.CALLBACK_RETURNS_TOKEN else {}
-    outs, token_out, _ = _callback.emit_python_callback(
-        ctx, function, token, [context.partition_index(), *operands], avals_in, avals_out,
-        has_side_effect=True, sharding=sharding, **extra,
-    )  # fmt: skip
-    narrowed = [
-        out if widened(aval.dtype) == aval.dtype else _convert(_ir_type(context, aval), out)
-        for out, aval in zip(outs, results, strict=True)
-    ]
-    return token_out, narrowed
-
-
-_convert: Any = _hlo.convert
-
-
-def _ir_type(context: LoweringContext, aval: Any) -> Any:
-    to_type: Any = _mlir.aval_to_ir_type
-    return (
-        to_type(context.raw.module_context, aval) if versions.AVAL_TO_IR_TYPE_TAKES_CONTEXT else to_type(aval)
-    )
-
-
-def call_when_run(primitive: Any, function: Callable[[], None]) -> None:
+def call_when_run(primitive: Primitive, function: Callable[[], None]) -> None:
     """Makes a primitive without operands call `function` where its program runs; it returns an empty array."""
     aval = _core.ShapedArray((0,), np.dtype(np.uint8))
     extra: dict[str, Any] = {"returns_token": False} if versions.CALLBACK_RETURNS_TOKEN else {}
@@ -184,8 +107,8 @@ def dispatch_synchronously(context: LoweringContext) -> None:
     """Makes the calling thread run CPU programs itself, and wait for their end, once their arguments are ready.
 
     XLA does so for programs with host callbacks, "to avoid deadlocks with reentrant callbacks" (0.8 to 0.12): a thread
-    then has one of the 32 programs that a device has in flight at most. Without it, threads fill all places with
-    programs whose host functions wait for a place: a deadlock. The callback added here is never called.
+    then has one of the 32 programs that a device has in flight at most. Without it, threads fill all slots with
+    programs whose host functions wait for a slot: a deadlock. The callback added here is never called.
     """
     context.raw.module_context.add_host_callback(lambda *args: ())
 
@@ -206,17 +129,18 @@ _CALLBACKS: dict[str, tuple[Any, str, frozenset[str], frozenset[str]]] = {
 # By name: where the primitive is, and the parameters of its equations: in all versions, and in some (0.8 to 0.12).
 
 
-def callback_primitive(name: str) -> Any:
+def callback_primitive(name: str) -> Primitive:
     """The primitive that every call of that public function binds, however a library imported the function.
 
     Raises:
         LookupError: this JAX has none of that name.
     """
     module, attribute, _, _ = _CALLBACKS[name]
-    primitive = getattr(module, attribute, None)
+    primitive: Any = getattr(module, attribute, None)
     if not callable(getattr(primitive, "bind", None)):
         raise LookupError(f"{module.__name__} has no primitive {attribute}")
-    return primitive
+    found: Primitive = primitive
+    return found
 
 
 def check_callback_params(name: str, params: dict[str, Any]) -> None:
@@ -236,26 +160,15 @@ def replace_bind(primitive: Any, bind: Callable[..., Any]) -> None:
     primitive.bind = bind  # hides the method of the class
 
 
-def restore_bind(primitive: Any, bind: Callable[..., Any]) -> None:
+def restore_bind(primitive: Primitive, bind: Callable[..., Any]) -> None:
     """Undoes `replace_bind`. If other code has replaced `bind` since, ours stays below it and passes calls on."""
     if vars(primitive).get("bind") is bind:
         del primitive.bind
 
 
-def own_bind(primitive: Any) -> Callable[..., Any]:
-    """The current `primitive.bind`."""
-    bind: Callable[..., Any] = primitive.bind
-    return bind
-
-
 def is_ordered_debug_effect(effect: Any) -> bool:
     """Whether a debug callback with this effect keeps program order."""
     return bool(_effects.ordered_effects.contains(effect))
-
-
-def is_debug_effect(effect: Any) -> bool:
-    """Whether an effect is that of `jax.debug.callback` or `jax.debug.print`."""
-    return isinstance(effect, (_debugging.DebugEffect, _debugging.OrderedDebugEffect))
 
 
 def callback_parts(flat: Any) -> tuple[Callable[..., Any], Any, dict[int, Any]]:

@@ -1,12 +1,18 @@
-"""The seams of JAX's dispatch: effects and their runtime tokens, the hook after each jitted call, whole programs."""
+"""The seams of JAX's dispatch: effects and their runtime tokens, the hook after each jitted call, whole programs.
+
+Whole programs are those that JAX lowers, exports, and reads from where they were exported.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import inspect
+import itertools
+import re
 import threading
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Callable, Iterable, Sequence
 from types import FrameType
 from typing import Any
 
@@ -16,13 +22,18 @@ from jax._src import (
     callback as _callback,  # _OrderedIOEffect
     config as _config,  # debug_nans, debug_infs: share a hook with us
     core as _core,  # Var, new_jaxpr_eqn
-    dispatch as _dispatch,  # runtime_tokens: a thread's dispatched computations can be waited on by them
+    dispatch as _dispatch,  # runtime_tokens: what a thread dispatched; jaxpr_has_prim_requiring_devices
     effects as _effects,  # effect types can be registered nowhere else
     source_info_util as _source_info_util,  # new_source_info
 )
+from jax._src.export import _export  # what calls an exported program, its lowering rule; _check_module
 from jax._src.interpreters import (
+    mlir as _mlir,  # register_lowering with the rule that JAX registers
     pxla as _pxla,  # lower_sharding_computation, _cached_lowering_to_hlo, ExecuteReplicated
 )
+from jax._src.lib.mlir import ir as _ir  # StringAttr
+
+from hostcallback._jax_compat.types import AnyJaxpr, Aval, ClosedJaxpr, JaxprEqn, Primitive
 
 
 def call_after_each_jit(function: Callable[[Any], None]) -> Callable[[], None]:
@@ -259,7 +270,7 @@ def _devices(args: Sequence[Any]) -> int:
     return next((arg for arg in reversed(args) if type(arg) is int), 1)
 
 
-def as_one_equation(closed: Any, inner: Any, primitive: Any, effects: set[Any]) -> Any:
+def as_one_equation(closed: ClosedJaxpr, inner: ClosedJaxpr, primitive: Primitive, effects: set[Any]) -> Any:
     """Wraps the program `closed` into one equation of `primitive` that has these effects.
 
     Args:
@@ -301,17 +312,17 @@ def register_effect(effect_type: type[Any], *, ordered: bool) -> None:
         types.add_type(effect_type)
 
 
-def has_effect(closed: Any, effect_type: type[Any]) -> bool:
+def has_effect(program: AnyJaxpr | JaxprEqn, effect_type: type[Any]) -> bool:
     """Whether a closed jaxpr, or an equation, has an effect of that type."""
-    return any(isinstance(effect, effect_type) for effect in closed.effects)
+    return any(isinstance(effect, effect_type) for effect in program.effects)
 
 
-def has_input_effect(closed: Any) -> bool:
+def has_input_effect(program: AnyJaxpr | JaxprEqn) -> bool:
     """Whether a closed jaxpr reads or writes references that it takes as arguments."""
-    return any(isinstance(effect, _effects.JaxprInputEffect) for effect in closed.effects)
+    return any(isinstance(effect, _effects.JaxprInputEffect) for effect in program.effects)
 
 
-def has_ordered_io_effect(closed: Any) -> bool:
+def has_ordered_io_effect(closed: ClosedJaxpr) -> bool:
     """Whether a closed jaxpr has an ordered `io_callback`: JAX refuses loops with one under vmap (0.8 to 0.12)."""
     return _callback._OrderedIOEffect in closed.effects
 
@@ -325,7 +336,7 @@ def add_effects(primitive: Any, effects_of: Callable[[dict[str, Any]], set[Any]]
     evaluate = primitive.abstract_eval  # which returns effects as well, however it was registered
 
     @functools.wraps(evaluate)
-    def evaluate_with_effects(*avals: Any, **params: Any) -> Any:
+    def evaluate_with_effects(*avals: Aval, **params: Any) -> Any:
         avals_out, effects = evaluate(*avals, **params)
         more = effects_of(params)
         return avals_out, {*effects, *more} if more else effects
@@ -352,19 +363,14 @@ def thread_tokens() -> dict[str, Any]:
     return _dispatch.runtime_tokens.__dict__
 
 
-def asks_for_token(frame: FrameType | None) -> bool:
+def asks_for_token(frame: FrameType) -> bool:
     """Whether a frame belongs to JAX's search for a token at the start of a dispatch.
 
     `RuntimeTokenSet.get_token_input` (0.8 to 0.12) calls the effect's hash. Other places do, too: without this test,
     an error for the next call could be raised while a program is traced or lowered.
     """
-    for _ in range(4):
-        if frame is None:
-            return False
-        if frame.f_code.co_name == "get_token_input":
-            return True
-        frame = frame.f_back
-    return False
+    nearest = itertools.islice(traceback.walk_stack(frame), 4)
+    return any(caller.f_code.co_name == "get_token_input" for caller, _ in nearest)
 
 
 def ordered_tokens(tokens: dict[str, Any], effect: Any) -> list[jax.Array]:
@@ -401,3 +407,82 @@ def drop_failed_runtime_tokens(tokens: dict[str, Any]) -> None:
             token.block_until_ready()
         except jax.errors.JaxRuntimeError:
             del runtime_tokens[device]
+
+
+# ---- Exported programs -----------------------------------------------------------------------------------------------
+
+
+def rewrite_in_exported(name: str, effect_type: type[Any], rewrite: Callable[[Any, str], str]) -> None:
+    """Lets `rewrite(ctx, config)` replace the configuration of the calls `name` in exported programs with the effect.
+
+    JAX merges an exported program into the one that calls it when it lowers that one, and its rule for that (0.8 to
+    0.12) leaves the calls as they were where the program was exported, on other devices. JAX tells the rule of the
+    devices only where a program needs them, which it asks by primitive (`jaxpr_has_prim_requiring_devices`, 0.8 to
+    0.12). Exported programs without the effect are left to JAX: those that need devices may have one mesh only, and are
+    lowered again for each device.
+    """
+    primitive, rule = _export.call_exported_p, _export._call_exported_lowering
+    needs_devices = _dispatch.jaxpr_has_prim_requiring_devices
+
+    def has_effect(effects: Iterable[Any]) -> bool:
+        return any(isinstance(effect, effect_type) for effect in effects)
+
+    def lower(ctx: Any, *args: Any, exported: Any) -> Any:
+        results = rule(ctx, *args, exported=exported)
+        tapped = has_effect((*exported.ordered_effects, *exported.unordered_effects))
+        if tapped and not ctx.module_context.lowering_parameters.for_export:
+            ctx.module_context.module.operation.walk(functools.partial(_rewrite, ctx, name, rewrite))
+        return results
+
+    @in_place_of(needs_devices)
+    def needs_devices_or_has_effect(jaxpr: Any) -> bool:
+        return needs_devices(jaxpr) or has_effect(jaxpr.effects)
+
+    module: Any = _dispatch
+    module.jaxpr_has_prim_requiring_devices = needs_devices_or_has_effect
+    _mlir.register_lowering(primitive, lower)
+
+
+def _rewrite(ctx: Any, name: str, rewrite: Callable[[Any, str], str], operation: Any) -> Any:
+    attributes = operation.attributes
+    if (
+        operation.name == "stablehlo.custom_call"
+        and _ir.StringAttr(attributes["call_target_name"]).value == name
+    ):
+        config = _ir.StringAttr(attributes["backend_config"]).value
+        attributes["backend_config"] = _ir.StringAttr.get(rewrite(ctx, config))
+    return _ir.WalkResult.ADVANCE
+
+
+def explain_refused_export(targets: Sequence[str], explain: Callable[[str, str], str]) -> None:
+    """Raises `ValueError(explain(target, place))` where JAX refuses to export a program because it calls a target.
+
+    JAX's own text, in `_check_module` (0.8 to 0.12), is general: it names no way to allow the call. It is the cause of
+    the error. `place` is `file:line` of the call; empty if JAX knows none.
+    """
+    check = _export._check_module
+
+    @in_place_of(check)
+    def check_module(module: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return check(module, *args, **kwargs)
+        except ValueError as error:
+            allowed = {disabled.is_custom_call() for disabled in kwargs.get("disabled_checks", ())}
+            found: dict[str, str] = {}
+            module.operation.walk(functools.partial(_note_call, found))
+            for target in targets:
+                if target in found and target not in allowed:
+                    raise ValueError(explain(target, found[target])) from error
+            raise
+
+    exporting: Any = _export
+    exporting._check_module = check_module
+
+
+def _note_call(found: dict[str, str], operation: Any) -> Any:
+    # Adds a custom call's target, and the place of its first call in the user's code.
+    if operation.name == "stablehlo.custom_call":
+        target = _ir.StringAttr(operation.attributes["call_target_name"]).value
+        place = re.search(r'"([^"]+)":(\d+)', str(operation.location))
+        found.setdefault(target, f"{place[1]}:{place[2]}" if place else "")
+    return _ir.WalkResult.ADVANCE

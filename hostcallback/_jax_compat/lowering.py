@@ -23,16 +23,17 @@ from jax._src.lib.mlir import ir as _ir  # types of lowered values
 from jax._src.lib.mlir.dialects import hlo as _hlo  # TokenType, PartitionIdOp
 
 from hostcallback._jax_compat import versions
+from hostcallback._jax_compat.types import Aval, ClosedJaxpr, Primitive
 
 
-def register_lowering(primitive: Any, rule: Callable[..., Any], platform: str | None = None) -> None:
+def register_lowering(primitive: Primitive, rule: Callable[..., Any], platform: str | None = None) -> None:
     """Registers a lowering rule that JAX may not cache: it depends on the place it is called in."""
     # JAX would lower equal equations once and call that function from several places, but each place has its
     # own token.
     _mlir.register_lowering(primitive, rule, platform=platform, cacheable=False)
 
 
-def lower_with_devices(primitive: Any) -> None:
+def lower_with_devices(primitive: Primitive) -> None:
     """Makes JAX tell the primitive's lowering rule which devices the program is for.
 
     Without it, JAX may lower the program without knowing them, and `LoweringContext.devices` is None (0.8 to 0.12).
@@ -72,7 +73,9 @@ class _Discharging(threading.local):
 _discharging = _Discharging()  # how many `lower_discharged` the thread is in
 
 
-def lower_discharged(ctx: Any, closed: Any, args: Sequence[Any], effect_type: type[Any]) -> Sequence[Any]:
+def lower_discharged(
+    ctx: Any, closed: ClosedJaxpr, args: Sequence[Any], effect_type: type[Any]
+) -> Sequence[Any]:
     """Lowers a closed jaxpr inline, with a fresh token for its effect of that type, dropped at the end.
 
     Its other ordered effects take their tokens from the surrounding program.
@@ -240,34 +243,13 @@ class LoweringContext:
 
     def custom_call(self, name: str, token: Any, operands: Sequence[Any], attributes: dict[str, Any]) -> Any:
         """Emits a side-effecting typed-FFI call on a token and row-major operands; returns its token."""
-        ranks = [len(_ir.RankedTensorType(operand.type).shape) for operand in operands]
-        op = _mlir.custom_call(
-            name,
-            result_types=[_hlo.TokenType.get()],
-            operands=[token, *operands],
-            has_side_effect=True,
-            api_version=4,
-            backend_config={key: _mlir.ir_attribute(value) for key, value in attributes.items()},
-            operand_layouts=[(), *(tuple(range(rank - 1, -1, -1)) for rank in ranks)],
-            result_layouts=[()],
-        )
+        op = ffi_call(name, token, operands, [], attributes)
         self.run_on_every_device(op, [])
         return op.results[0]
 
     def partitioned_call(self, name: str, token: Any, operands: Sequence[Any], config: str) -> Any:
         """Emits a side-effecting call that a partitioner registered as `name` replaces; returns its token."""
-        op = _hlo.CustomCallOp(
-            [_hlo.TokenType.get()],
-            [token, *operands],
-            call_target_name=_ir.StringAttr.get(name),
-            has_side_effect=_ir.BoolAttr.get(True),
-            api_version=_mlir.i32_attr(2),
-            called_computations=_ir.ArrayAttr.get([]),
-            backend_config=_ir.StringAttr.get(config),
-            operand_layouts=None,
-            result_layouts=None,
-        )
-        return op.results[0]
+        return partitioned_op(name, _hlo.TokenType.get(), [token, *operands], config, has_side_effect=True)
 
     def add_python_callback(self, function: Callable[..., Any]) -> tuple[str, int]:
         """Attaches `function(*operands)` to the program, for a call on a token that is made elsewhere.
@@ -324,20 +306,7 @@ class LoweringContext:
         `partition` is the index of the running device in the program's device list. Where the compiler partitions, only
         the first device calls, with whole arrays.
         """
-        index_aval = _core.ShapedArray((), np.dtype(np.uint32))
-        operands = self.widen(operands, avals)
-        avals = [_core.ShapedArray(aval.shape, widened(aval.dtype)) for aval in avals]
-        ctx = dataclasses.replace(
-            self.raw, module_context=self.module_for_callbacks(), avals_in=[index_aval, *avals], avals_out=[]
-        )
-        sharding = sharding_of_per_device_calls([]) if self.manual else None
-        if self.automatic:
-            sharding = self.sharding_of_one_device([])
-        _, token, _ = _callback.emit_python_callback(
-            ctx, function, token, [self.partition_index(), *operands], [index_aval, *avals], [],
-            has_side_effect=True, sharding=sharding,
-        )  # fmt: skip
-        return token
+        return python_callback_with_results(self, function, token, operands, avals, [])[0]
 
     def module_for_callbacks(self) -> Any:
         """The module context, with a backend also where this machine has none of the platform."""
@@ -362,6 +331,56 @@ class LoweringContext:
         return _mlir.ir_constant(np.uint32(0))
 
 
+def ffi_call(
+    name: str,
+    token: Any,
+    operands: Sequence[Any],
+    result_types: Sequence[Any],
+    attributes: dict[str, Any],
+    *,
+    in_place: int = 0,
+) -> Any:
+    """Emits a typed-FFI call, with a side effect if there is a token, which comes first in operands and results.
+
+    The first `in_place` results are in the memory of the operands of the same number.
+    """
+    tokens = [] if token is None else [token]
+    return _mlir.custom_call(
+        name,
+        result_types=[*(_hlo.TokenType.get() for _ in tokens), *result_types],
+        operands=[*tokens, *operands],
+        has_side_effect=bool(tokens),
+        api_version=4,
+        backend_config={key: _mlir.ir_attribute(value) for key, value in attributes.items()},
+        # Row-major, which XLA would otherwise be free to change: frames hold row-major arrays.
+        operand_layouts=[*(() for _ in tokens), *(_row_major(operand.type) for operand in operands)],
+        result_layouts=[*(() for _ in tokens), *map(_row_major, result_types)],
+        operand_output_aliases={i: i for i in range(in_place)} or None,
+    )
+
+
+def _row_major(array_type: Any) -> tuple[int, ...]:
+    return tuple(reversed(range(len(_ir.RankedTensorType(array_type).shape))))
+
+
+def partitioned_op(
+    name: str, result_type: Any, operands: Sequence[Any], config: str, *, has_side_effect: bool
+) -> Any:
+    """Emits a call that a partitioner registered as `name` replaces; returns its result."""
+    op = _hlo.CustomCallOp(
+        [result_type],
+        operands,
+        call_target_name=_ir.StringAttr.get(name),
+        has_side_effect=_ir.BoolAttr.get(has_side_effect),
+        api_version=_mlir.i32_attr(2),
+        called_computations=_ir.ArrayAttr.get([]),
+        backend_config=_ir.StringAttr.get(config),
+        operand_layouts=None,
+        result_layouts=None,
+    )
+    return op.results[0]
+
+
 def _all(predicate: Any) -> Any:
     rank = len(_ir.RankedTensorType(predicate.type).shape)
     if not rank:
@@ -373,6 +392,51 @@ def _all(predicate: Any) -> Any:
     with _ir.InsertionPoint(block):
         _hlo.return_([_hlo.AndOp(*block.arguments).result])
     return reduce.results[0]
+
+
+def python_callback_with_results(
+    context: LoweringContext,
+    function: Callable[..., Any],
+    token: Any,
+    operands: Sequence[Any],
+    avals: Sequence[Any],
+    results: Sequence[Any],
+) -> tuple[Any, list[Any]]:
+    """As `LoweringContext.python_callback`; the function returns arrays of the avals `results`, widened.
+
+    Without a token it is in no order, and returns none.
+    """
+    index_aval = _core.ShapedArray((), np.dtype(np.uint32))
+    operands = context.widen(operands, avals)
+    avals_in = [index_aval, *(_core.ShapedArray(aval.shape, widened(aval.dtype)) for aval in avals)]
+    avals_out = [_core.ShapedArray(aval.shape, widened(aval.dtype)) for aval in results]
+    ctx = dataclasses.replace(
+        context.raw, module_context=context.module_for_callbacks(), avals_in=avals_in, avals_out=avals_out
+    )
+    sharding = sharding_of_per_device_calls(avals_out) if context.manual else None
+    if context.automatic:
+        sharding = context.sharding_of_one_device(avals_out)
+    extra = {"returns_token": token is not None} if versions.CALLBACK_RETURNS_TOKEN else {}
+    outs, token_out, _ = _callback.emit_python_callback(
+        ctx, function, token, [context.partition_index(), *operands], avals_in, avals_out,
+        has_side_effect=True, sharding=sharding, **extra,
+    )  # fmt: skip
+    narrowed = [
+        out if widened(aval.dtype) == aval.dtype else _convert(ir_type(context, aval), out)
+        for out, aval in zip(outs, results, strict=True)
+    ]
+    return token_out, narrowed
+
+
+_convert: Any = _hlo.convert
+
+
+def ir_type(context: LoweringContext, aval: Aval) -> Any:
+    """The type of lowered values of an aval."""
+    to_type: Any = _mlir.aval_to_ir_type
+    return (
+        to_type(context.raw.module_context, aval) if versions.AVAL_TO_IR_TYPE_TAKES_CONTEXT else to_type(aval)
+    )
 
 
 class _BackendElsewhere:
@@ -402,7 +466,7 @@ def widened(dtype: Any) -> np.dtype[Any]:
     return np.dtype(np.uint8 if name in ("uint1", "uint2", "uint4") else dtype)
 
 
-def _widen(operand: Any, aval: Any) -> Any:
+def _widen(operand: Any, aval: Aval) -> Any:
     if widened(aval.dtype) == aval.dtype:
         return operand
     element = _mlir.dtype_to_ir_type(widened(aval.dtype))

@@ -1,4 +1,4 @@
-"""Custom calls that the compiler asks us to partition, those in exported programs, and the manual axes of shard_map.
+"""Custom calls that the compiler asks us to partition, and the manual axes of shard_map.
 
 `jax.experimental.custom_partitioning` is built on the same hooks (0.8 to 0.12), but its call takes no token, has no
 side effect, and names its Python callback by an address, which makes programs differ between processes.
@@ -7,7 +7,6 @@ side effect, and names its Python callback by an address, which makes programs d
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -16,18 +15,17 @@ import numpy as np
 from jax._src import (
     core as _core,  # ShapedArray, ManualAxisType, get_cur_mesh_sharding
     custom_partitioning as _custom_partitioning,  # its primitive and its lowering rule
-    dispatch as _dispatch,  # jaxpr_has_prim_requiring_devices
     shard_map as _shard_map,  # shard_map_p
     xla_bridge as _xla_bridge,  # register_plugin_callbacks
 )
-from jax._src.export import _export  # what calls an exported program, its lowering rule; _check_module
 from jax._src.interpreters import mlir as _mlir  # register_lowering with the rule that JAX registers
 from jax._src.lib import xla_client as _xla_client  # register_custom_call_partitioner, HloSharding
 from jax._src.lib.mlir import ir as _ir  # BoolAttr
 from jax._src.lib.mlir.dialects import func as _func, hlo as _hlo  # FuncOp; TokenType, PartitionIdOp
 
 from hostcallback._jax_compat import versions
-from hostcallback._jax_compat.dispatch import in_place_of
+from hostcallback._jax_compat.lowering import ffi_call
+from hostcallback._jax_compat.types import JaxprEqn
 
 custom_partitioning_p: Any = _custom_partitioning.custom_partitioning_p
 
@@ -55,17 +53,6 @@ def keeping_alive_in(ctx: Any, kept: list[Any]) -> Any:
     return ctx.replace(module_context=ctx.module_context.replace(keepalives=kept))
 
 
-def in_manual_region() -> bool:
-    """Whether the calling thread traces the body of a shard_map."""
-    return bool(jax.sharding.get_abstract_mesh().manual_axes)
-
-
-def in_partially_manual_region() -> bool:
-    """Whether the calling thread traces the body of a shard_map that leaves some axes to the compiler."""
-    mesh = jax.sharding.get_abstract_mesh()
-    return bool(mesh.manual_axes) and not mesh.are_all_axes_manual
-
-
 shard_map_p: Any = _shard_map.shard_map_p
 
 
@@ -89,7 +76,7 @@ def mesh_device(params: dict[str, Any], index: Sequence[int]) -> str:
     return f"{device.platform}:{device.id}"
 
 
-def collective_under_vmap(equation: Any, values: Sequence[Any]) -> list[Any] | None:
+def collective_under_vmap(equation: JaxprEqn, values: Sequence[Any]) -> list[Any] | None:
     """The results of an equation of a shard_map's body where vmap stands for the devices; None for most equations.
 
     These primitives (0.9 to 0.12) look at the types of values in a shard_map, which they do not have under vmap.
@@ -203,87 +190,18 @@ def register_partitioner(
     )
 
 
-def rewrite_in_exported(name: str, effect_type: type[Any], rewrite: Callable[[Any, str], str]) -> None:
-    """Lets `rewrite(ctx, config)` replace the configuration of the calls `name` in exported programs with the effect.
+_TOKEN = "token"
+"""Among the types of a device's program: a token."""
 
-    JAX merges an exported program into the one that calls it when it lowers that one, and its rule for that (0.8 to
-    0.12) leaves the calls as they were where the program was exported, on other devices. JAX tells the rule of the
-    devices only where a program needs them, which it asks by primitive (`jaxpr_has_prim_requiring_devices`, 0.8 to
-    0.12). Exported programs without the effect are left to JAX: those that need devices may have one mesh only, and are
-    lowered again for each device.
-    """
-    primitive, rule = _export.call_exported_p, _export._call_exported_lowering
-    needs_devices = _dispatch.jaxpr_has_prim_requiring_devices
-
-    def has_effect(effects: Iterable[Any]) -> bool:
-        return any(isinstance(effect, effect_type) for effect in effects)
-
-    def lower(ctx: Any, *args: Any, exported: Any) -> Any:
-        results = rule(ctx, *args, exported=exported)
-        tapped = has_effect((*exported.ordered_effects, *exported.unordered_effects))
-        if tapped and not ctx.module_context.lowering_parameters.for_export:
-            ctx.module_context.module.operation.walk(functools.partial(_rewrite, ctx, name, rewrite))
-        return results
-
-    @in_place_of(needs_devices)
-    def needs_devices_or_has_effect(jaxpr: Any) -> bool:
-        return needs_devices(jaxpr) or has_effect(jaxpr.effects)
-
-    module: Any = _dispatch
-    module.jaxpr_has_prim_requiring_devices = needs_devices_or_has_effect
-    _mlir.register_lowering(primitive, lower)
-
-
-def _rewrite(ctx: Any, name: str, rewrite: Callable[[Any, str], str], operation: Any) -> Any:
-    attributes = operation.attributes
-    if (
-        operation.name == "stablehlo.custom_call"
-        and _ir.StringAttr(attributes["call_target_name"]).value == name
-    ):
-        config = _ir.StringAttr(attributes["backend_config"]).value
-        attributes["backend_config"] = _ir.StringAttr.get(rewrite(ctx, config))
-    return _ir.WalkResult.ADVANCE
-
-
-def explain_refused_export(targets: Sequence[str], explain: Callable[[str, str], str]) -> None:
-    """Raises `ValueError(explain(target, place))` where JAX refuses to export a program because it calls a target.
-
-    JAX's own text, in `_check_module` (0.8 to 0.12), is general: it names no way to allow the call. It is the cause of
-    the error. `place` is `file:line` of the call; empty if JAX knows none.
-    """
-    check = _export._check_module
-
-    @in_place_of(check)
-    def check_module(module: Any, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return check(module, *args, **kwargs)
-        except ValueError as error:
-            allowed = {disabled.is_custom_call() for disabled in kwargs.get("disabled_checks", ())}
-            found: dict[str, str] = {}
-            module.operation.walk(functools.partial(_note_call, found))
-            for target in targets:
-                if target in found and target not in allowed:
-                    raise ValueError(explain(target, found[target])) from error
-            raise
-
-    exporting: Any = _export
-    exporting._check_module = check_module
-
-
-def _note_call(found: dict[str, str], operation: Any) -> Any:
-    # Adds a custom call's target, and the place of its first call in the user's code.
-    if operation.name == "stablehlo.custom_call":
-        target = _ir.StringAttr(operation.attributes["call_target_name"]).value
-        place = re.search(r'"([^"]+)":(\d+)', str(operation.location))
-        found.setdefault(target, f"{place[1]}:{place[2]}" if place else "")
-    return _ir.WalkResult.ADVANCE
+_Given = tuple[tuple[int, ...], Any]
+"""Shape and dtype of an array on one device."""
 
 
 def tap_of_a_partition(
     target: str,
     attributes: dict[str, Any],
     table: np.ndarray[Any, Any],
-    operands: Sequence[tuple[tuple[int, ...], Any]],
+    operands: Sequence[_Given],
     *,
     with_partition: bool,
 ) -> bytes:
@@ -296,43 +214,17 @@ def tap_of_a_partition(
         operands: shape and dtype of each on one device.
         with_partition: whether the number of the device comes before the row.
     """
-    context = _mlir.make_ir_context()
-    with context, _ir.Location.unknown(context):
-        module = _ir.Module.create()
-        types = [
-            _ir.RankedTensorType.get(shape, _mlir.dtype_to_ir_type(np.dtype(dtype)))
-            for shape, dtype in operands
-        ]
-        token = _hlo.TokenType.get()
-        with _ir.InsertionPoint(module.body):
-            main: Any = _func.FuncOp("main", ([token, *types], [token]))
-            main.attributes["sym_visibility"] = _ir.StringAttr.get("public")
-            with _ir.InsertionPoint(main.add_entry_block()):
-                token_in, *arrays = main.arguments
-                partition = _hlo.PartitionIdOp().result
-                values = [_row(table, partition), *arrays]
-                if with_partition:
-                    values.insert(0, partition)
-                ranks = [len(_ir.RankedTensorType(value.type).shape) for value in values]
-                call = _mlir.custom_call(
-                    target,
-                    result_types=[token],
-                    operands=[token_in, *values],
-                    has_side_effect=True,
-                    api_version=4,
-                    backend_config={key: _mlir.ir_attribute(value) for key, value in attributes.items()},
-                    operand_layouts=[(), *(tuple(range(rank - 1, -1, -1)) for rank in ranks)],
-                    result_layouts=[()],
-                )
-                _func.ReturnOp(call.results)
-        return _mlir.module_to_bytecode(module)
+
+    def body(token: Any, *arrays: Any) -> Any:
+        partition = _hlo.PartitionIdOp().result
+        first = [partition] if with_partition else []
+        return ffi_call(target, token, [*first, _row(table, partition), *arrays], [], attributes)
+
+    return _program_of_a_device([_TOKEN, *operands], _TOKEN, body)
 
 
 def call_of_a_share(
-    target: str,
-    attributes: dict[str, Any],
-    operand: tuple[tuple[int, ...], Any],
-    result: tuple[int, ...],
+    target: str, attributes: dict[str, Any], operand: _Given, result: tuple[int, ...]
 ) -> bytes:
     """A module that calls `target` on an operand and the number of this device; returns the result of the call.
 
@@ -342,27 +234,34 @@ def call_of_a_share(
         operand: its shape and dtype on one device.
         result: its shape on one device; it is float32.
     """
+    made = (result, np.float32)
+
+    def body(array: Any) -> Any:
+        return ffi_call(target, None, [array, _hlo.PartitionIdOp().result], [_type_of(made)], attributes)
+
+    return _program_of_a_device([operand], made, body)
+
+
+def _program_of_a_device(
+    given: Sequence[_Given | str], made: _Given | str, body: Callable[..., Any]
+) -> bytes:
+    # A module that returns the results of the operation that `body` emits for its arguments.
     context = _mlir.make_ir_context()
     with context, _ir.Location.unknown(context):
         module = _ir.Module.create()
-        shape, dtype = operand
-        given = _ir.RankedTensorType.get(shape, _mlir.dtype_to_ir_type(np.dtype(dtype)))
-        made = _ir.RankedTensorType.get(result, _ir.F32Type.get())
         with _ir.InsertionPoint(module.body):
-            main: Any = _func.FuncOp("main", ([given], [made]))
+            main: Any = _func.FuncOp("main", (list(map(_type_of, given)), [_type_of(made)]))
             main.attributes["sym_visibility"] = _ir.StringAttr.get("public")
             with _ir.InsertionPoint(main.add_entry_block()):
-                call = _mlir.custom_call(
-                    target,
-                    result_types=[made],
-                    operands=[*main.arguments, _hlo.PartitionIdOp().result],
-                    api_version=4,
-                    backend_config={key: _mlir.ir_attribute(value) for key, value in attributes.items()},
-                    operand_layouts=[tuple(range(len(shape) - 1, -1, -1)), ()],
-                    result_layouts=[tuple(range(len(result) - 1, -1, -1))],
-                )
-                _func.ReturnOp(call.results)
+                _func.ReturnOp(body(*main.arguments).results)
         return _mlir.module_to_bytecode(module)
+
+
+def _type_of(given: _Given | str) -> Any:
+    if isinstance(given, str):
+        return _hlo.TokenType.get()
+    shape, dtype = given
+    return _ir.RankedTensorType.get(shape, _mlir.dtype_to_ir_type(np.dtype(dtype)))
 
 
 def _row(table: np.ndarray[Any, Any], index: Any) -> Any:

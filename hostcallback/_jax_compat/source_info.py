@@ -1,4 +1,4 @@
-"""Names and source lines of traced functions and equations, the frames they were traced in, and users' tracebacks."""
+"""Source lines and frames of equations, names of inputs, and users' tracebacks."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from typing import Any, TypeVar, cast
 
 import jax
 from jax._src import (
-    api_util as _api_util,  # fun_sourceinfo
     config as _config,  # config_ext.unset, traceback_filtering
     source_info_util as _source_info_util,  # user_context, is_user_filename, register_exclusion
     traceback_util as _traceback_util,  # register_exclusion, api_boundary, filter_traceback
 )
+
+from hostcallback._jax_compat.types import ClosedJaxpr, JaxprEqn
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -52,50 +53,8 @@ def hide_frames(function: F) -> F:
     return cast(F, call)
 
 
-UNKNOWN_FUNCTION = "<unknown>"
-"""What JAX calls a function of which it knows no source: the one of `lower().compile()`, for example (0.8 to 0.12)."""
-
-
-def traced_function(closed: Any) -> str | None:
-    """Name and source line of the function that a program was traced from, in the form of `source_of`."""
-    name = getattr(closed.jaxpr.debug_info, "func_src_info", None)
-    return None if name is None else str(name)
-
-
-def is_eager(closed: Any) -> bool:
-    """Whether a program is of a function of JAX or of this package: an operation outside of jit, such as `jit(sin)`.
-
-    Not so `jax.pmap`, which jits a function of JAX around the user's (0.8 to 0.12), see `is_pmap`.
-    """
-    source = traced_function(closed) or ""
-    folders = [
-        os.path.dirname(path) + os.sep for path in (jax.__file__, os.path.dirname(os.path.abspath(__file__)))
-    ]
-    return any(folder in source for folder in folders) and not is_pmap(closed)
-
-
-def is_pmap(closed: Any) -> bool:
-    """Whether a program is of `jax.pmap`: of a function in JAX's `pmap.py`, until 0.8 of a `linear_util.WrappedFun`."""
-    source = traced_function(closed) or ""
-    return any(f"{os.sep}{file}:" in source for file in ("pmap.py", "linear_util.py"))
-
-
-def source_of(function: Any) -> str:
-    """Name and source line of a function, jitted or not, as JAX's traces note them (0.8 to 0.12)."""
-    wrapped = inspect.unwrap(function)
-    # Until 0.12, JAX does not look into a partial: without this, the name is not the one that the trace has.
-    while isinstance(wrapped, functools.partial):
-        wrapped = inspect.unwrap(wrapped.func)
-    return str(_api_util.fun_sourceinfo(wrapped))
-
-
-def is_jaxs_own(function: Any) -> bool:
-    """Whether JAX defines the function itself, in one of its private modules (0.8 to 0.12)."""
-    return (getattr(function, "__module__", None) or "").startswith("jax._src.")
-
-
 @contextlib.contextmanager
-def equation_context(equation: Any) -> Iterator[None]:
+def equation_context(equation: JaxprEqn) -> Iterator[None]:
     """What an equation was traced in (name stack, source line, `compute_on` and such), as `core.eval_jaxpr` has it."""
     name_stack: Any = _source_info_util.current_name_stack() + equation.source_info.name_stack
     with (
@@ -110,14 +69,14 @@ def no_equation_context() -> Any:
     return _source_info_util.user_context(None, name_stack=_source_info_util.new_name_stack())
 
 
-def equation_frames(equation: Any) -> Iterator[tuple[str, int, str]]:
+def equation_frames(equation: JaxprEqn) -> Iterator[tuple[str, int, str]]:
     """File, line and function of the frames that an equation was traced in, innermost first, without JAX's own.
 
     Only those of the innermost function that JAX traced, and none if that is JAX's own: JAX keeps the traced function,
     and another line may have called it then. From 0.9 on the equation has no other frames; before, without the test
     for `trace_to_jaxpr_dynamic`, the line could be wrong.
     """
-    traceback = equation.source_info.traceback
+    traceback: Any = equation.source_info.traceback
     for frame in traceback.frames if traceback else ():
         if frame.function_name.endswith("trace_to_jaxpr_dynamic"):
             return
@@ -125,13 +84,13 @@ def equation_frames(equation: Any) -> Iterator[tuple[str, int, str]]:
             yield frame.file_name, frame.line_num, frame.function_name
 
 
-def equation_origin(equation: Any) -> tuple[Any, ...]:
+def equation_origin(equation: JaxprEqn) -> tuple[Any, ...]:
     """Where an equation was traced, to the instruction: equal for an operation and for what its transpose makes of it.
 
     Empty if that is not known. `raw_frames` has the code objects and the offsets of their instructions (0.8 to 0.12);
     `equation_frames` has lines only.
     """
-    traceback = equation.source_info.traceback
+    traceback: Any = equation.source_info.traceback
     origin = []
     for code, offset in zip(*(traceback.raw_frames() if traceback else ((), ())), strict=True):
         if code.co_name == "trace_to_jaxpr_dynamic":
@@ -170,7 +129,7 @@ _FRAMEWORKS = ("equinox.", "flax.")
 _VALUE = ("value", "raw_value")  # the attribute of a flax nnx variable that has its array
 
 
-def input_paths(closed: Any) -> Sequence[tuple[str, ...]]:
+def input_paths(closed: ClosedJaxpr) -> Sequence[tuple[str, ...]]:
     """The path of each input of a program in its function's arguments, such as `("params", "Dense_0", "kernel")`.
 
     Called where JAX lowers the program. The names are those of the jitted function's arguments. A framework's jit

@@ -7,8 +7,8 @@ import ctypes
 import functools
 import sys
 import sysconfig
+import traceback
 from collections.abc import Callable
-from types import FrameType
 from typing import Any, cast
 
 import jax
@@ -49,15 +49,15 @@ def extend_waits(function: Callable[[], None], unless: Callable[[], Any]) -> Cal
         ours, which goes on.
 
     Raises:
-        LookupError: this JAX lacks one of the places; nothing has changed then.
+        LookupError: this JAX lacks one of these; nothing has changed then.
     """
-    places = [
+    waits = [
         (ArrayImpl, "block_until_ready"),
         (_xla_client, "batched_block_until_ready"),
         (ArrayImpl, "_value"),
         (ArrayImpl, "__dlpack__"),
     ]
-    replaced = [(owner, name, vars(owner).get(name)) for owner, name in places]
+    replaced = [(owner, name, vars(owner).get(name)) for owner, name in waits]
     for owner, name, found in replaced:
         if not (isinstance(found, property) if name == "_value" else callable(found)):
             raise LookupError(
@@ -162,9 +162,5 @@ def in_callback_of_jax() -> bool:
     JAX sets no mark for it, so this looks for the module `jax._src.callback` among the frames (0.8 to 0.12). Without
     this test, a host function that calls `jax.effects_barrier` would wait for the program that waits for it.
     """
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_globals.get("__name__") == "jax._src.callback":
-            return True
-        frame = frame.f_back
-    return False
+    frames = traceback.walk_stack(sys._getframe(1))
+    return any(frame.f_globals.get("__name__") == "jax._src.callback" for frame, _ in frames)

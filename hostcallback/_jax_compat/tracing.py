@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+import os
+import traceback
 import typing
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import FrameType
@@ -12,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax._src import (
     ad_checkpoint as _ad_checkpoint,  # remat_p
+    api_util as _api_util,  # fun_sourceinfo
     array as _array,  # ArrayImpl: the type of concrete arrays, checked on the dispatch path
     core as _core,  # trace_ctx, eval_trace, Tracer: not in jax.extend.core
     custom_derivatives as _custom_derivatives,  # custom_jvp_call_p, custom_vjp_call_p
@@ -30,6 +35,7 @@ from jax._src.lax.control_flow import (
 )
 
 from hostcallback._jax_compat import versions
+from hostcallback._jax_compat.types import AnyJaxpr, Aval, ClosedJaxpr, Jaxpr, JaxprEqn, Primitive, Tracer
 
 ArrayImpl: Any = _array.ArrayImpl
 # `trace_context.trace is eval_trace` says that the calling thread is outside every JAX transformation and trace
@@ -45,21 +51,34 @@ def outside_traces() -> bool:
 
 def is_staging() -> bool:
     """Whether what the calling thread computes now, under whatever transformation, becomes part of a program."""
-    trace: Any = _core.trace_ctx.trace
-    while trace is not None and not isinstance(trace, _pe.DynamicJaxprTrace):
-        trace = getattr(trace, "parent_trace", None)
-    return trace is not None
+    return any(isinstance(trace, _pe.DynamicJaxprTrace) for trace in _traces())
 
 
 def is_batching() -> bool:
     """Whether the calling thread is in a vmap, under whatever transformation."""
+    return any(isinstance(trace, _batching.BatchTrace) for trace in _traces())
+
+
+def _traces() -> Iterator[Any]:
+    # The current trace, and those around it as far as they are known.
     trace: Any = _core.trace_ctx.trace
-    while trace is not None and not isinstance(trace, _batching.BatchTrace):
+    while trace is not None:
+        yield trace
         trace = getattr(trace, "parent_trace", None)
-    return trace is not None
 
 
-def trace_of(tracer: Any) -> typing.Literal["this", "outer"] | None:
+def in_manual_region() -> bool:
+    """Whether the calling thread traces the body of a shard_map."""
+    return bool(jax.sharding.get_abstract_mesh().manual_axes)
+
+
+def in_partially_manual_region() -> bool:
+    """Whether the calling thread traces the body of a shard_map that leaves some axes to the compiler."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return bool(mesh.manual_axes) and not mesh.are_all_axes_manual
+
+
+def trace_of(tracer: Tracer) -> typing.Literal["this", "outer"] | None:
     """Where a tracer's trace is, relative to the current one; None if it has ended, is inner, or of another kind.
 
     "this" also means transformations (vmap, jvp) around which nothing was traced to a jaxpr since: only tracers of
@@ -67,17 +86,15 @@ def trace_of(tracer: Any) -> typing.Literal["this", "outer"] | None:
     (of inner jits and loop bodies, 0.8 to 0.12) take it elsewhere.
     """
     found: typing.Literal["this", "outer"] = "this"
-    trace: Any = _core.trace_ctx.trace
-    while trace is not None and trace is not eval_trace:
-        if _are_one(trace, tracer._trace):
+    for trace in _traces():
+        if trace is not eval_trace and _are_one(trace, tracer._trace):
             return found
         if isinstance(trace, _pe.DynamicJaxprTrace):
             found = "outer"
-        trace = getattr(trace, "parent_trace", None)
     return None
 
 
-def escaped_tracer_error(value: Any) -> Exception | None:
+def escaped_tracer_error(value: object) -> Exception | None:
     """JAX's error for a tracer whose trace has ended; None for every other value.
 
     JAX (0.8 to 0.12) takes most such tracers for constants of the current trace, and raises only when the program
@@ -86,14 +103,12 @@ def escaped_tracer_error(value: Any) -> Exception | None:
     """
     if not isinstance(value, _core.Tracer):
         return None
-    trace: Any = _core.trace_ctx.trace
-    while not _are_one(trace, value._trace):
+    for trace in _traces():
+        if _are_one(trace, value._trace):
+            return None
         if trace is eval_trace:
             error: Exception = _core.escaped_tracer_error(value)
             return error
-        trace = getattr(trace, "parent_trace", None)
-        if trace is None:
-            return None
     return None
 
 
@@ -107,24 +122,64 @@ def is_frame_of_jit(frame: FrameType) -> bool:
     return frame.f_globals.get("__name__") == "jax._src.pjit"  # from 0.4 to 0.12
 
 
-def tracing_for(frame: FrameType | None) -> str | None:
+def tracing_for(frame: FrameType) -> str | None:
     """The kind of specially lowered code that a frame's thread is tracing; None for ordinary programs.
 
     Such code is a Pallas kernel, the body of a custom partitioning, or a function by which a lowering rule is written
     (`mlir.lower_fun`). The effects of its equations get into no program's list of effects. JAX sets no mark while it
     traces for one, so this looks for the modules and the function that do it (0.8 to 0.12).
     """
-    while frame is not None:
-        module = frame.f_globals.get("__name__", "")
-        if module.startswith("jax._src."):
-            if module == "jax._src.interpreters.mlir" and frame.f_code.co_name == "f_lowered":
-                return "a lowering rule"
-            if module.startswith("jax._src.pallas."):
-                return "a Pallas kernel"
-            if module == "jax._src.custom_partitioning":
-                return "the body of a custom partitioning"
-        frame = frame.f_back
+    for caller, _ in traceback.walk_stack(frame):
+        module = caller.f_globals.get("__name__", "")
+        if module == "jax._src.interpreters.mlir" and caller.f_code.co_name == "f_lowered":
+            return "a lowering rule"
+        if module.startswith("jax._src.pallas."):
+            return "a Pallas kernel"
+        if module == "jax._src.custom_partitioning":
+            return "the body of a custom partitioning"
     return None
+
+
+UNKNOWN_FUNCTION = "<unknown>"
+"""What JAX calls a function of which it knows no source: the one of `lower().compile()`, for example (0.8 to 0.12)."""
+
+
+def traced_function(closed: ClosedJaxpr) -> str | None:
+    """Name and source line of the function that a program was traced from, in the form of `source_of`."""
+    name = getattr(closed.jaxpr.debug_info, "func_src_info", None)
+    return None if name is None else str(name)
+
+
+def is_eager(closed: ClosedJaxpr) -> bool:
+    """Whether a program is of a function of JAX or of this package: an operation outside of jit, such as `jit(sin)`.
+
+    Not so `jax.pmap`, which jits a function of JAX around the user's (0.8 to 0.12), see `is_pmap`.
+    """
+    source = traced_function(closed) or ""
+    folders = [
+        os.path.dirname(path) + os.sep for path in (jax.__file__, os.path.dirname(os.path.abspath(__file__)))
+    ]
+    return any(folder in source for folder in folders) and not is_pmap(closed)
+
+
+def is_pmap(closed: ClosedJaxpr) -> bool:
+    """Whether a program is of `jax.pmap`: of a function in JAX's `pmap.py`, until 0.8 of a `linear_util.WrappedFun`."""
+    source = traced_function(closed) or ""
+    return any(f"{os.sep}{file}:" in source for file in ("pmap.py", "linear_util.py"))
+
+
+def source_of(function: Any) -> str:
+    """Name and source line of a function, jitted or not, as JAX's traces note them (0.8 to 0.12)."""
+    wrapped = inspect.unwrap(function)
+    # Until 0.12, JAX does not look into a partial: without this, the name is not the one that the trace has.
+    while isinstance(wrapped, functools.partial):
+        wrapped = inspect.unwrap(wrapped.func)
+    return str(_api_util.fun_sourceinfo(wrapped))
+
+
+def is_jaxs_own(function: Any) -> bool:
+    """Whether JAX defines the function itself, in one of its private modules (0.8 to 0.12)."""
+    return (getattr(function, "__module__", None) or "").startswith("jax._src.")
 
 
 def cache_weakly(key_type: type[Any]) -> None:
@@ -136,24 +191,23 @@ def cache_weakly(key_type: type[Any]) -> None:
     _util.weakref_cache_key_types.add(key_type)
 
 
-Var: Any = _core.Var
-# What jax.extend.core has too. To import any of jax.extend takes longer than `import hostcallback`, and from 0.12 on it
-# loads Pallas, whose settings make JAX trace and compile once more all that it has compiled before.
-Primitive: Any = _core.Primitive
-Literal: Any = _core.Literal
-cond_p: Any = _conditionals.cond_p
-custom_jvp_call_p: Any = _custom_derivatives.custom_jvp_call_p
-custom_vjp_call_p: Any = _custom_derivatives.custom_vjp_call_p
-jit_p: Any = _pjit.jit_p
-scan_p: Any = _loops.scan_p
-while_p: Any = _loops.while_p
+# These and the types in `types` are in jax.extend.core too. To import any of jax.extend takes longer than `import
+# hostcallback`, and from 0.12 on it loads Pallas, whose settings make JAX trace and compile once more all that it has
+# compiled before.
+cond_p: Primitive = _conditionals.cond_p
+custom_jvp_call_p: Primitive = _custom_derivatives.custom_jvp_call_p
+custom_vjp_call_p: Primitive = _custom_derivatives.custom_vjp_call_p
+jit_p: Primitive = _pjit.jit_p
+scan_p: Primitive = _loops.scan_p
+while_p: Primitive = _loops.while_p
 INLINE_CALLS = ("core_call", "closed_call", "core_closed_call", "call")
 """Primitives that only call a program."""
 
 
-def eval_jaxpr(closed: Any, *args: Any) -> list[Any]:
-    """Evaluates a closed jaxpr."""
-    return _core.eval_jaxpr(closed.jaxpr, closed.consts, *args)
+def eval_jaxpr(program: AnyJaxpr, *args: Any) -> list[Any]:
+    """Evaluates a jaxpr, closed or without constants."""
+    jaxpr, consts = open_jaxpr(program)
+    return _core.eval_jaxpr(jaxpr, consts, *args)
 
 
 def open_jaxpr(jaxpr: Any) -> tuple[Any, Sequence[Any]]:
@@ -161,22 +215,22 @@ def open_jaxpr(jaxpr: Any) -> tuple[Any, Sequence[Any]]:
     return getattr(jaxpr, "jaxpr", jaxpr), getattr(jaxpr, "consts", ())
 
 
-def equations_of(jaxprs: Iterable[Any], primitives: Sequence[Any]) -> Iterator[Any]:
+def equations_of(jaxprs: Iterable[AnyJaxpr], primitives: Sequence[Primitive]) -> Iterator[JaxprEqn]:
     """Every equation of one of the primitives in the jaxprs, and in those within them."""
     for jaxpr in jaxprs:
         for equation in jaxpr.eqns:
             if equation.primitive in primitives:
                 yield equation
-        yield from equations_of(_core.subjaxprs(jaxpr), primitives)
+        yield from equations_of(_core.subjaxprs(open_jaxpr(jaxpr)[0]), primitives)
 
 
-def constants_to_inputs(closed: Any) -> tuple[Any, list[Any]]:
+def constants_to_inputs(closed: ClosedJaxpr) -> tuple[ClosedJaxpr, list[Any]]:
     """The same program with its constants as leading inputs, and those constants."""
     jaxpr = _pe.convert_constvars_jaxpr(closed.jaxpr)
     return _pe.close_jaxpr(jaxpr), list(closed.consts)
 
 
-def lower_to_primitives(closed: Any) -> Any:
+def lower_to_primitives(closed: ClosedJaxpr) -> ClosedJaxpr:
     """The same program without "high-level" equations, which have no lowering rules.
 
     They came with 0.8; `jax.lax.custom_root` is one since 0.12. Without it, the lowering of such a program raises that
@@ -184,7 +238,8 @@ def lower_to_primitives(closed: Any) -> Any:
     """
     if not closed.jaxpr.is_high or any(aval.is_high for aval in (*closed.in_avals, *closed.out_avals)):
         return closed
-    return versions.lower_to_lojaxpr(closed)
+    lowered: ClosedJaxpr = versions.lower_to_lojaxpr(closed)
+    return lowered
 
 
 def bind_equation(equation: Any, values: Sequence[Any]) -> list[Any]:
@@ -216,36 +271,35 @@ def jit_shardings(params: dict[str, Any], name: str) -> tuple[Any, ...] | None:
     return None if all(s is None for s in shardings) else tuple(shardings)
 
 
-def result_paths(closed: Any) -> list[str]:
+def result_paths(closed: ClosedJaxpr) -> list[str]:
     """For each result of a program its path in what the function returns, such as `[0]['w']` (0.8 to 0.12)."""
     count = len(closed.jaxpr.outvars)
     paths = closed.jaxpr.debug_info.safe_result_paths(count)
     return [str(path or "").removeprefix("result") for path in paths]
 
 
-def wrap_keys(data: Any, aval: Any) -> Any:
+def wrap_keys(data: Any, aval: Aval) -> Any:
     """Typed keys of the type `aval` from their data. A type has its implementation as `_impl` (0.8 to 0.12)."""
     return jax.random.wrap_key_data(jnp.asarray(data), impl=aval.dtype._impl)
 
 
-def zero_keys(aval: Any) -> Any:
+def zero_keys(aval: Aval) -> Any:
     """Typed keys of the type `aval` whose data is zero."""
     return wrap_keys(np.zeros((*aval.shape, *aval.dtype._impl.key_shape), np.uint32), aval)
 
 
-remat_p: Any = _ad_checkpoint.remat_p  # jax.extend.core.primitives has it since 0.10
+remat_p: Primitive = _ad_checkpoint.remat_p  # jax.extend.core.primitives has it since 0.10
 batch_jaxpr: Any = _batching.batch_jaxpr2
 
 
-def closed_jaxpr(function: Callable[..., Any], avals: Sequence[Any]) -> Any:
+def closed_jaxpr(function: Callable[..., Any], avals: Sequence[Aval]) -> ClosedJaxpr:
     """The closed jaxpr of a function that returns a list, without constants, for operands of these avals."""
-    closed: Any = jax.make_jaxpr(function)(*avals)
-    return closed
+    return jax.make_jaxpr(function)(*avals)
 
 
 def zero_tangent(primal: Any) -> Any:
     """A symbolic zero for the tangent of a value."""
-    aval: Any = jax.typeof(primal)
+    aval: Aval = jax.typeof(primal)
     return _ad.Zero(aval.to_tangent_aval())
 
 
@@ -267,7 +321,7 @@ KERNEL_PRIMITIVES = [
 """Modules, imported with Pallas, and their primitives that run kernels."""
 
 
-def kernel_jaxprs(params: dict[str, Any]) -> list[Any]:
+def kernel_jaxprs(params: dict[str, Any]) -> list[Jaxpr]:
     """The kernels of an equation of such a primitive, and the index maps of their blocks (0.8 to 0.12)."""
     blocks = getattr(params.get("grid_mapping"), "block_mappings", ())
     kernels = params["jaxprs"] if "jaxprs" in params else (params["jaxpr"],)

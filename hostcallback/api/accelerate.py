@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from hostcallback import _jax_compat as compat
-from hostcallback.api.public import public
 from hostcallback.lifecycle import readiness, receivers as transport
 from hostcallback.lowering import takeover
 from hostcallback.receiver import environment
 from hostcallback.receiver.errors import ReentrantWaitError
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.runtime.runtime import runtime
+from hostcallback.tracing.arguments import public
 from hostcallback.tracing.source_line import SourceLine, first_user_line, user_source_line
 
 
@@ -195,7 +195,7 @@ def _activate(acceleration: Acceleration) -> None:
                     error,
                 )
                 continue
-            bind = functools.partial(_bind, name, compat.own_bind(primitive))
+            bind = functools.partial(_bind, name, primitive.bind)
             compat.replace_bind(primitive, bind)
             _replaced[name] = primitive, bind
         if not _active:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from time import perf_counter
 
 from hostcallback import _jax_compat as compat
-from hostcallback.api.public import public
-from hostcallback.lifecycle import effect_dispatch, unsettled
 from hostcallback.lifecycle.ending import ExitWait
+from hostcallback.primitives import effects
 from hostcallback.receiver.errors import ReentrantWaitError, TapFunctionException
 from hostcallback.receiver.runtime.runtime import runtime
 from hostcallback.receiver.sinks.progress.bars import bars
 from hostcallback.sync import inflight
+from hostcallback.tracing.arguments import public
 
 
 class _ThisThread(threading.local):
@@ -102,10 +102,6 @@ def _wait_for_taps(
         if exit_wait is not None:
             exit_wait.look()
 
-    def settle_by() -> float | None:
-        return deadline if exit_wait is None else perf_counter() + exit_wait.idle_sec
-
-    unsettled.settle_all(settle_by())
     # Programs that are dropped by now were dispatched before, so after the wait no message of theirs is on its way.
     retired = runtime.registry.retired()
     names = None if names is None else list(names)
@@ -120,15 +116,44 @@ def _wait_for_taps(
             break
         inflight.wait_for_tap_functions(deadline, look)
         runtime.wait_delivered(names, deadline=deadline, stall_sec=stall_sec, look=look)
-    unsettled.settle_delivered(settle_by())
+    _call_after_delivery(deadline if exit_wait is None else perf_counter() + exit_wait.idle_sec)
     bars.close_all()
-    effect_dispatch.forget_failures()
+    if effects.forget_failures is not None:
+        effects.forget_failures()
     if names is None:
         runtime.registry.forget(retired)
 
 
 MAX_GENERATIONS = 16
 """How many times a barrier waits for what the functions that it waited for have emitted: it ends even if each emits."""
+
+
+AfterDelivery = Callable[[float | None], None]
+"""Called with the `perf_counter()` value at which to give up; None for never."""
+
+_lock = threading.Lock()  # protects the dict below
+_after_delivery: dict[AfterDelivery, None] = {}
+
+
+def add_after_delivery(call: AfterDelivery) -> None:
+    """Has the next wait for taps call `call(deadline)`, once, when the messages are delivered. Any thread."""
+    if call not in _after_delivery:
+        with _lock:
+            _after_delivery[call] = None
+
+
+def _call_after_delivery(deadline: float | None) -> None:
+    while _after_delivery:
+        with _lock:
+            call = next(iter(_after_delivery), None)
+            if call is None:
+                return
+            del _after_delivery[call]
+        try:
+            call(deadline)  # without the lock: it may wait for devices, and add others
+        except BaseException:
+            add_after_delivery(call)  # for the next wait
+            raise
 
 
 def merge(found: Sequence[TapFunctionException]) -> TapFunctionException | None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from hostcallback.api.public import check_arguments, public
 from hostcallback.primitives.call import emit_call
 from hostcallback.receiver.tap_arguments import refuse_async
+from hostcallback.tracing.arguments import check_arguments, public
 from hostcallback.tracing.source_line import user_source_line
 from hostcallback.tracing.tap_spec import TapOptions, default_name
 

@@ -13,7 +13,6 @@ import numpy as np
 
 from hostcallback import _jax_compat as compat
 from hostcallback.api.barrier import wait_for_taps
-from hostcallback.api.public import public
 from hostcallback.api.receiver import OutfeedReceiver, outfeed_receiver
 from hostcallback.primitives.tap import bind_tap, template_of
 from hostcallback.receiver.errors import TapFunctionException
@@ -21,7 +20,7 @@ from hostcallback.receiver.failures.deferred_errors import MAX_KEPT, OnError
 from hostcallback.receiver.runtime.runtime import runtime
 from hostcallback.receiver.sinks.factory import Binding
 from hostcallback.receiver.wire import tap_descriptor
-from hostcallback.tracing.format_check import check_format
+from hostcallback.tracing.arguments import check_format, public
 from hostcallback.tracing.source_line import user_place, user_source_line
 from hostcallback.tracing.tap_spec import TapOptions
 

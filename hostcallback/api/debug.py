@@ -14,7 +14,6 @@ import numpy as np
 from jax import lax
 
 from hostcallback import _jax_compat as compat
-from hostcallback.api.public import public
 from hostcallback.primitives.call import emit_call
 from hostcallback.primitives.tap import bind_tap, emit_text
 from hostcallback.receiver.sinks import debugger as stops
@@ -24,10 +23,9 @@ from hostcallback.receiver.sinks.print import SupportsWrite
 from hostcallback.receiver.sinks.tap import takes_keyword
 from hostcallback.receiver.tap_arguments import refuse_async
 from hostcallback.receiver.wire import tap_descriptor
-from hostcallback.tracing.format_check import named_fields
-from hostcallback.tracing.frames import CapturedFrame, capture_frames
-from hostcallback.tracing.retention import Unavailable
+from hostcallback.tracing.arguments import named_fields, public
 from hostcallback.tracing.source_line import SourceLine, place_name, user_source_line
+from hostcallback.tracing.stack_frames import CapturedFrame, Unavailable, capture_frames
 from hostcallback.tracing.tap_spec import TapOptions, callback_options, check_switch, default_name
 
 PRINT_OPTIONS = ("output_stream", "name", "processes")

@@ -7,11 +7,11 @@ from typing import Any
 
 import jax.export
 
-from hostcallback.api.public import public
 from hostcallback.lowering import embedded
 from hostcallback.receiver.runtime.runtime import runtime
 from hostcallback.receiver.sinks.factory import Binding
 from hostcallback.receiver.tap_arguments import refuse_async
+from hostcallback.tracing.arguments import public
 
 
 @public

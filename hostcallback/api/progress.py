@@ -13,14 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from hostcallback.api.public import public
 from hostcallback.api.watch.watch import watch_nonfinite
 from hostcallback.primitives.lane_masks import any_lane
-from hostcallback.primitives.paced_loops import as_one_program, run_while, scan_steps
+from hostcallback.primitives.paced_loops import Messages, Scan, While, as_one_program, send_if
 from hostcallback.primitives.tap import bind_tap
 from hostcallback.receiver.sinks.factory import Binding
 from hostcallback.receiver.sinks.progress.bars import Phase
 from hostcallback.receiver.wire import tap_descriptor
+from hostcallback.tracing.arguments import public
 from hostcallback.tracing.source_line import user_source_line
 from hostcallback.tracing.tap_spec import TapOptions
 
@@ -121,70 +121,57 @@ def check_installed(display: str) -> None:
         )
 
 
-class BarMessages:
-    """Emits the messages of one loop's bar."""
+def _bar_messages(
+    bar: Progress, total: Any, view: Callable[..., tuple[Any, ...]] = lambda *values: values
+) -> Messages:
+    """Returns what emits the messages of one loop's bar.
 
-    def __init__(
-        self, progress: Progress, total: Any, view: Callable[..., tuple[Any, ...]] = lambda *values: values
-    ) -> None:
-        """Makes the messages of a bar.
+    Args:
+        bar: what it shows.
+        total: number of steps of the loop, traced or not; None if it is not known.
+        view: returns the arguments of the user's `postfix`, from the values of the loop.
+    """
+    key = str(
+        user_source_line()
+    )  # here: the messages may be traced at several lines, and in the rule of a derivative
+    announced = total if bar.total is None else bar.total
 
-        Args:
-            progress: what it shows.
-            total: number of steps of the loop, traced or not; None if it is not known.
-            view: returns the arguments of the user's `postfix`, from the values of the loop.
-        """
-        self._progress = progress
-        self._total = total if progress.total is None else progress.total
-        # The loop's messages may be traced at several lines, and in the rule of a derivative.
-        self._view = view
-        self._key = str(user_source_line())
+    def send(phase: Phase, step: Any, postfix: Mapping[str, Any]) -> None:
+        _emit(phase, step, announced, postfix, bar, key)
 
-    def begin(self) -> None:
-        """Shows the bar, at step 0."""
-        self._emit(Phase.BEGIN, 0, {})
-
-    def update(self, step: Any, postfix: Mapping[str, Any]) -> None:
-        """Moves the bar to a step."""
-        self._emit(Phase.UPDATE, step, postfix)
-
-    def end(self, step: Any, postfix: Mapping[str, Any]) -> None:
-        """Moves the bar to its last step, and ends it."""
-        self._emit(Phase.END, step, postfix)
-
-    def postfix(self, *values: Any) -> Mapping[str, Any]:
-        """Calls the user's function with values of the loop, through which no gradient flows.
-
-        Raises:
-            TypeError: it returned something else than a dict with texts as keys.
-        """
-        if self._progress.postfix is None:
+    def postfix(*values: Any) -> Mapping[str, Any]:
+        if bar.postfix is None:
             return {}
-        found = self._progress.postfix(*without_gradient(self._view(*values)))
+        found = bar.postfix(*without_gradient(view(*values)))
         if not isinstance(found, Mapping) or not all(isinstance(key, str) for key in found):
             raise TypeError(f"postfix returned {found!r}, expected a dict such as {{'loss': loss}}")
         return found
 
-    def _emit(self, phase: Phase, step: Any, postfix: Mapping[str, Any]) -> None:
-        progress = self._progress
-        total = -1 if self._total is None else self._total
-        emit(message(phase, step, total, postfix), progress, self._key)
+    return Messages(send, postfix)
 
 
-def message(phase: Phase, step: Any, total: Any, postfix: Mapping[str, Any]) -> Any:
-    """Returns the value that the tap of a message sends; see `receiver.sinks.progress.bars.Step`."""
-    return np.int32(phase), _count(step), _count(total), dict(postfix)
-
-
-def emit(arg: Any, progress: Progress, key: str, *, own_rate: float = 0.0) -> None:
-    """Binds the tap of one message of a bar.
+def _emit(
+    phase: Phase,
+    step: Any,
+    total: Any,
+    postfix: Mapping[str, Any],
+    progress: Progress,
+    key: str,
+    *,
+    own_rate: float = 0.0,
+) -> None:
+    """Binds the tap of one message of a bar; see `receiver.sinks.progress.bars.Step`.
 
     Args:
-        arg: the message.
+        phase: of the loop.
+        step: number of steps that have run.
+        total: number of steps of the loop; None if it is not known.
+        postfix: the values behind the bar.
         progress: what the bar shows.
         key: loops with the same key on a device share a bar.
         own_rate: largest number of messages per second; 0 for no limit.
     """
+    arg = np.int32(phase), _count(step), _count(-1 if total is None else total), dict(postfix)
     params = {
         "key": key, "desc": progress.desc, "unit": progress.unit, "display": progress.display, "leave": progress.leave,
         "own_rate": own_rate,
@@ -258,8 +245,8 @@ def scan(
     steps = None if bar is None else _length(xs, length)
     if bar is None or steps is None:  # with a wrong length, JAX raises
         return lax.scan(f, init, xs, length, reverse, unroll, **options)
-    messages = BarMessages(bar, steps)
-    return scan_steps(f, init, xs, steps, messages, {"reverse": reverse, "unroll": unroll, **options})
+    loop = Scan(f, steps, _bar_messages(bar, steps), {"reverse": reverse, "unroll": unroll, **options})
+    return loop.run(init, xs)
 
 
 def _length(xs: Any, length: int | None) -> int | None:
@@ -321,11 +308,12 @@ def fori_loop(
         index, value = carry
         return (index + 1, body_fun(index, value)), None
 
-    messages = BarMessages(bar, max(last - first, 0), view=lambda carry, y: (carry[1],))
+    steps = max(last - first, 0)
+    messages = _bar_messages(bar, steps, view=lambda carry, y: (carry[1],))
 
     def loop(value: Any) -> Any:
         init = (jnp.asarray(lower, dtype), value)
-        (_, value), _ = scan_steps(step, init, None, max(last - first, 0), messages, {"unroll": unroll or 1})
+        (_, value), _ = Scan(step, steps, messages, {"unroll": unroll or 1}).run(init, None)
         return value
 
     return as_one_program(loop, init_val)
@@ -336,13 +324,13 @@ def _traced_fori_loop(
 ) -> Any:
     dtype = jnp.result_type(lower, upper)
     lower, upper = jnp.asarray(lower, dtype), jnp.asarray(upper, dtype)
-    messages = BarMessages(bar, jnp.maximum(upper - lower, 0), view=lambda carry: (carry[1],))
+    messages = _bar_messages(bar, jnp.maximum(upper - lower, 0), view=lambda carry: (carry[1],))
 
     def step(carry: Any) -> Any:
         index, value = carry
         return index + 1, body_fun(index, value)
 
-    return run_while(lambda carry: carry[0] < upper, step, (lower, init_val), messages)[1]
+    return While(lambda carry: carry[0] < upper, step, messages).run((lower, init_val))[1]
 
 
 @public
@@ -377,7 +365,7 @@ def while_loop(
     bar = chosen(progress)
     if bar is None:
         return lax.while_loop(cond_fun, body_fun, init_val)
-    return run_while(cond_fun, body_fun, init_val, BarMessages(bar, None))
+    return While(cond_fun, body_fun, _bar_messages(bar, None)).run(init_val)
 
 
 RATE = 10.0
@@ -419,9 +407,7 @@ def progress(total: Any, *, step: Any, desc: str | None = None, unit: str = "it"
     check_total(step, "step of hcb.progress")
     key, shown = str(user_source_line()), without_gradient(postfix)
     done = jnp.asarray(step) + 1
-    known = -1 if total is None else total
-    emit(message(Phase.UPDATE, done, known, shown), bar, key, own_rate=RATE)
+    _emit(Phase.UPDATE, done, total, shown, bar, key, own_rate=RATE)
     if total is not None:
         # Elements of a vmap may be at different steps: a condition per element would send in each step.
-        last = any_lane(done == total)
-        jax.lax.cond(last, lambda: emit(message(Phase.END, done, known, shown), bar, key), lambda: None)
+        send_if(any_lane(done == total), lambda: _emit(Phase.END, done, total, shown, bar, key))

@@ -16,7 +16,6 @@ import jax
 
 from hostcallback import _jax_compat as compat
 from hostcallback.api.barrier import wait_for_taps
-from hostcallback.api.public import public
 from hostcallback.api.receiver_options import (
     MetricsWarning,
     ReceiverSink,
@@ -29,12 +28,10 @@ from hostcallback.api.receiver_options import (
     receiver_sinks,
     refuse_process,
 )
-from hostcallback.lifecycle import effect_dispatch, monitoring, receivers as transport
+from hostcallback.lifecycle import monitoring, receivers as transport
 from hostcallback.lifecycle.ending import (
     GRACE_SEC,
     InterruptedWait,
-    end_flushing,
-    flush_at_termination,
     is_interrupt,
     tell_loss,
 )
@@ -45,7 +42,7 @@ from hostcallback.lifecycle.forwarding import (
     open_forwarder,
     process_index,
 )
-from hostcallback.lifecycle.receivers import choose_devices
+from hostcallback.primitives import effect_dispatch
 from hostcallback.receiver.errors import TapTimeoutError
 from hostcallback.receiver.failures.check_report import FailedCheck
 from hostcallback.receiver.failures.deferred_errors import MAX_KEPT, OnError
@@ -57,10 +54,12 @@ from hostcallback.receiver.runtime.device_stats import DeviceStats, ShownAsSumma
 from hostcallback.receiver.runtime.dispatch.scope import Scope, ScopeSinks
 from hostcallback.receiver.runtime.rules.rule_table import RuleNotes
 from hostcallback.receiver.runtime.runtime import runtime
+from hostcallback.receiver.runtime.signals import watch_termination
 from hostcallback.receiver.sinks.metric_writers.sink import WriterStats
 from hostcallback.receiver.sources.back_pressure import BackPressure, Policy
 from hostcallback.receiver.taplog.writing.recorder import Recorder, record as record_to
 from hostcallback.sync import inflight
+from hostcallback.tracing.arguments import public
 from hostcallback.tracing.source_line import user_source_line
 
 DRAIN_SEC = 0.3
@@ -83,11 +82,10 @@ class OutfeedReceiver(ShownAsSummary):
         scope: Scope,
         devices: Sequence[jax.Device],
         timeout_sec: float,
-        sinks: ReceiverSinks | None = None,
-        flight_recorder: str | os.PathLike[str] | None = None,
+        sinks: ReceiverSinks,
+        flight_recorder: str | os.PathLike[str] | None,
     ) -> None:
         """Makes the receiver; see `outfeed_receiver`."""
-        sinks = sinks or ReceiverSinks()
         self._forward = sinks.forward
         self._forwarder: Forwarder | None = None
         self._rule_notes: list[RuleNotes] = []
@@ -187,7 +185,7 @@ class OutfeedReceiver(ShownAsSummary):
         elif self._record is not None:
             self._scope.record_with(self._record)
         if self._scope.recorder is not None:
-            flush_at_termination(self._scope.recorder)
+            watch_termination.add(self._scope.recorder)
         if self._metrics is not None:
             self._metrics.open()
         if self._forward is not None:
@@ -331,7 +329,7 @@ class OutfeedReceiver(ShownAsSummary):
             recorder.flush()
         else:
             recorder.close()
-        end_flushing(recorder)  # not before: SIGTERM may come while it is being closed
+        watch_termination.remove(recorder)  # not before: SIGTERM may come while it is being closed
         lost = sum(row.unrecorded for row in self.stats)
         if lost:
             warnings.warn(
@@ -456,4 +454,6 @@ def outfeed_receiver(
         from hostcallback.api.failures import FailureCapsules
 
         scope.deferred.unclaimed = FailureCapsules(folder, receiver_name, str(user_source_line()))
-    return OutfeedReceiver(scope, choose_devices(backends, devices), timeout_sec, taking, flight_recorder)
+    return OutfeedReceiver(
+        scope, transport.choose_devices(backends, devices), timeout_sec, taking, flight_recorder
+    )

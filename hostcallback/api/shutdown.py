@@ -14,7 +14,7 @@ from types import TracebackType
 # close the files that receivers write to, so they must run last.
 import hostcallback.api.receiver  # noqa: F401
 from hostcallback.api.barrier import leave_effects_barrier, merge, wait_for_taps
-from hostcallback.lifecycle import effect_dispatch, receivers as transport
+from hostcallback.lifecycle import receivers as transport
 from hostcallback.lifecycle.ending import (
     GRACE_SEC,
     ExitWait,
@@ -25,6 +25,7 @@ from hostcallback.lifecycle.ending import (
     is_interrupt,
     tell_loss,
 )
+from hostcallback.primitives import effects
 from hostcallback.receiver import environment
 from hostcallback.receiver.errors import ReentrantWaitError, TapFunctionException, TapTimeoutError
 from hostcallback.receiver.log import logger
@@ -76,8 +77,7 @@ def _deliver_at_exit() -> None:
     except KeyboardInterrupt:
         lost = _give_up_at_exit()
     hold_daemon_threads()  # again: the wait may have taken longer than they are held
-    effect_dispatch.forget_failures()
-    errors = merge(runtime.take_deferred())
+    errors = _take_errors()
     if not lost:
         runtime.remove_files()
     # The daemon threads go on, because exit handlers that were registered earlier may still emit messages.
@@ -118,12 +118,17 @@ def _end_interrupted(error: BaseException) -> None:
         runtime.close_calls(_CALLS_END)
         if not hurries:  # the tap that runs now may print
             _wait_until(perf_counter() + LAST_TAP_SEC)
-        effect_dispatch.forget_failures()
-        errors = merge(runtime.take_deferred())
+        errors = _take_errors()
         if errors is not None:
             _report(errors)
     finally:  # also after another Ctrl-C
         tell_loss(error, lost)
+
+
+def _take_errors() -> TapFunctionException | None:
+    if effects.forget_failures is not None:  # also if the wait has not ended
+        effects.forget_failures()
+    return merge(runtime.take_deferred())
 
 
 def _may_tap(thread: threading.Thread) -> bool:

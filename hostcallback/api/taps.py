@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from hostcallback import _jax_compat as compat
-from hostcallback.api.public import public
 from hostcallback.receiver.control.endpoints import endpoints
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.runtime.rules.rules import (
@@ -21,6 +20,7 @@ from hostcallback.receiver.runtime.rules.rules import (
 )
 from hostcallback.receiver.runtime.runtime import runtime
 from hostcallback.receiver.text import table
+from hostcallback.tracing.arguments import public
 
 
 class TapSelection:

@@ -10,7 +10,6 @@ from typing import Any
 
 from hostcallback.receiver.errors import TapTimeoutError
 from hostcallback.receiver.log import logger
-from hostcallback.receiver.runtime import signals
 from hostcallback.receiver.runtime.runtime import runtime
 
 GRACE_SEC = 0.8
@@ -32,6 +31,11 @@ def is_interrupt(error: BaseException | None) -> bool:
     return type(error).__name__ == "JaxRuntimeError" and "KeyboardInterrupt" in str(error)
 
 
+def _say(text: str) -> None:
+    with suppress(OSError, ValueError):  # the standard error output is closed
+        print(text, file=sys.stderr, flush=True)
+
+
 class InterruptedWait:
     """The wait of an interrupted program for its taps. Says at its start that another Ctrl-C ends it.
 
@@ -47,8 +51,7 @@ class InterruptedWait:
         text = f"{_MARK}waiting at most {seconds:g} s for {self.backlog}; another Ctrl-C ends the program at once"
         if self.backlog:
             try:
-                with suppress(OSError, ValueError):  # the standard error output is closed
-                    print(text, file=sys.stderr, flush=True)
+                _say(text)
             except KeyboardInterrupt:  # the other one
                 self.end()
 
@@ -66,28 +69,12 @@ def tell_loss(error: BaseException, found: Sequence[str]) -> None:
     if not found:
         return
     error.__dict__[_TOLD] = True
-    with suppress(OSError, ValueError):  # the standard error output is closed
-        print(f"{_MARK}{'; '.join(' '.join(text.split()) for text in found)}", file=sys.stderr, flush=True)
+    _say(f"{_MARK}{'; '.join(' '.join(text.split()) for text in found)}")
 
 
 def has_told_loss(error: BaseException | None) -> bool:
     """Whether such a line was printed for this exception."""
     return error is not None and _TOLD in error.__dict__
-
-
-def flush_at_termination(flushed: signals.Drains) -> None:
-    """Registers `flushed`: at SIGTERM the emitted messages are delivered and `flushed` is drained."""
-    signals.watch_termination.deliver = _deliver
-    signals.watch_termination.add(flushed)
-
-
-def end_flushing(flushed: signals.Drains) -> None:
-    """Unregisters `flushed`."""
-    signals.watch_termination.remove(flushed)
-
-
-def _deliver(timeout_sec: float) -> None:
-    runtime.wait_delivered(deadline=perf_counter() + timeout_sec)
 
 
 TELL_SEC = 3.0
@@ -122,12 +109,9 @@ class ExitWait:
         if not self._told and now - self._begun > TELL_SEC:
             self._told = True
             waits_for = describe_backlog() or "computations that still run"
-            with suppress(OSError, ValueError):  # the standard error output is closed
-                print(
-                    f"hostcallback: the program has ended and waits for {waits_for}; Ctrl-C ends it without them",
-                    file=sys.stderr,
-                    flush=True,
-                )
+            _say(
+                f"hostcallback: the program has ended and waits for {waits_for}; Ctrl-C ends it without them"
+            )
 
 
 def describe_backlog() -> str:
@@ -153,8 +137,8 @@ def _progress() -> tuple[Any, ...]:
 
 
 def _records() -> list[str]:
-    scopes = [scope for scope in runtime.current_scopes() if scope.metrics is not None]
-    return [text for scope in scopes if scope.metrics for text in scope.metrics.backlog()]
+    metrics = [scope.metrics for scope in runtime.current_scopes() if scope.metrics is not None]
+    return [text for sink in metrics for text in sink.backlog()]
 
 
 _NO_END = (

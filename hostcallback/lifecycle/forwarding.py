@@ -1,4 +1,4 @@
-"""Opens and closes the forwarder of a receiver; this process's place in its program, for collectors and logs."""
+"""Opens and closes the forwarder of a receiver; the index of this process in its program, for collectors and logs."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import uuid
 import jax
 
 from hostcallback import _jax_compat as compat
-from hostcallback.lifecycle import receivers as transport
-from hostcallback.lifecycle.ending import end_flushing, flush_at_termination
+from hostcallback.lifecycle.receivers import device_name
 from hostcallback.receiver import processes
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.remote.forwarder import Forwarder
 from hostcallback.receiver.remote.options import Forward
+from hostcallback.receiver.runtime.signals import watch_termination
 
 KEY = "hostcallback/job"
 RUN_KEY = "hostcallback/run"
@@ -73,19 +73,15 @@ class ForwardingWarning(UserWarning):
     """
 
 
-def local_devices() -> dict[str, int]:
-    """Returns, by name, the index of each device among the local devices of this process."""
-    return {name: place for place, name in enumerate(map(transport.device_name, jax.local_devices()))}
-
-
 def open_forwarder(options: Forward) -> Forwarder:
     """Opens a forwarder. At SIGTERM it also forwards the messages that the devices have emitted by then.
 
     Raises:
         HostCallbackError: the spool cannot be made, or a file is not a certificate or key.
     """
-    forwarder = Forwarder(options, process_index=process_index(), local_devices=local_devices(), job=job())
-    flush_at_termination(forwarder)
+    devices = {device_name(device): number for number, device in enumerate(jax.local_devices())}
+    forwarder = Forwarder(options, process_index=process_index(), local_devices=devices, job=job())
+    watch_termination.add(forwarder)
     return forwarder
 
 
@@ -100,7 +96,7 @@ def end_forwarding(forwarder: Forwarder, *, drain_sec: float | None = None) -> l
         forwarder.limit_drain(drain_sec)
     # Unregistered only after it is closed: a SIGTERM during the wait must still reach it.
     forwarder.close()
-    end_flushing(forwarder)
+    watch_termination.remove(forwarder)
     outcome = forwarder.outcome()
     found = []
     if outcome.lost_messages:

@@ -109,6 +109,13 @@ def start(platform: str) -> None:
     endpoints.start()
 
 
+def _deliver(timeout_sec: float) -> None:
+    runtime.wait_delivered(deadline=time.perf_counter() + timeout_sec)
+
+
+signals.watch_termination.deliver = _deliver
+
+
 def _record_flight() -> None:
     # A program must not fail because the folder of the flight recorder cannot be written.
     directory = environment.FLIGHT_RECORDER.read()

@@ -1,10 +1,10 @@
 """Lets host functions call JAX, however many programs wait for host functions at that time.
 
 XLA:CPU has one pool of threads for asynchronous programs, as large as the number of cores or devices, and accepts 32
-programs at a time per device. A program holds a thread and a place until it ends, also while it waits for an FFI
+programs at a time per device. A program holds a thread and a slot until it ends, also while it waits for an FFI
 future, and so may the programs that are queued behind it. If a host function's programs were put into that pool, the
 host function could wait without end. But XLA runs a program that is dispatched inside a Python callback of JAX at once
-on the dispatching thread (from JAX 0.12 on even if the device has no free place). So a host function is called from
+on the dispatching thread (from JAX 0.12 on even if the device has no free slot). So a host function is called from
 such a callback, unless it runs on the thread that dispatched the program, which holds no thread of the pool and has
 queued no programs behind it.
 """
@@ -15,12 +15,13 @@ import functools
 import os
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 import jax
 
 from hostcallback import _jax_compat as compat
-from hostcallback._jax_compat import Primitive
+from hostcallback._jax_compat.types import Primitive
 from hostcallback.receiver import processes
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.messages import Message, Sink
@@ -82,39 +83,26 @@ def call_inside_callback(device: jax.Device, function: Callable[[], Any]) -> Any
     Returns:
         The result of the function. Its exceptions are raised.
     """
-    outcome: list[Any] = []
-    raised: list[BaseException] = []
-
-    def call() -> None:
-        try:
-            outcome.append(function())
-        except BaseException as error:  # kept here, because XLA would turn the exception into a text
-            raised.append(error)
-
-    _inside.function = call
+    outcome: Future[Any] = Future()
+    _inside.function = functools.partial(_call_into, outcome, function)
     try:
         _program(device)()
     except Exception:
         logger.exception("a host function on %s may wait without end if it uses JAX", device)
         _call()  # if the program has not called it: without the callback is better than not at all
-    if _take() is not None:
-        return _call_elsewhere(device, function)
-    if raised:
-        raise raised.pop()
-    return outcome.pop()
+    return _call_elsewhere(device, function) if _take() is not None else outcome.result()
+
+
+def _call_into(outcome: Future[Any], function: Callable[[], Any]) -> None:
+    try:
+        outcome.set_result(function())
+    except BaseException as error:  # kept here, because XLA would turn the exception into a text
+        outcome.set_exception(error)
 
 
 def _call_elsewhere(device: jax.Device, function: Callable[[], Any]) -> Any:
-    outcome: list[Any] = []
-    raised: list[BaseException] = []
-
-    def call() -> None:
-        try:
-            outcome.append(call_inside_callback(device, function))
-        except BaseException as error:
-            raised.append(error)
-
-    thread = ThreadFor(call)
+    outcome: Future[Any] = Future()
+    thread = ThreadFor(lambda: _call_into(outcome, lambda: call_inside_callback(device, function)))
     try:
         thread.start()
     except (
@@ -122,9 +110,7 @@ def _call_elsewhere(device: jax.Device, function: Callable[[], Any]) -> Any:
     ):  # Python starts no threads during shutdown: without the callback is better than not at all
         return function()
     thread.join()
-    if raised:
-        raise raised.pop()
-    return outcome.pop()
+    return outcome.result()
 
 
 def forget() -> None:

@@ -15,7 +15,7 @@ from jax.sharding import Sharding
 
 from hostcallback import _jax_compat as compat
 from hostcallback._jax_compat.types import ClosedJaxpr, LoweringRuleContext
-from hostcallback.primitives.effects import TapEffect
+from hostcallback.primitives.effects import TapEffect, note_program
 from hostcallback.receiver import environment
 from hostcallback.receiver.log import logger
 
@@ -41,10 +41,8 @@ def _lower(ctx: LoweringRuleContext, *args: Any, closed: ClosedJaxpr) -> Any:
 
 def discharge(closed: ClosedJaxpr, inner: ClosedJaxpr) -> Any:
     """Returns a program that runs `inner` without its tap effects, with the inputs and results of `closed`."""
-    from hostcallback.lifecycle import effect_dispatch
-
     if compat.has_effect(inner, TapEffect):
-        effect_dispatch.note_program(closed)
+        note_program(closed)
     return compat.as_one_equation(closed, inner, boundary_p, _other_effects(inner))
 
 

@@ -22,10 +22,9 @@ from hostcallback._jax_compat import Primitive
 from hostcallback._jax_compat.types import ClosedJaxpr, LoweringRuleContext
 from hostcallback.lifecycle import receivers as transport
 from hostcallback.lowering import partition
-from hostcallback.primitives import late_rules
 from hostcallback.primitives.call import call_p
 from hostcallback.primitives.effects import TapEffect
-from hostcallback.primitives.tap import tap_p
+from hostcallback.primitives.tap import tap_p, when_imported
 
 TARGETS = (
     transport.FFI_TARGET,
@@ -75,7 +74,7 @@ def _refusal(kernels: Any) -> str:
 
 
 for module_name, primitive_name in compat.KERNEL_PRIMITIVES:
-    late_rules.when_imported(module_name, functools.partial(_let_taps_in, primitive_name))
+    when_imported(module_name, functools.partial(_let_taps_in, primitive_name))
 
 
 class _Kept:

@@ -24,15 +24,8 @@ from hostcallback.receiver.sinks.tap import batch_axes, batchings_of
 from hostcallback.receiver.wire import ArraySpec, Flags, encode_prefix
 from hostcallback.receiver.wire.tap_descriptor import FIRST_PROCESS, TapDescriptor
 from hostcallback.sync import inflight
-from hostcallback.tracing.tap_spec import (
-    LAST,
-    ON_ONE_DEVICE,
-    Float0Leaves,
-    Shards,
-    TapSpec,
-    Transform,
-    public_transforms,
-)
+from hostcallback.tracing.leaves import Float0Leaves
+from hostcallback.tracing.tap_spec import LAST, ON_ONE_DEVICE, Shards, TapSpec, Transform, public_transforms
 
 MAX_BRANCHES = 32
 """Number of taps of one program from which on checks have no branch around them: a check costs 0.1 us, not 0.05."""

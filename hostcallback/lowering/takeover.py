@@ -17,8 +17,7 @@ from hostcallback.primitives.call import emit_call
 from hostcallback.primitives.tap import as_jax_array, bind_tap, template_of
 from hostcallback.receiver.sinks.factory import Binding
 from hostcallback.receiver.wire import tap_descriptor
-from hostcallback.tracing.retention import callable_name
-from hostcallback.tracing.tap_spec import ON_ONE_DEVICE, callback_options
+from hostcallback.tracing.tap_spec import ON_ONE_DEVICE, callable_name, callback_options
 
 Arrays = Literal["numpy", "jax"]
 """Kind of the arrays that callbacks get: new numpy arrays, or JAX arrays on the CPU as from JAX."""

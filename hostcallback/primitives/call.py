@@ -10,20 +10,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.interpreters import ad, batching
+from jax.tree_util import PyTreeDef
 
 from hostcallback import _jax_compat as compat
-from hostcallback._jax_compat import Primitive
+from hostcallback._jax_compat.types import Aval, Primitive
 from hostcallback.primitives.effects import CALL_EFFECT, TAP_EFFECT
-from hostcallback.primitives.tap import bind_spec
+from hostcallback.primitives.tap import bind_spec, is_float0, jvp_without_tangents, run_eagerly
 from hostcallback.receiver.errors import CallResultError
 from hostcallback.receiver.failures.deferred_errors import FailureOfProgram
 from hostcallback.receiver.messages import Message, Sink
 from hostcallback.receiver.sinks.call import CallSink, Expected
 from hostcallback.receiver.sinks.factory import Binding
 from hostcallback.receiver.wire.frame_layout import wire_type_of
-from hostcallback.tracing.retention import describe_structure
+from hostcallback.tracing.leaves import describe_structure
 from hostcallback.tracing.source_line import user_source_line
-from hostcallback.tracing.tap_spec import TapOptions, TapSpec
+from hostcallback.tracing.tap_spec import TapOptions, TapSpec, Transforms
 
 call_p = Primitive("host_call")
 call_p.multiple_results = True
@@ -78,7 +79,7 @@ def _of_program(sink: Sink, message: Message) -> Any:
         raise FailureOfProgram(error) from None
 
 
-def _expected(result_shape: Any) -> tuple[list[Expected], Any]:
+def _expected(result_shape: Any) -> tuple[list[Expected], PyTreeDef]:
     paths, tree = jax.tree_util.tree_flatten_with_path(result_shape)
     expected = []
     for path, leaf in paths:
@@ -95,7 +96,7 @@ def _expected(result_shape: Any) -> tuple[list[Expected], Any]:
     return expected, tree
 
 
-def _leaves_of(result: Any, *, tree: Any, what: str) -> Sequence[Any]:
+def _leaves_of(result: Any, *, tree: PyTreeDef, what: str) -> Sequence[Any]:
     found, structure = jax.tree.flatten(result)
     if structure != tree:
         raise CallResultError(
@@ -105,43 +106,34 @@ def _leaves_of(result: Any, *, tree: Any, what: str) -> Sequence[Any]:
     return found
 
 
-def _abstract(*avals: Any, result_avals: Any, **_: Any) -> Any:
+def _abstract(*avals: Aval, result_avals: Sequence[Aval], **_: Any) -> Any:
     return compat.results_that_vary_as(avals, result_avals), {TAP_EFFECT, CALL_EFFECT}
 
 
-def _impl(primitive: Any, *args: Any, **params: Any) -> Any:
-    # The primitive has no meaning outside of a program: under `disable_jit` this would call itself without
-    # end.
-    with jax.disable_jit(False):
-        try:
-            return _eager_program(primitive, tuple(sorted(params.items())))(*args)
-        except ValueError as error:
-            # JAX's fast dispatch raises ValueError where its other paths raise JaxRuntimeError.
-            if str(error).startswith("INTERNAL: "):
-                raise jax.errors.JaxRuntimeError(str(error)) from None
-            raise
+def _impl(primitive: Primitive, *args: Any, **params: Any) -> Any:
+    try:
+        return run_eagerly(primitive, *args, **params)
+    except ValueError as error:
+        # JAX's fast dispatch raises ValueError where its other paths raise JaxRuntimeError.
+        if str(error).startswith("INTERNAL: "):
+            raise jax.errors.JaxRuntimeError(str(error)) from None
+        raise
 
 
-@functools.lru_cache(maxsize=32)
-def _eager_program(primitive: Any, params: tuple[tuple[str, Any], ...]) -> Callable[..., Any]:
-    # A call outside jit is a program of one equation. The last few programs are cached with the objects they captured.
-    return jax.jit(lambda *operands: primitive.bind(*operands, **dict(params)))
-
-
-def _jvp(primitive: Any, primals: Any, tangents: Any, *, call: TapSpec, **params: Any) -> Any:
-    differentiated = any(
-        type(t) is not ad.Zero and getattr(t, "dtype", None) != jax.dtypes.float0 for t in tangents
-    )
-    if differentiated:
+def _jvp(
+    primitive: Primitive, primals: Sequence[Any], tangents: Sequence[Any], *, call: TapSpec, **params: Any
+) -> Any:
+    if any(type(t) is not ad.Zero and not is_float0(t) for t in tangents):
         refuse_to_differentiate(call)
-    outs = primitive.bind(*primals, call=call, **params)
-    return outs, [compat.zero_tangent(out) for out in outs]
+    return jvp_without_tangents(primitive, primals, tangents, call=call, **params)
 
 
 # In the rules, the host function does not get the first `own` operands.
 
 
-def _transpose(primitive: Any, own: int, cotangents: Any, *args: Any, call: TapSpec, **params: Any) -> Any:
+def _transpose(
+    primitive: Primitive, own: int, cotangents: Sequence[Any], *args: Any, call: TapSpec, **params: Any
+) -> Any:
     refuse_to_differentiate(call)
     # Only breakpoints arrive here. Their operands may be tangents, in the rule of a custom derivative. Tangents have no
     # values in transposed code; the first operand marks them as missing.
@@ -153,7 +145,7 @@ def _transpose(primitive: Any, own: int, cotangents: Any, *args: Any, call: TapS
     return [None] * len(args)
 
 
-def call_where(mask: Any, *operands: Any, **params: Any) -> list[Any]:
+def call_where(mask: Any, *operands: Sequence[Any], **params: Any) -> list[Any]:
     """The results of `masked_call_p`: those of the call if the mask holds for any element, else zeros."""
 
     def call() -> list[Any]:
@@ -182,14 +174,14 @@ def refuse_to_differentiate(call: TapSpec) -> None:
 
 
 def _batch(
-    primitive: Any,
+    primitive: Primitive,
     own: int,
-    args: Any,
-    dims: Any,
+    args: Sequence[Any],
+    dims: Sequence[Any],
     *,
     call: TapSpec,
-    transforms: Any,
-    result_avals: Any,
+    transforms: Transforms,
+    result_avals: Sequence[Aval],
     vmap_method: str | None,
 ) -> Any:
     if vmap_method is None:

@@ -8,14 +8,15 @@ last versions checked are JAX 0.8 to 0.12.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from jax.interpreters import partial_eval
 
 from hostcallback import _jax_compat as compat
-from hostcallback._jax_compat import Primitive, scan_p, while_p
+from hostcallback._jax_compat import scan_p, while_p
+from hostcallback._jax_compat.types import Aval, ClosedJaxpr, JaxprEqn, Primitive
 
 # JAX's tables of rules for partial evaluation, which splits a program into a known part, run now, and an unknown part,
 # run later. The first table is for tracers; the second is for jaxprs, in scans and in code that jax.checkpoint
@@ -44,7 +45,7 @@ def keep_in_scans(effect_type: type[Any]) -> None:
 
     def hoisting(hoist: Any) -> Any:
         @functools.wraps(hoist)
-        def hoist_the_rest(closed: Any, consts: Any, *counts: Any) -> Any:
+        def hoist_the_rest(closed: ClosedJaxpr, consts: Any, *counts: Any) -> Any:
             if not compat.has_effect(closed, effect_type):
                 # JAX's own way, unchanged, for programs without taps.
                 return hoist(closed, consts, *counts)
@@ -54,7 +55,9 @@ def keep_in_scans(effect_type: type[Any]) -> None:
         return hoist_the_rest
 
     @functools.wraps(split)
-    def split_the_rest(saveable: Any, unknown: Any, there: Any, equation: Any) -> Any:
+    def split_the_rest(
+        saveable: Any, unknown: Sequence[bool], there: Sequence[bool], equation: JaxprEqn
+    ) -> Any:
         if not compat.has_effect(equation, effect_type):
             return split(saveable, unknown, there, equation)
         known, later, *rest = split(saveable, unknown, there, _with_body(equation, wrap))
@@ -76,7 +79,7 @@ def run_once_when_recomputed(effect_type: type[Any], primitive: Primitive, stand
     split_loop: Any = on_jaxprs[while_p]
     drop: Any = partial_eval.dce_rules[compat.remat_p]
 
-    def rule(saveable: Any, unknown: Any, there: Any, equation: Any) -> Any:
+    def rule(saveable: Any, unknown: Sequence[bool], there: Sequence[bool], equation: JaxprEqn) -> Any:
         if any(unknown):
             return _run_later(equation, there)
         recomputed = equation.replace(primitive=stand_in, params={}, effects=set())
@@ -84,7 +87,7 @@ def run_once_when_recomputed(effect_type: type[Any], primitive: Primitive, stand
         return equation, later, [False] * len(results), results, saved
 
     @functools.wraps(split_loop)
-    def loop_rule(saveable: Any, unknown: Any, there: Any, equation: Any) -> Any:
+    def loop_rule(saveable: Any, unknown: Sequence[bool], there: Sequence[bool], equation: JaxprEqn) -> Any:
         if any(unknown) or not compat.has_effect(equation, effect_type):
             return split_loop(saveable, unknown, there, equation)
         return _run_now(equation)
@@ -108,21 +111,21 @@ _scan_pin_p: Any = Primitive("stay_in_scan")
 _scan_pin_p.multiple_results = True
 
 
-def _stay_abstract(*avals: Any, equation: Any) -> Any:
+def _stay_abstract(*avals: Aval, equation: JaxprEqn) -> Any:
     return [var.aval for var in equation.outvars], set(equation.effects)
 
 
-def _stay_is_high(*avals: Any, equation: Any) -> bool:
+def _stay_is_high(*avals: Aval, equation: JaxprEqn) -> bool:
     return bool(equation.primitive.is_high(*(var.aval for var in equation.invars), **equation.params))
 
 
-def _stay_on_tracers(trace: Any, *tracers: Any, equation: Any) -> Any:
+def _stay_on_tracers(trace: Any, *tracers: Any, equation: JaxprEqn) -> Any:
     # Instantiated operands make the equation unknown. One without operands would be known, so it gets a constant.
     operands = [trace.instantiate_const(t) for t in tracers or (trace.new_const(np.int32(0)),)]
     return trace.default_process_primitive(_scan_pin_p, operands, {"equation": equation})
 
 
-def _stay_on_jaxprs(saveable: Any, unknown: Any, there: Any, equation: Any) -> Any:
+def _stay_on_jaxprs(saveable: Any, unknown: Sequence[bool], there: Sequence[bool], equation: JaxprEqn) -> Any:
     inner = _unwrap(equation)
     rule = on_jaxprs.get(inner.primitive)
     if rule is None:
@@ -140,22 +143,22 @@ def _unwrap(equation: Any) -> Any:
     return inner.replace(invars=equation.invars[: len(inner.invars)], outvars=equation.outvars)
 
 
-def _with_equations(closed: Any, change: Callable[[Any], Any]) -> Any:
+def _with_equations(closed: ClosedJaxpr, change: Callable[[JaxprEqn], Any]) -> Any:
     jaxpr = closed.jaxpr.replace(eqns=[change(equation) for equation in closed.jaxpr.eqns])
     return closed.replace(jaxpr=jaxpr)
 
 
-def _with_body(scan: Any, change: Callable[[Any], Any]) -> Any:
+def _with_body(scan: JaxprEqn, change: Callable[[JaxprEqn], Any]) -> Any:
     return scan.replace(params={**scan.params, "jaxpr": _with_equations(scan.params["jaxpr"], change)})
 
 
-def _run_now(equation: Any) -> Any:
+def _run_now(equation: JaxprEqn) -> Any:
     # The results are saved, as JAX does for equations with effects and without a rule.
     results = [False] * len(equation.outvars)
     return equation, None, results, results, []
 
 
-def _run_later(equation: Any, there: Any) -> Any:
+def _run_later(equation: JaxprEqn, there: Sequence[bool]) -> Any:
     results = [True] * len(equation.outvars)
     operands = zip(equation.invars, there, strict=True)
     saved = [var for var, is_there in operands if isinstance(var, compat.Var) and not is_there]

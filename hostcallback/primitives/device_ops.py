@@ -16,45 +16,8 @@ import numpy as np
 from jax.interpreters import ad, batching
 
 from hostcallback import _jax_compat as compat
-from hostcallback._jax_compat import Primitive
-
-clock_p = Primitive("host_clock")
-"""Takes an integer that changes from reading to reading. Returns a `uint32[2]`: the time in microseconds, which wraps
-around after 71 minutes, and the least number of microseconds between two readings that costs little. It has no effect:
-a reading that nothing uses is left out."""
-
-
-def read_clock(step: Any) -> Any:
-    """Returns the time and the least interval (see `clock_p`) after all steps before `step`."""
-    return clock_p.bind(jnp.asarray(step))
-
-
-def _impl(step: Any) -> Any:
-    with jax.disable_jit(False):  # with it, the jitted function would call this one again
-        return jax.jit(clock_p.bind)(step)
-
-
-def _abstract(step: Any) -> Any:
-    return compat.results_that_vary_as([step], [jax.core.ShapedArray((2,), np.dtype(np.uint32))])[0]
-
-
-def _jvp(primals: Any, tangents: Any) -> Any:
-    out = clock_p.bind(*primals)
-    return out, compat.zero_tangent(out)
-
-
-def _batch(args: Any, dims: Any) -> Any:
-    (step,), (dim,) = args, dims
-    return clock_p.bind(jnp.max(step, axis=dim)), None  # one clock for all elements
-
-
-clock_p.def_abstract_eval(_abstract)
-clock_p.def_impl(_impl)
-ad.primitive_jvps[clock_p] = _jvp
-batching.primitive_batchers[clock_p] = _batch
-compat.lower_with_devices(clock_p)
-# Lowering is registered in hostcallback.lowering, which knows the transports.
-
+from hostcallback._jax_compat.types import Aval, Primitive
+from hostcallback.primitives.tap import jvp_without_tangents, run_eagerly
 
 STATISTICS = ("mean", "std", "min", "max", "norm", "zeros", "nonfinite")
 """The names of the results of `statistics_p`, in order."""
@@ -128,45 +91,59 @@ def _mean(value: Any) -> Any:
 # ---- The primitives --------------------------------------------------------------------------------------------------
 
 
-def _not_finite_avals(*avals: Any, groups: tuple[int, ...]) -> list[Any]:
+def _not_finite_avals(*avals: Aval, groups: tuple[int, ...]) -> list[Any]:
     return compat.results_that_vary_as(avals, [jax.core.ShapedArray((max(groups) + 1,), np.dtype(np.bool_))])
 
 
-def _statistics_avals(aval: Any) -> list[Any]:
+def _statistics_avals(aval: Aval) -> list[Any]:
     return compat.results_that_vary_as(
         [aval], [jax.core.ShapedArray((), np.dtype(np.float32))] * len(STATISTICS)
     )
 
 
-def _share_statistics_avals(aval: Any, devices: int) -> list[Any]:
+def _share_statistics_avals(aval: Aval, devices: int) -> list[Any]:
     row = jax.core.ShapedArray((devices, len(STATISTICS) + 1), np.dtype(np.float32))
     return compat.results_that_vary_as([aval], [row])
 
 
-def _merged_statistics_avals(aval: Any, shapes: tuple[tuple[int, ...], ...]) -> list[Any]:
+def _merged_statistics_avals(aval: Aval, shapes: tuple[tuple[int, ...], ...]) -> list[Any]:
     results = [jax.core.ShapedArray(shape, np.dtype(np.float32)) for shape in shapes for _ in STATISTICS]
     return compat.results_that_vary_as([aval], results)
 
 
-def _define(name: str, avals: Callable[..., Any], reference: Callable[..., list[Any]]) -> Primitive:
+def _clock_avals(step: Any) -> list[Any]:
+    return compat.results_that_vary_as([step], [jax.core.ShapedArray((2,), np.dtype(np.uint32))])
+
+
+def _define(
+    name: str, avals: Callable[..., Any], reference: Callable[..., list[Any]] | None = None
+) -> Primitive:
     primitive = Primitive(name)
     primitive.multiple_results = True
-
-    def batch(args: Any, dims: Any, **params: Any) -> Any:
-        outs = jax.vmap(functools.partial(reference, **params), in_axes=list(dims))(*args)
-        return outs, [0] * len(outs)
-
-    def jvp(primals: Any, tangents: Any, **params: Any) -> Any:
-        outs = primitive.bind(*primals, **params)
-        return outs, [compat.zero_tangent(out) for out in outs]
-
     primitive.def_abstract_eval(avals)
-    primitive.def_impl(lambda *args, **params: jax.jit(functools.partial(primitive.bind, **params))(*args))
-    ad.primitive_jvps[primitive] = jvp
-    batching.primitive_batchers[primitive] = batch
+    primitive.def_impl(functools.partial(run_eagerly, primitive))
+    ad.primitive_jvps[primitive] = functools.partial(jvp_without_tangents, primitive)
+    if reference is not None:
+        batching.primitive_batchers[primitive] = functools.partial(_batch, reference)
     return primitive
 
 
+def _batch(reference: Callable[..., list[Any]], args: Any, dims: Any, **params: Any) -> Any:
+    outs = jax.vmap(functools.partial(reference, **params), in_axes=list(dims))(*args)
+    return outs, [0] * len(outs)
+
+
+def _batch_clock(args: Any, dims: Any) -> Any:
+    (step,), (dim,) = args, dims
+    return clock_p.bind(jnp.max(step, axis=dim)), [None]  # one clock for all elements
+
+
+clock_p = _define("host_clock", _clock_avals)
+"""Takes an integer that changes from reading to reading. Returns a `uint32[2]`: the time in microseconds, which wraps
+around after 71 minutes, and the least number of microseconds between two readings that costs little. It has no effect:
+a reading that nothing uses is left out."""
+batching.primitive_batchers[clock_p] = _batch_clock
+compat.lower_with_devices(clock_p)
 not_finite_p = _define("not_finite", _not_finite_avals, reduce_not_finite)
 statistics_p = _define("statistics", _statistics_avals, reduce_statistics)
 share_statistics_p = _define("share_statistics", _share_statistics_avals, reduce_share_statistics)
@@ -176,6 +153,11 @@ copies_p = _define("copies", lambda *avals: [*avals, *avals], lambda *arrays: [*
 
 
 # ---- Binding them ----------------------------------------------------------------------------------------------------
+
+
+def read_clock(step: Any) -> Any:
+    """Returns the time and the least interval (see `clock_p`) after all steps before `step`."""
+    return clock_p.bind(jnp.asarray(step))[0]
 
 
 def not_finite(arrays: Sequence[Any], groups: Sequence[int]) -> Any:

@@ -1,7 +1,7 @@
 """The effects of taps and calls: because of them JAX neither drops nor reorders taps.
 
-JAX must know the classes when it reads an exported program, so `import hostcallback` loads this module. Modules that
-the effects use are imported when JAX first hashes an effect.
+JAX must know the classes when it reads an exported program, so `import hostcallback` loads this module. The module
+`effect_dispatch` has what is due when JAX dispatches a program with taps: it hears of that by the hash of an effect.
 """
 
 from __future__ import annotations
@@ -11,9 +11,30 @@ from collections.abc import Callable
 import jax
 
 from hostcallback import _jax_compat as compat
+from hostcallback._jax_compat.types import ClosedJaxpr
 
 load_api: Callable[[], object] | None = None
 """Loads what taps of this process load: the rules of all primitives, the exit handler. `hostcallback` sets it."""
+
+before_dispatch: Callable[[], None] | None = None
+"""Called before a dispatch, and at other times; set while a program may fail or a failed check may be raised soon."""
+
+before_call: Callable[[], None] | None = None
+"""Called before a dispatch of a program with calls, and at other times."""
+
+forget_failures: Callable[[], None] | None = None
+"""Called when a thread has waited for its programs and their errors were reported; set while a program may fail."""
+
+tapped_functions: set[str] = set()
+"""Names and source lines of functions whose programs have taps."""
+
+
+def note_program(closed: ClosedJaxpr) -> None:
+    """Notes that the function from which a program was traced has taps."""
+    name = compat.traced_function(closed)
+    # Programs that are compiled ahead of time have no name: so have those of a barrier, which must not raise.
+    if name is not None and name != compat.UNKNOWN_FUNCTION:
+        tapped_functions.add(name)
 
 
 class TapEffect(compat.Effect):  # type: ignore[misc]
@@ -33,9 +54,8 @@ class TapEffect(compat.Effect):  # type: ignore[misc]
 
     def __hash__(self) -> int:
         """Returns one value for all, after the work that is due before a dispatch."""
-        from hostcallback.lifecycle import effect_dispatch
-
-        effect_dispatch.before_dispatch()
+        if before_dispatch is not None:
+            before_dispatch()
         return 0x746170  # not an address: JAX sorts some effects by hash, and programs must be equal in all processes
 
 
@@ -83,10 +103,9 @@ class CallEffect(TapEffect):
 
     def __hash__(self) -> int:
         """Returns the base class's value, after preparing for a program that may fail."""
-        from hostcallback.lifecycle import effect_dispatch
-
         value = super().__hash__()
-        effect_dispatch.before_call()
+        if before_call is not None:
+            before_call()
         return value
 
 

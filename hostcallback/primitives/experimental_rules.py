@@ -6,12 +6,12 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hostcallback.primitives import late_rules
+from hostcallback._jax_compat.types import Primitive
 from hostcallback.primitives.call import call_p, refuse_to_differentiate
-from hostcallback.primitives.tap import rematerialized_tap_p, tap_p
+from hostcallback.primitives.tap import rematerialized_tap_p, tap_p, when_imported
 
 
-def _jet_tap(primitive: Any, primals: Sequence[Any], series: Sequence[Any], **params: Any) -> Any:
+def _jet_tap(primitive: Primitive, primals: Sequence[Any], series: Sequence[Any], **params: Any) -> Any:
     # Taps the primal value only, as jax.debug.callback does under jvp. The series passes through.
     return primitive.bind(*primals, **params), series
 
@@ -28,7 +28,7 @@ def _register_jet_rules(jet: Any) -> None:
 
 
 def _register_sparse_rules(sparse: Any) -> None:
-    def with_dense_operands(primitive: Any, *, is_identity: bool) -> Callable[..., Any]:
+    def with_dense_operands(primitive: Primitive, *, is_identity: bool) -> Callable[..., Any]:
         def rule(env: Any, *values: Any, **params: Any) -> Any:
             arrays = [sparse.spvalues_to_arrays(env, value) for value in values]
             outs = primitive.bind(
@@ -48,5 +48,5 @@ def _register_sparse_rules(sparse: Any) -> None:
         rules[call_p] = with_dense_operands(call_p, is_identity=False)
 
 
-late_rules.when_imported("jax.experimental.jet", _register_jet_rules)
-late_rules.when_imported("jax.experimental.sparse.transform", _register_sparse_rules)
+when_imported("jax.experimental.jet", _register_jet_rules)
+when_imported("jax.experimental.sparse.transform", _register_sparse_rules)

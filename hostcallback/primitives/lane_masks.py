@@ -19,19 +19,11 @@ from jax.interpreters import ad, batching
 from jax.sharding import PartitionSpec
 
 from hostcallback import _jax_compat as compat
-from hostcallback._jax_compat import (
-    Literal,
-    Primitive,
-    cond_p,
-    custom_jvp_call_p,
-    custom_vjp_call_p,
-    jit_p,
-    scan_p,
-    while_p,
-)
+from hostcallback._jax_compat import cond_p, custom_jvp_call_p, custom_vjp_call_p, jit_p, scan_p, while_p
+from hostcallback._jax_compat.types import AnyJaxpr, Atom, ClosedJaxpr, JaxprEqn, Literal, Primitive, Var
 from hostcallback.primitives.call import call_p, masked_call_p
 from hostcallback.primitives.effects import CallEffect, TapEffect
-from hostcallback.primitives.tap import bind_where, tap_p
+from hostcallback.primitives.tap import bind_where, is_float0, jvp_without_tangents, tap_p
 
 
 class Where(NamedTuple):
@@ -47,16 +39,16 @@ class Where(NamedTuple):
     ends_loops: bool = False
 
 
-def evaluate_where(where: Where, jaxpr: Any, values: Sequence[Any]) -> list[Any]:
+def evaluate_where(where: Where, program: AnyJaxpr, values: Sequence[Any]) -> list[Any]:
     """Evaluates a jaxpr whose taps and calls run only for elements where the mask is true.
 
     Raises:
         NotImplementedError: a tap or a call is in an equation that holds a program and has no rule here.
     """
-    jaxpr, consts = compat.open_jaxpr(jaxpr)
-    env: dict[Any, Any] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *values], strict=True))
+    jaxpr, consts = compat.open_jaxpr(program)
+    env: dict[Var, Any] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *values], strict=True))
 
-    def read(atom: Any) -> Any:
+    def read(atom: Atom) -> Any:
         return atom.val if isinstance(atom, Literal) else env[atom]
 
     for equation in jaxpr.eqns:
@@ -70,7 +62,7 @@ def evaluate_where(where: Where, jaxpr: Any, values: Sequence[Any]) -> list[Any]
     return [read(atom) for atom in jaxpr.outvars]
 
 
-def _rule_of(equation: Any, where: Where, jaxpr: Any) -> Callable[..., Any] | None:
+def _rule_of(equation: JaxprEqn, where: Where, jaxpr: Any) -> Callable[..., Any] | None:
     rule = _inline if equation.primitive.name in compat.INLINE_CALLS else _RULES.get(equation.primitive)
     if compat.has_effect(equation, TapEffect):
         return rule or _refuse
@@ -80,7 +72,7 @@ def _rule_of(equation: Any, where: Where, jaxpr: Any) -> Callable[..., Any] | No
     return rule if any(compat.equations_of([alone], (while_p,))) else None
 
 
-def _refuse(equation: Any, where: Where, values: Any) -> Any:
+def _refuse(equation: JaxprEqn, where: Where, values: Sequence[Any]) -> Any:
     raise NotImplementedError(
         f"a tap or callback is in {equation.primitive.name}, in a branch or loop whose predicate differs between the "
         "elements of a vmap: JAX would run it for all of them, also for those that do not take part. Take the tap out "
@@ -88,23 +80,23 @@ def _refuse(equation: Any, where: Where, values: Any) -> Any:
     )
 
 
-def _tap(equation: Any, where: Where, values: Any) -> Any:
+def _tap(equation: JaxprEqn, where: Where, values: Sequence[Any]) -> Any:
     return bind_where(where.mask, values, equation.params)
 
 
-def _call(equation: Any, where: Where, values: Any) -> Any:
+def _call(equation: JaxprEqn, where: Where, values: Sequence[Any]) -> Any:
     return masked_call_p.bind(where.mask, *values, **equation.params)
 
 
-def _masked_call(equation: Any, where: Where, values: Any) -> Any:
+def _masked_call(equation: JaxprEqn, where: Where, values: Sequence[Any]) -> Any:
     return masked_call_p.bind(where.mask & values[0], *values[1:], **equation.params)
 
 
-def _inline(equation: Any, where: Where, values: Any) -> Any:
+def _inline(equation: JaxprEqn, where: Where, values: Sequence[Any]) -> Any:
     return evaluate_where(where, equation.params["call_jaxpr"], values)
 
 
-def _jit(equation: Any, where: Where, values: Any) -> Any:
+def _jit(equation: JaxprEqn, where: Where, values: Sequence[Any]) -> Any:
     params = equation.params
     shardings = {name: compat.jit_shardings(params, name) for name in ("in_shardings", "out_shardings")}
     if shardings == dict.fromkeys(shardings):
@@ -119,7 +111,7 @@ def _jit(equation: Any, where: Where, values: Any) -> Any:
     return jax.jit(inside, **options)(where.mask, *values)
 
 
-def _inside(where: Where, jaxpr: Any) -> Any:
+def _inside(where: Where, jaxpr: AnyJaxpr) -> Any:
     # What evaluates the jaxpr, given the mask before its operands, since the mask here may be of an outer program.
     def inside(mask: Any, *values: Any) -> Any:
         return evaluate_where(where._replace(mask=mask), jaxpr, values)
@@ -127,13 +119,13 @@ def _inside(where: Where, jaxpr: Any) -> Any:
     return inside
 
 
-def _cond(equation: Any, where: Where, values: Any) -> Any:
+def _cond(equation: JaxprEqn, where: Where, values: Sequence[Any]) -> Any:
     params = equation.params
     branches = tuple(_with_mask(where, branch) for branch in params["branches"])
     return cond_p.bind(values[0], where.mask, *values[1:], **{**params, "branches": branches})
 
 
-def _with_mask(where: Where, closed: Any) -> Any:
+def _with_mask(where: Where, closed: ClosedJaxpr) -> Any:
     # The closed jaxpr with a mask as its first input.
     return compat.closed_jaxpr(_inside(where, closed), [_MASK, *closed.in_avals])
 
@@ -141,7 +133,7 @@ def _with_mask(where: Where, closed: Any) -> Any:
 _MASK = jax.core.ShapedArray((), np.dtype(np.bool_))
 
 
-def _scan(equation: Any, where: Where, values: Any) -> Any:
+def _scan(equation: JaxprEqn, where: Where, values: Sequence[Any]) -> Any:
     params = equation.params
     consts, init, xs = compat.scan_groups(params, values)
 
@@ -156,7 +148,7 @@ def _scan(equation: Any, where: Where, values: Any) -> Any:
     return [*carry, *ys]
 
 
-def _while(equation: Any, where: Where, values: Any) -> Any:
+def _while(equation: JaxprEqn, where: Where, values: Sequence[Any]) -> Any:
     params = equation.params
     first, second = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
     condition = params["cond_jaxpr"]
@@ -175,7 +167,7 @@ def _while(equation: Any, where: Where, values: Any) -> Any:
     return while_p.bind(*operands, **{**params, **changed})
 
 
-def _remat(equation: Any, where: Where, values: Any) -> Any:
+def _remat(equation: JaxprEqn, where: Where, values: Sequence[Any]) -> Any:
     params = dict(equation.params)
     inside = _inside(where, params.pop("jaxpr"))
     # Binds the primitive, because jax.checkpoint has no argument that says whether this is already a backward pass.
@@ -183,7 +175,7 @@ def _remat(equation: Any, where: Where, values: Any) -> Any:
     return compat.remat_p.bind(*consts, where.mask, *values, jaxpr=compat.open_jaxpr(closed)[0], **params)
 
 
-def _shard_map(equation: Any, where: Where, values: Any) -> Any:
+def _shard_map(equation: JaxprEqn, where: Where, values: Sequence[Any]) -> Any:
     params = equation.params
     return jax.shard_map(
         _inside(where, params["jaxpr"]),
@@ -195,12 +187,12 @@ def _shard_map(equation: Any, where: Where, values: Any) -> Any:
     )(where.mask, *values)
 
 
-def _custom_jvp(equation: Any, where: Where, values: Any) -> Any:
+def _custom_jvp(equation: JaxprEqn, where: Where, values: Sequence[Any]) -> Any:
     primal: jax.custom_jvp[Any] = jax.custom_jvp(_inside(where, equation.params["call_jaxpr"]))
 
     @primal.defjvp
-    def rule(primals: Any, tangents: Any) -> Any:
-        def differentiated(primals: Any, tangents: Any) -> Any:
+    def rule(primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
+        def differentiated(primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
             return jax.jvp(_original(equation), primals, tangents)
 
         return _function_where(where._replace(mask=primals[0]), differentiated, primals[1:], tangents[1:])
@@ -208,7 +200,7 @@ def _custom_jvp(equation: Any, where: Where, values: Any) -> Any:
     return primal(where.mask, *values)
 
 
-def _custom_vjp(equation: Any, where: Where, values: Any) -> Any:
+def _custom_vjp(equation: JaxprEqn, where: Where, values: Sequence[Any]) -> Any:
     primal: jax.custom_vjp[Any] = jax.custom_vjp(_inside(where, equation.params["call_jaxpr"]))
 
     def forward(mask: Any, *values: Any) -> Any:
@@ -220,12 +212,12 @@ def _custom_vjp(equation: Any, where: Where, values: Any) -> Any:
 
     def backward(residuals: Any, cotangents: Any) -> Any:
         mask, pullback = residuals
-        is_array = [not _is_float0(ct) for ct in cotangents]
+        is_array = [not is_float0(ct) for ct in cotangents]
 
         def pull(*arrays: Any) -> Any:
             left = iter(arrays)
             whole = [next(left) if a else ct for ct, a in zip(cotangents, is_array, strict=True)]
-            return [None if _is_float0(ct) else ct for ct in pullback(whole)]
+            return [None if is_float0(ct) else ct for ct in pullback(whole)]
 
         arrays = [ct for ct, a in zip(cotangents, is_array, strict=True) if a]
         return (None, *_function_where(where._replace(mask=mask), pull, *arrays))
@@ -234,7 +226,7 @@ def _custom_vjp(equation: Any, where: Where, values: Any) -> Any:
     return primal(where.mask, *values)
 
 
-def _original(equation: Any) -> Callable[..., list[Any]]:
+def _original(equation: JaxprEqn) -> Callable[..., list[Any]]:
     return lambda *values: compat.bind_equation(equation, values)
 
 
@@ -246,11 +238,7 @@ def _function_where(where: Where, function: Callable[..., Any], *args: Any) -> A
     return jax.tree.unflatten(jax.tree.structure(shape), outs)
 
 
-def _is_float0(value: Any) -> bool:
-    return bool(getattr(value, "dtype", None) == jax.dtypes.float0)
-
-
-_RULES: dict[Any, Callable[..., Any]] = {
+_RULES: dict[Primitive, Callable[..., Any]] = {
     tap_p: _tap,
     call_p: _call,
     masked_call_p: _masked_call,
@@ -270,7 +258,7 @@ _RULES: dict[Any, Callable[..., Any]] = {
 
 def _mask_branches(batch: Any) -> Callable[..., Any]:
     @functools.wraps(batch)
-    def rule(axis: Any, args: Any, dims: Any, *, branches: Any, **params: Any) -> Any:
+    def rule(axis: Any, args: Sequence[Any], dims: Sequence[Any], *, branches: Any, **params: Any) -> Any:
         tapped, calls = (
             any(compat.has_effect(branch, effect) for branch in branches)
             for effect in (TapEffect, CallEffect)
@@ -279,7 +267,7 @@ def _mask_branches(batch: Any) -> Callable[..., Any]:
         if not tapped or dims[0] is None or "branches_platforms" in params:
             return batch(axis, args, dims, branches=branches, **params)
 
-        def masked(number: int, branch: Any, index: Any, *values: Any) -> Any:
+        def masked(number: int, branch: ClosedJaxpr, index: Any, *values: Any) -> Any:
             return evaluate_where(Where(index == number, calls), branch, values)
 
         avals = [jax.core.ShapedArray((), jax.typeof(args[0]).dtype), *branches[0].in_avals]
@@ -294,7 +282,7 @@ def _mask_branches(batch: Any) -> Callable[..., Any]:
 
 def _mask_loops(batch: Any) -> Callable[..., Any]:
     @functools.wraps(batch)
-    def rule(axis: Any, args: Any, dims: Any, **params: Any) -> Any:
+    def rule(axis: Any, args: Sequence[Any], dims: Sequence[Any], **params: Any) -> Any:
         condition, body = params["cond_jaxpr"], params["body_jaxpr"]
         tapped, calls = (
             compat.has_effect(condition, effect) or compat.has_effect(body, effect)
@@ -335,7 +323,7 @@ def _mask_loops(batch: Any) -> Callable[..., Any]:
 
 
 def _has_batched_predicate(
-    axis: Any, cond_consts: Any, body_consts: Any, init: Any, condition: Any, body: Any
+    axis: Any, cond_consts: Any, body_consts: Any, init: Any, condition: ClosedJaxpr, body: ClosedJaxpr
 ) -> bool:
     # As JAX's rule finds it: what the body makes of batched values is batched in its next step.
     def dims_of(batched: Sequence[bool]) -> tuple[int | None, ...]:
@@ -375,18 +363,13 @@ def select_lanes(holds: Any, new: Any, old: Any) -> Any:
     )
 
 
-def _any_batch(args: Any, dims: Any) -> Any:
+def _any_batch(args: Sequence[Any], dims: Sequence[Any]) -> Any:
     (holds,), (dim,) = args, dims
     # Bound again, for a vmap around this one.
     return any_lane_p.bind(jnp.any(holds, axis=dim)), None
 
 
-def _any_jvp(primals: Any, tangents: Any) -> Any:
-    out = any_lane_p.bind(*primals)
-    return out, compat.zero_tangent(out)
-
-
-def _select_batch(args: Any, dims: Any) -> Any:
+def _select_batch(args: Sequence[Any], dims: Sequence[Any]) -> Any:
     holds, new, old = args
     size = next(x.shape[d] for x, d in zip(args, dims, strict=True) if d is not None)
     new, old = (_batch_first(x, d, size) for x, d in zip((new, old), dims[1:], strict=True))
@@ -400,7 +383,7 @@ def _batch_first(value: Any, dim: int | None, size: int) -> Any:
     return jnp.broadcast_to(value, (size, *value.shape)) if dim is None else jnp.moveaxis(value, dim, 0)
 
 
-def _select_jvp(primals: Any, tangents: Any) -> Any:
+def _select_jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
     holds, new, old = primals
     out = select_lanes_p.bind(holds, new, old)
     if all(type(t) is ad.Zero for t in tangents[1:]):
@@ -411,7 +394,7 @@ def _select_jvp(primals: Any, tangents: Any) -> Any:
 
 any_lane_p.def_abstract_eval(lambda holds: holds)
 any_lane_p.def_impl(lambda holds: holds)
-ad.primitive_jvps[any_lane_p] = _any_jvp
+ad.primitive_jvps[any_lane_p] = functools.partial(jvp_without_tangents, any_lane_p)
 batching.primitive_batchers[any_lane_p] = _any_batch
 compat.register_lowering(any_lane_p, lambda ctx, holds: [holds])
 select_lanes_p.def_abstract_eval(lambda holds, new, old: new)

@@ -7,8 +7,9 @@ that is differentiated must stay a scan: there each step compares its number, wh
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,27 +18,25 @@ from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
 from hostcallback import _jax_compat as compat
+from hostcallback._jax_compat.types import Aval, ClosedJaxpr
 from hostcallback.primitives.device_ops import read_clock
 from hostcallback.primitives.lane_masks import any_lane, select_lanes
+from hostcallback.receiver.sinks.progress.bars import Phase
 
 INTERVAL_US = 100_000
 """Microseconds between two messages."""
 
 
-class Messages(Protocol):
-    """Emits the messages of a loop."""
+class Messages(NamedTuple):
+    """Emits the messages of a loop.
 
-    def begin(self) -> None:
-        """Before the first step."""
+    Attributes:
+        send: called with the phase, the number of steps that have run, and the values to send.
+        postfix: returns the values to send, from the values of the loop.
+    """
 
-    def update(self, step: Any, postfix: Mapping[str, Any]) -> None:
-        """After `step` steps."""
-
-    def end(self, step: Any, postfix: Mapping[str, Any]) -> None:
-        """After the last step."""
-
-    def postfix(self, *values: Any) -> Mapping[str, Any]:
-        """Values to send, from the values of the loop."""
+    send: Callable[[Phase, Any, Mapping[str, Any]], None]
+    postfix: Callable[..., Mapping[str, Any]]
 
 
 class _Pace(NamedTuple):
@@ -77,152 +76,128 @@ def as_one_program(loop: Callable[..., Any], *arguments: Any) -> Any:
     return loop(*arguments) if compat.is_staging() else jax.jit(loop)(*arguments)
 
 
-def run_while(
-    condition: Callable[[Any], Any], body: Callable[[Any], Any], init: Any, messages: Messages
-) -> Any:
-    """Runs a `lax.while_loop` and emits its messages. Elements of a vmap may end at different steps."""
-    return as_one_program(lambda init: _run_while(condition, body, init, messages), init)
+class While(NamedTuple):
+    """A `lax.while_loop` that emits messages. Elements of a vmap may end at different steps."""
+
+    condition: Callable[[Any], Any]
+    body: Callable[[Any], Any]
+    messages: Messages
+
+    def run(self, init: Any) -> Any:
+        """Runs the loop; returns its last value."""
+        return as_one_program(self._run, init)
+
+    def _run(self, init: Any) -> Any:
+        self.messages.send(Phase.BEGIN, 0, {})
+        if jax.make_jaxpr(self.condition)(init).effects:  # it must run once per step, and below it runs twice
+            return self._with_condition_in_value()._steps((jnp.asarray(self.condition(init)), init))[1]
+        return self._steps(init)
+
+    def _with_condition_in_value(self) -> While:
+        def both(state: Any) -> Any:
+            value = self.body(state[1])
+            return self.condition(value), value
+
+        only_value = self.messages._replace(postfix=lambda state: self.messages.postfix(state[1]))
+        return While(lambda state: state[0], both, only_value)
+
+    def _steps(self, init: Any) -> Any:
+        condition, body, messages = self
+        has_taps = bool(jax.make_jaxpr(body)(init).effects)
+
+        def goes_on(state: Any) -> Any:
+            end, step, value = state
+            return any_lane((step < end) & condition(value))
+
+        def one(state: Any) -> Any:
+            end, step, value = state
+            going = condition(value)  # without a vmap and taps nothing uses it, and it is left out
+            # Taps are in a branch, so that vmap masks them as in any branch: elements that have ended send nothing.
+            new = lax.cond(going, body, lambda value: value, value) if has_taps else body(value)
+            return end, *select_lanes(going, (step + 1, new), (step, value))
+
+        def several(state: Any) -> Any:
+            pace, step, value = state
+            # All elements that have not ended are at the same step.
+            end, step, value = lax.while_loop(goes_on, one, (pace.next, step, value))
+            pace, due = _look(pace, end)
+            send_if(due, lambda: messages.send(Phase.UPDATE, step, messages.postfix(value)))
+            return pace, step, value
+
+        state = (_first_pace(), _count(0), init)
+        _, step, value = lax.while_loop(lambda state: any_lane(condition(state[2])), several, state)
+        messages.send(Phase.END, step, messages.postfix(value))
+        return value
 
 
-def _run_while(
-    condition: Callable[[Any], Any], body: Callable[[Any], Any], init: Any, messages: Messages
-) -> Any:
-    messages.begin()
-    with_condition = bool(jax.make_jaxpr(condition)(init).effects)
-    if with_condition:  # it must run once per step, and below it runs twice
-        condition, body, init, messages = _with_condition_in_value(condition, body, init, messages)
-
-    has_taps = bool(jax.make_jaxpr(body)(init).effects)
-
-    def goes_on(state: Any) -> Any:
-        end, step, value = state
-        return any_lane((step < end) & condition(value))
-
-    def one(state: Any) -> Any:
-        end, step, value = state
-        going = condition(value)  # without a vmap and taps nothing uses it, and it is left out
-        # Taps are in a branch, so that vmap masks them as in any branch: elements that have ended send nothing.
-        new = lax.cond(going, body, lambda value: value, value) if has_taps else body(value)
-        return end, *select_lanes(going, (step + 1, new), (step, value))
-
-    def several(state: Any) -> Any:
-        pace, step, value = state
-        # All elements that have not ended are at the same step.
-        end, step, value = lax.while_loop(goes_on, one, (pace.next, step, value))
-        pace, due = _look(pace, end)
-        lax.cond(due, lambda: messages.update(step, messages.postfix(value)), lambda: None)
-        return pace, step, value
-
-    state = (_first_pace(), _count(0), init)
-    _, step, value = lax.while_loop(lambda state: any_lane(condition(state[2])), several, state)
-    messages.end(step, messages.postfix(value))
-    return value[1] if with_condition else value
+def send_if(due: Any, send: Callable[[], None]) -> None:
+    """Sends a message behind a branch."""
+    lax.cond(due, send, lambda: None)
 
 
-def _with_condition_in_value(
-    condition: Callable[[Any], Any], body: Callable[[Any], Any], init: Any, messages: Messages
-) -> Any:
-    def both(state: Any) -> Any:
-        value = body(state[1])
-        return condition(value), value
+class Scan(NamedTuple):
+    """A `lax.scan` of `length` steps with `options` that emits messages."""
 
-    only_value = _Viewed(messages, lambda state: messages.postfix(state[1]))
-    return (lambda state: state[0]), both, (jnp.asarray(condition(init)), init), only_value
+    f: Callable[[Any, Any], tuple[Any, Any]]
+    length: int
+    messages: Messages
+    options: dict[str, Any]
 
+    def run(self, init: Any, xs: Any) -> tuple[Any, Any]:
+        """Runs the scan; returns its last carry and its outputs."""
+        done: tuple[Any, Any] = as_one_program(self._run, init, xs)
+        return done
 
-def scan_steps(
-    f: Callable[[Any, Any], tuple[Any, Any]],
-    init: Any,
-    xs: Any,
-    length: int,
-    messages: Messages,
-    options: dict[str, Any],
-) -> tuple[Any, Any]:
-    """Runs a `lax.scan` of `length` steps with `options`, and emits its messages."""
+    def _run(self, init: Any, xs: Any) -> tuple[Any, Any]:
+        messages, length = self.messages, self.length
+        messages.send(Phase.BEGIN, 0, {})
+        blocks = _Blocks.of(self, init, xs) if self.options.get("unroll", 1) == 1 else None
+        carry, ys = self.asking(init, xs) if blocks is None else blocks.run(init, xs)
+        last = jax.tree.map(lambda y: y[0 if self.options.get("reverse") else -1], ys) if length else None
+        messages.send(Phase.END, length, messages.postfix(carry, last) if length else {})
+        return carry, ys
 
-    def loop(init: Any, xs: Any) -> tuple[Any, Any]:
-        return _scan_steps(f, init, xs, length, messages, options)
+    def asking(self, init: Any, xs: Any) -> tuple[Any, Any]:
+        """Runs the steps as one loop, in which each step asks whether it is time for a look at the clock."""
+        messages = self.messages
 
-    done: tuple[Any, Any] = as_one_program(loop, init, xs)
-    return done
+        def step(state: Any, x: Any) -> tuple[Any, Any]:
+            pace, number, carry = state
+            carry, y = self.f(carry, x)
+            number = number + 1
+            # Messages take no part in derivatives: without this, each look would be differentiated as well.
+            shown = jax.tree.map(lax.stop_gradient, (carry, y))
 
+            def look(pace: _Pace) -> _Pace:
+                pace, due = _look(pace, number)
+                send_if(due, lambda: messages.send(Phase.UPDATE, number, messages.postfix(*shown)))
+                return pace
 
-def _scan_steps(
-    f: Callable[[Any, Any], tuple[Any, Any]],
-    init: Any,
-    xs: Any,
-    length: int,
-    messages: Messages,
-    options: dict[str, Any],
-) -> tuple[Any, Any]:
-    messages.begin()
-    blocks = _Blocks.of(f, init, xs, length, messages, options) if options.get("unroll", 1) == 1 else None
-    if blocks is None:
-        carry, ys = _scan_asking(f, init, xs, length, messages, options)
-    else:
-        carry, ys = blocks.run(init, xs)
-    last = jax.tree.map(lambda y: y[0 if options.get("reverse") else -1], ys) if length else None
-    messages.end(length, messages.postfix(carry, last) if length else {})
-    return carry, ys
+            pace = lax.cond(number >= pace.next, look, lambda pace: pace, pace)
+            return (pace, number, carry), y
 
-
-def _scan_asking(
-    f: Callable[[Any, Any], tuple[Any, Any]],
-    init: Any,
-    xs: Any,
-    length: int,
-    messages: Messages,
-    options: dict[str, Any],
-) -> tuple[Any, Any]:
-    # Each step asks whether it is time for a look at the clock.
-    def step(state: Any, x: Any) -> tuple[Any, Any]:
-        pace, number, carry = state
-        carry, y = f(carry, x)
-        number = number + 1
-        # Messages take no part in derivatives: without this, each look would be differentiated as well.
-        shown = jax.tree.map(lax.stop_gradient, (carry, y))
-
-        def look(pace: _Pace) -> _Pace:
-            pace, due = _look(pace, number)
-            lax.cond(due, lambda: messages.update(number, messages.postfix(*shown)), lambda: None)
-            return pace
-
-        pace = lax.cond(number >= pace.next, look, lambda pace: pace, pace)
-        return (pace, number, carry), y
-
-    (_, _, carry), ys = lax.scan(step, (_first_pace(), _count(0), init), xs, length, **options)
-    return carry, ys
+        first = (_first_pace(), _count(0), init)
+        (_, _, carry), ys = lax.scan(step, first, xs, self.length, **self.options)
+        return carry, ys
 
 
 class _Blocks:
     """A scan as two nested loops, and as an asking scan where it is differentiated."""
 
-    def __init__(
-        self, closed: Any, trees: Any, length: int, messages: Messages, options: dict[str, Any]
-    ) -> None:
+    def __init__(self, scan: Scan, closed: ClosedJaxpr, trees: Any) -> None:
+        self._scan = scan
         self._program, self._constants = compat.constants_to_inputs(closed)
-        self._carry_tree, self._x_tree, self._out_tree = trees
-        self._length = length
-        self._messages = messages
-        self._options = options
+        self._carry_tree, self._out_tree = trees
         self._y_avals = closed.out_avals[self._carry_tree.num_leaves :]
 
     @classmethod
-    def of(
-        cls,
-        f: Callable[[Any, Any], tuple[Any, Any]],
-        init: Any,
-        xs: Any,
-        length: int,
-        messages: Messages,
-        options: dict[str, Any],
-    ) -> _Blocks | None:
+    def of(cls, scan: Scan, init: Any, xs: Any) -> _Blocks | None:
         """Returns the loops; None for a scan that must stay JAX's own, or that JAX refuses."""
-        if not length:
+        if not scan.length:
             return None
         x = jax.tree.map(lambda leaf: leaf[0], xs)
         try:
-            closed, out = jax.make_jaxpr(f, return_shape=True)(init, x)
+            closed, out = jax.make_jaxpr(scan.f, return_shape=True)(init, x)
             carry = out[0]
         except (TypeError, ValueError, IndexError):
             return None  # JAX's own scan raises it again, or is more lenient
@@ -233,8 +208,7 @@ class _Blocks:
         avals = [*closed.in_avals, *closed.out_avals, *map(jax.typeof, closed.consts)]
         if not same or not all(map(_is_plain, avals)):
             return None
-        trees = jax.tree.structure(init), jax.tree.structure(xs), jax.tree.structure(out)
-        return cls(closed, trees, length, messages, options)
+        return cls(scan, closed, (jax.tree.structure(init), jax.tree.structure(out)))
 
     def run(self, init: Any, xs: Any) -> tuple[Any, Any]:
         """Runs the scan; returns its last carry and its outputs."""
@@ -253,87 +227,76 @@ class _Blocks:
         return outs[: len(carry)], outs[len(carry) :]
 
     def _postfix(self, carry: Sequence[Any], y: Sequence[Any]) -> Mapping[str, Any]:
-        return self._messages.postfix(jax.tree.unflatten(self._carry_tree, carry), self._ys(y))
+        return self._scan.messages.postfix(jax.tree.unflatten(self._carry_tree, carry), self._ys(y))
 
-    def _place(self, step: Any) -> Any:
-        return self._length - 1 - step if self._options.get("reverse") else step
+    def _index(self, step: Any) -> Any:
+        return self._scan.length - 1 - step if self._scan.options.get("reverse") else step
 
     def _run(self, constants: Any, init: Any, xs: Any) -> Any:
+        length = self._scan.length
+
         def one(step: Any, state: Any) -> Any:
             carry, ys = state
-            place = self._place(step)
-            x = [lax.dynamic_index_in_dim(leaf, place, keepdims=False) for leaf in xs]
+            index = self._index(step)
+            x = [lax.dynamic_index_in_dim(leaf, index, keepdims=False) for leaf in xs]
             carry, y = self._step(constants, carry, x)
             ys = [
-                lax.dynamic_update_index_in_dim(all_y, leaf, place, 0)
+                lax.dynamic_update_index_in_dim(all_y, leaf, index, 0)
                 for all_y, leaf in zip(ys, y, strict=True)
             ]
             return carry, ys
 
         def several(state: Any) -> Any:
             pace, step, *carried = state
-            end = jnp.minimum(pace.next, self._length)
+            end = jnp.minimum(pace.next, length)
             carry, ys = lax.fori_loop(step, end, one, tuple(carried))
             step = end
             pace, due = _look(pace, step)
 
             def update() -> None:
-                y = [lax.dynamic_index_in_dim(leaf, self._place(step - 1), keepdims=False) for leaf in ys]
-                self._messages.update(step, self._postfix(carry, y))
+                y = [lax.dynamic_index_in_dim(leaf, self._index(step - 1), keepdims=False) for leaf in ys]
+                self._scan.messages.send(Phase.UPDATE, step, self._postfix(carry, y))
 
-            lax.cond(due, update, lambda: None)
+            send_if(due, update)
             return pace, step, carry, ys
 
         ys = [
-            compat.vary_over(compat.varying_axes([aval]), jnp.zeros((self._length, *aval.shape), aval.dtype))
+            compat.vary_over(compat.varying_axes([aval]), jnp.zeros((length, *aval.shape), aval.dtype))
             for aval in self._y_avals
         ]
         state = (_first_pace(), _count(0), init, ys)
-        _, _, carry, ys = lax.while_loop(lambda state: state[1] < self._length, several, state)
+        _, _, carry, ys = lax.while_loop(lambda state: state[1] < length, several, state)
         return carry, ys
 
     def _run_differentiated(self, primals: Any, tangents: Any) -> Any:
         flat, tree = jax.tree.flatten(primals)
         moving = jax.tree.leaves(tangents, is_leaf=lambda leaf: isinstance(leaf, SymbolicZero))
-        places = [i for i, tangent in enumerate(moving) if not isinstance(tangent, SymbolicZero)]
+        moved = [i for i, tangent in enumerate(moving) if not isinstance(tangent, SymbolicZero)]
+        messages = self._scan.messages._replace(postfix=self._postfix)
 
-        def scan(*values: Any) -> Any:
+        def asking(*values: Any) -> Any:
             whole = list(flat)
-            for place, value in zip(places, values, strict=True):
-                whole[place] = value
+            for i, value in zip(moved, values, strict=True):
+                whole[i] = value
             constants, init, xs = jax.tree.unflatten(tree, whole)
-            messages = _Viewed(self._messages, self._postfix)
-            return _scan_asking(
-                lambda carry, x: self._step(constants, carry, x),
-                init,
-                xs,
-                self._length,
-                messages,
-                self._options,
-            )
+            step = functools.partial(self._step, constants)
+            return self._scan._replace(f=step, messages=messages).asking(init, xs)
 
-        return jax.jvp(scan, [flat[i] for i in places], [moving[i] for i in places])
+        return jax.jvp(asking, [flat[i] for i in moved], [moving[i] for i in moved])
 
 
-class _Viewed:
-    # The messages of a loop, with another function for the values to send.
-    def __init__(self, messages: Messages, postfix: Callable[..., Mapping[str, Any]]) -> None:
-        self.begin, self.update, self.end = messages.begin, messages.update, messages.end
-        self.postfix = postfix
-
-
-def _typed_as(value: Any, aval: Any) -> Any:
+def _typed_as(value: Any, aval: Aval) -> Any:
     # What was stored in a buffer is not weakly typed any more; the outputs of JAX's scan are.
     if not aval.weak_type:
         return value
     return lax.convert_element_type_p.bind(value, new_dtype=aval.dtype, weak_type=True, sharding=None)
 
 
-def _type_of(aval: Any) -> tuple[Any, ...]:
+def _type_of(aval: Aval) -> tuple[Any, ...]:
     return aval.shape, aval.dtype, compat.varying_axes([aval])
 
 
-def _is_plain(aval: Any) -> bool:
+def _is_plain(aval: Aval) -> bool:
     # Not a reference, a key, or an array whose type says how it is sharded: buffers of those are JAX's business.
     if not isinstance(aval, jax.core.ShapedArray) or not jax.dtypes.issubdtype(aval.dtype, np.generic):
         return False

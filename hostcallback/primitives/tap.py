@@ -7,6 +7,7 @@ transforms have an entry `("mask", levels)`, the last operand is a mask and no l
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,11 +18,9 @@ import numpy as np
 from jax.interpreters import ad, batching
 
 from hostcallback import _jax_compat as compat
-from hostcallback._jax_compat import Primitive
-from hostcallback.lifecycle import effect_dispatch
-from hostcallback.primitives import control_flow as loops, late_rules
+from hostcallback._jax_compat.types import Aval, Primitive
+from hostcallback.primitives import control_flow as loops
 from hostcallback.primitives.effects import (
-    CALL_EFFECT,
     PASSED_TOKEN_EFFECT,
     REGION_TAP_EFFECT,
     TAP_EFFECT,
@@ -32,10 +31,10 @@ from hostcallback.receiver.sinks.factory import Binding
 from hostcallback.receiver.sinks.print import Template
 from hostcallback.receiver.wire import tap_descriptor
 from hostcallback.receiver.wire.frame_layout import Array
-from hostcallback.tracing import leaves
-from hostcallback.tracing.format_check import check_format, check_kwargs, placeholders
+from hostcallback.tracing.arguments import check_format, check_kwargs, placeholders
+from hostcallback.tracing.leaves import Float0Leaves, split_leaves
 from hostcallback.tracing.source_line import user_source_line
-from hostcallback.tracing.tap_spec import Float0Leaves, TapOptions, TapSpec, Transform, check_switch
+from hostcallback.tracing.tap_spec import TapOptions, TapSpec, Transform, Transforms, check_switch
 
 
 def _effect() -> TapEffect:
@@ -51,32 +50,45 @@ tap_p = Primitive("tap")
 tap_p.multiple_results = True
 
 
-def _abstract(*avals: Any, tap: TapSpec, transforms: Any, float0_leaves: Any) -> Any:
+def _abstract(*avals: Aval, **_: Any) -> tuple[list[Aval], set[TapEffect]]:
     return list(avals), {_effect(), PASSED_TOKEN_EFFECT}
 
 
-def _impl(*args: Any, tap: TapSpec, transforms: tuple[Transform, ...], float0_leaves: Float0Leaves) -> Any:
+def run_eagerly(primitive: Primitive, *args: Any, **params: Any) -> Any:
+    """Runs an equation outside of jit: as a program of one equation."""
+    # The primitive has no meaning outside of a program: under `disable_jit` this would call itself without end.
     with jax.disable_jit(False):
-        return _eager_program(tap, transforms, float0_leaves)(*args)
+        return _eager_program(primitive, tuple(sorted(params.items())))(*args)
 
 
 @functools.lru_cache(maxsize=32)
-def _eager_program(
-    tap: TapSpec, transforms: tuple[Transform, ...], float0_leaves: Float0Leaves
-) -> Callable[..., Any]:
-    # A tap outside jit is a program of one equation. The last few programs are cached with the objects of their taps.
-    return jax.jit(
-        lambda *leaves: tap_p.bind(*leaves, tap=tap, transforms=transforms, float0_leaves=float0_leaves)
-    )
+def _eager_program(primitive: Primitive, params: tuple[tuple[str, Any], ...]) -> Callable[..., Any]:
+    # The last few programs are cached with the objects that they captured.
+    return jax.jit(lambda *operands: primitive.bind(*operands, **dict(params)))
 
 
-def _jvp(primals: Any, tangents: Any, *, tap: TapSpec, transforms: Any, float0_leaves: Float0Leaves) -> Any:
+def jvp_without_tangents(
+    primitive: Primitive, primals: Sequence[Any], tangents: Sequence[Any], **params: Any
+) -> Any:
+    """The jvp rule of a primitive whose results have no derivatives."""
+    outs = primitive.bind(*primals, **params)
+    return outs, jax.tree.map(compat.zero_tangent, outs)
+
+
+def _jvp(
+    primals: Sequence[Any],
+    tangents: Sequence[Any],
+    *,
+    tap: TapSpec,
+    transforms: Transforms,
+    float0_leaves: Float0Leaves,
+) -> Any:
     primals_out = tap_p.bind(*primals, tap=tap, transforms=transforms, float0_leaves=float0_leaves)
     if not tap.options.tap_tangents or all(type(t) is ad.Zero for t in tangents):
         return primals_out, list(tangents)
     leaves, mask = split_mask(primals, transforms)
     # Integer leaves have float0 tangents, which have no bytes and stay on the host.
-    carried = [i for i, t in enumerate(tangents[: len(leaves)]) if not _is_float0(t)]
+    carried = [i for i, t in enumerate(tangents[: len(leaves)]) if not is_float0(t)]
     kept_float0 = absent_after(float0_leaves, len(leaves), carried, [np.shape(p) for p in leaves])
     outs = tap_p.bind(
         *(ad.instantiate_zeros(tangents[i]) for i in carried),
@@ -93,7 +105,7 @@ def _jvp(primals: Any, tangents: Any, *, tap: TapSpec, transforms: Any, float0_l
 
 
 def _transpose(
-    cotangents: Any, *args: Any, tap: TapSpec, transforms: Any, float0_leaves: Float0Leaves
+    cotangents: Sequence[Any], *args: Any, tap: TapSpec, transforms: Transforms, float0_leaves: Float0Leaves
 ) -> Any:
     undefined = [ad.is_undefined_primal(arg) for arg in args]
     if not tap.options.tap_transposed or all(type(ct) is ad.Zero for ct in cotangents):
@@ -111,7 +123,14 @@ def _transpose(
     return [out if flows else None for out, flows in zip(outs, undefined, strict=True)]
 
 
-def _batch(args: Any, dims: Any, *, tap: TapSpec, transforms: Any, float0_leaves: Float0Leaves) -> Any:
+def _batch(
+    args: Sequence[Any],
+    dims: Sequence[Any],
+    *,
+    tap: TapSpec,
+    transforms: Transforms,
+    float0_leaves: Float0Leaves,
+) -> Any:
     args, dims = list(args), [None if d is None else int(d) for d in dims]
     leaves, mask = split_mask(args, transforms)
     if mask and tap.options.kind.by_element and dims[-1] is not None and dims[:-1] == [None] * len(leaves):
@@ -127,25 +146,25 @@ def _batch(args: Any, dims: Any, *, tap: TapSpec, transforms: Any, float0_leaves
     return outs, dims
 
 
-def mask_levels(transforms: tuple[Transform, ...]) -> Any:
+def mask_levels(transforms: Transforms) -> Any:
     """Of a tap with a mask: for each vmap, innermost first, the dimension of every operand; else None."""
     return transforms[-1][1] if transforms and transforms[-1][0] == "mask" else None
 
 
-def split_mask(operands: Any, transforms: tuple[Transform, ...]) -> tuple[list[Any], list[Any]]:
+def split_mask(operands: Sequence[Any], transforms: Transforms) -> tuple[list[Any], list[Any]]:
     """Returns the leaves among a tap's operands, and a list with the mask, which is empty if there is none."""
     count = len(operands) - (mask_levels(transforms) is not None)
     return list(operands[:count]), list(operands[count:])
 
 
-def with_transform(transforms: tuple[Transform, ...], entry: Transform) -> tuple[Transform, ...]:
+def with_transform(transforms: Transforms, entry: Transform) -> Transforms:
     """Returns the transforms with one more; the mask's stays the last."""
     if mask_levels(transforms) is None:
         return (*transforms, entry)
     return (*transforms[:-1], entry, transforms[-1])
 
 
-def _without_operands(transforms: tuple[Transform, ...], carried: list[int]) -> tuple[Transform, ...]:
+def _without_operands(transforms: Transforms, carried: list[int]) -> Transforms:
     levels = mask_levels(transforms)
     if levels is None:
         return transforms
@@ -153,7 +172,7 @@ def _without_operands(transforms: tuple[Transform, ...], carried: list[int]) -> 
     return (*transforms[:-1], ("mask", kept))
 
 
-def bind_where(mask: Any, operands: Any, params: dict[str, Any]) -> list[Any]:
+def bind_where(mask: Any, operands: Sequence[Any], params: dict[str, Any]) -> list[Any]:
     """Binds a tap with the operands and parameters of an equation, for elements for which the scalar `mask` holds.
 
     The predicate of a check holds for the others, so a check needs no mask. For other kinds, `mask` is combined with
@@ -176,7 +195,8 @@ def bind_where(mask: Any, operands: Any, params: dict[str, Any]) -> list[Any]:
     return list(tap_p.bind(*leaves, mask, **params)[:-1])
 
 
-def _is_float0(tangent: Any) -> bool:
+def is_float0(tangent: Any) -> bool:
+    """Whether a tangent is one of an integer, which has no bytes."""
     aval = tangent.aval if type(tangent) is ad.Zero else tangent
     return bool(getattr(aval, "dtype", None) == jax.dtypes.float0)
 
@@ -197,16 +217,16 @@ rematerialized_tap_p = Primitive("tapped")
 rematerialized_tap_p.multiple_results = True
 
 
-def _tapped_jvp(primals: Any, tangents: Any) -> Any:
+def _tapped_jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
     return rematerialized_tap_p.bind(*primals), list(tangents)
 
 
-def _tapped_batch(args: Any, dims: Any) -> Any:
+def _tapped_batch(args: Sequence[Any], dims: Sequence[Any]) -> Any:
     return rematerialized_tap_p.bind(*args), dims
 
 
 tap_p.def_effectful_abstract_eval(_abstract)
-tap_p.def_impl(_impl)
+tap_p.def_impl(functools.partial(run_eagerly, tap_p))
 ad.primitive_jvps[tap_p] = _jvp
 ad.primitive_transposes[tap_p] = _transpose
 batching.primitive_batchers[tap_p] = _batch
@@ -217,11 +237,39 @@ batching.primitive_batchers[rematerialized_tap_p] = _tapped_batch
 compat.register_lowering(rematerialized_tap_p, lambda ctx, *operands: operands)
 compat.cache_weakly(TapSpec)
 compat.lower_with_devices(tap_p)
-effect_dispatch.register(TAP_EFFECT)
-effect_dispatch.register(CALL_EFFECT)
 loops.keep_in_scans(TapEffect)
 loops.run_once_when_recomputed(TapEffect, tap_p, rematerialized_tap_p)
 # Lowering is registered in hostcallback.lowering, which knows the transports.
+
+
+# ---- Rules for parts of JAX that most programs never import ----------------------------------------------------------
+
+
+def when_imported(name: str, register: Callable[[Any], None]) -> None:
+    """Calls `register` with the module of that name: now, or at the first trace of a tap after the module's import.
+
+    The rules are needed only for taps traced after that import, except for taps in a jitted function that was traced
+    before and is transformed now; those do not get the rules.
+    """
+    _waiting[name] = register
+    _register_imported()
+
+
+def _register_imported() -> None:
+    # A copy, because other threads trace and remove names meanwhile.
+    for name in list(_waiting):
+        module = sys.modules.get(name)
+        # If another thread is importing the module, JAX's rules would overwrite ours.
+        if module is not None and not getattr(module.__spec__, "_initializing", False):
+            register = _waiting.pop(name, None)  # one thread gets it
+            if register is not None:
+                register(module)
+
+
+_waiting: dict[str, Callable[[Any], None]] = {}
+
+
+# ---- How a tap is bound ----------------------------------------------------------------------------------------------
 
 
 def bind_tap(
@@ -268,9 +316,9 @@ def bind_spec(
     source_line = user_source_line()
     tap = f"{options.name} at {source_line}"
     # Here, since the rules of a module that was imported meanwhile must be there before the tap is bound.
-    late_rules.register_imported()
+    _register_imported()
     try:
-        arrays, structure = leaves.split_leaves(arg, "arg", tap, keep_objects=options.keep_objects)
+        arrays, structure = split_leaves(arg, "arg", tap, keep_objects=options.keep_objects)
         check_kwargs(kwargs, options.name, tap)
         spec = TapSpec(
             options.resolved(),

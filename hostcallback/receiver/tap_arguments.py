@@ -4,22 +4,8 @@ from __future__ import annotations
 
 import fnmatch
 import inspect
-import os
 from collections.abc import Callable
 from typing import Any
-
-
-def place_name(what: str, file: str, line: int, function: str) -> str:
-    """Returns the name of a tap that the user did not name: `print@train_step:42`.
-
-    Args:
-        what: the function that made the tap, or the tap function.
-        file: the file of the user's line.
-        line: its number.
-        function: qualified name of the enclosing function; the file's name stands for a lambda or a module.
-    """
-    short = next((part for part in reversed(function.split(".")) if not part.startswith("<")), "")
-    return f"{what}@{short or os.path.basename(file)}:{line}"
 
 
 def base_name(name: str) -> str:

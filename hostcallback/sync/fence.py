@@ -1,13 +1,13 @@
 """Fences, which find out when all programs that any thread has dispatched to a CPU device so far have ended.
 
 JAX dispatches without Python, and the results of a program may be dropped before it begins. But XLA:CPU gives each
-program one of a device's 32 places, from its dispatch to its end. A fence takes places one after the other and keeps
+program one of a device's 32 slots, from its dispatch to its end. A fence takes slots one after the other and keeps
 them. Once it has all of them at the same time, all earlier programs have ended.
 
 The first program of a fence waits in a native handler, and the others wait for its result; when it goes on, all of them
-need threads of XLA to end. The programs that a fence waits for may wait for the host, which may need a place or a
+need threads of XLA to end. The programs that a fence waits for may wait for the host, which may need a slot or a
 thread, for example for a dispatch in a tap function. So a fence begins only if XLA has a free thread and no program
-waits for the host. A fence that makes no progress gives all places back, pauses, and begins again. `inflight` decides
+waits for the host. A fence that makes no progress gives all slots back, pauses, and begins again. `inflight` decides
 whether a fence is needed.
 """
 
@@ -33,12 +33,12 @@ from hostcallback.sync.threads import DispatchError, dispatch_thread
 LOOK_SEC = 0.005
 """Seconds between the checks of a waiting thread for progress of the fence."""
 PATIENCE_SEC = 0.02
-"""Seconds without a new place after which a fence gives all places back."""
+"""Seconds without a new slot after which a fence gives all slots back."""
 SHORT_SEC = 2.0
 """Seconds of tries after which the patience doubles with each try, up to `MAX_PATIENCE_SEC`."""
 MAX_PATIENCE_SEC = 1.0
 PAUSE_SEC = 0.002
-"""Seconds for which it then leaves the places to others; doubled with each try, up to `MAX_PAUSE_SEC`."""
+"""Seconds for which it then leaves the slots to others; doubled with each try, up to `MAX_PAUSE_SEC`."""
 MAX_PAUSE_SEC = 0.25
 GIVE_UP_SEC = 60.0
 """Seconds for which a fence is tried on a busy device, without the time in which programs wait for the host."""
@@ -57,9 +57,7 @@ class Fence:
         self._answered = 0
         # The tickets of the last answer that failed, and its error: each thread that holds one of them raises it.
         self._failed: tuple[range, BaseException | None] = range(0), None
-        self._taken = (
-            0  # places taken by all fences; only the dispatch thread writes this and `_patience_sec`
-        )
+        self._taken = 0  # slots taken by all fences; only the dispatch thread writes this and `_patience_sec`
         self._patience_sec = PATIENCE_SEC
         self._given_up = 0  # number of fences that were given up
 
@@ -129,7 +127,7 @@ class Fence:
             self._changed.notify_all()
 
     def _fence(self, device: jax.Device) -> None:
-        tried_sec, pause, without_place = 0.0, PAUSE_SEC, 0
+        tried_sec, pause, without_slot = 0.0, PAUSE_SEC, 0
         self._patience_sec = PATIENCE_SEC
         # Without the lock: a thread that leaves is seen at the next try, and its absence only ends the work
         # earlier.
@@ -142,9 +140,9 @@ class Fence:
                 if self._take_all(device):
                     return
                 # If a device runs programs on the dispatching thread, the first program of the fence blocks there and
-                # takes no place.
-                without_place = without_place + 1 if self._taken == taken else 0
-                if without_place > 1 and not runtime.holds_programs():
+                # takes no slot.
+                without_slot = without_slot + 1 if self._taken == taken else 0
+                if without_slot > 1 and not runtime.holds_programs():
                     return  # on such a device a program has ended when its dispatch returns
             time.sleep(pause)
             pause = min(2 * pause, MAX_PAUSE_SEC)
@@ -156,7 +154,7 @@ class Fence:
                 return
 
     def _has_thread_to_spare(self, device: jax.Device) -> bool:
-        # Without a free thread XLA might not be able to end the fence's programs, which would keep their places.
+        # Without a free thread XLA might not be able to end the fence's programs, which would keep their slots.
         probe = threads.held_program(device)()
         begun = perf_counter()
         while not probe.is_ready():
@@ -168,7 +166,7 @@ class Fence:
         return True
 
     def _take_all(self, device: jax.Device) -> bool:
-        """Returns whether it took all places of the device before another thread lifted the fence."""
+        """Returns whether it took all slots of the device before another thread lifted the fence."""
         dispatch_held, follow = threads.held_program(device), _follower(device)
         with self._changed:
             if not self._waiting:
@@ -183,7 +181,7 @@ class Fence:
                     return False
                 follow(held)
                 self._taken += 1
-        # In any case, because held programs keep places that other threads' programs wait for.
+        # In any case, because held programs keep slots that other threads' programs wait for.
         finally:
             holds = threads.end()
         return holds

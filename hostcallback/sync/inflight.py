@@ -18,7 +18,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from threading import get_ident
 from time import perf_counter, sleep
@@ -42,11 +41,14 @@ LOOK_SEC = 0.005
 PAUSE_SEC = 20e-6
 MAX_PAUSE_SEC = 2e-3
 MAX_PENDING = 4
-"""Number of a device's 32 places that sentinels of all barriers take at a time. Dispatches of tap functions need a
-place too, while the programs that wait for these tap functions keep theirs."""
+"""Number of a device's 32 slots that sentinels of all barriers take at a time. Dispatches of tap functions need a
+slot too, while the programs that wait for these tap functions keep theirs."""
 TRIAL_SEC = 1.0
 MAX_TRIALS = 3
 """Number of trials of `are_known`: a fence of another barrier can spoil one."""
+
+Look = Callable[[], None]
+"""Called repeatedly while waiting; may raise to stop the wait."""
 
 Key = tuple[int | None, tuple[jax.Device, ...]]
 """Key of a sentinel: the thread's ident and the device, or None and several devices."""
@@ -75,11 +77,8 @@ class Sentinels:
         self._results: list[Any] = []
         self._failure: BaseException | None = None
 
-    def wait(self, look: Callable[[], None]) -> None:
+    def wait(self, look: Look) -> None:
         """Dispatches the sentinels and waits for them.
-
-        Args:
-            look: called repeatedly while waiting; may raise to stop the wait.
 
         Raises:
             NoThreadError: the interpreter is shutting down.
@@ -93,10 +92,10 @@ class Sentinels:
             self._results = [result for result in self._results if not result.is_ready()]
             if self._missing or self._results:
                 look()
-                time.sleep(pause)
+                sleep(pause)
                 pause = min(2 * pause, MAX_PAUSE_SEC)
 
-    def _dispatch_missing(self, look: Callable[[], None]) -> None:
+    def _dispatch_missing(self, look: Look) -> None:
         done = threading.Event()
 
         def dispatch() -> None:
@@ -115,8 +114,8 @@ class Sentinels:
 
     def _dispatch(self, key: Key) -> bool:
         # A pending sentinel of another barrier cannot be reused, because programs may have been dispatched after it.
-        for place in [place for place, result in _pending.items() if result.is_ready()]:
-            del _pending[place]
+        for ended in [key for key, result in _pending.items() if result.is_ready()]:
+            del _pending[ended]
         if key in _pending or len(_pending) >= MAX_PENDING or (_pending and runtime.holds_programs()):
             return False
         ident, devices = key
@@ -163,11 +162,8 @@ class _Trials:
     ended = 0
 
 
-def are_known(look: Callable[[], None]) -> bool:
+def are_known(look: Look) -> bool:
     """Whether programs can be dispatched to another thread's stream here. The dispatch thread tries it once.
-
-    Args:
-        look: as in `Sentinels.wait`.
 
     Raises:
         NoThreadError: the interpreter is shutting down.
@@ -209,15 +205,6 @@ def _try_streams() -> bool:
         threads.end()
 
 
-def forget_streams() -> None:
-    """Drops compiled programs and pending sentinels, for a forked child."""
-    sentinel_program.cache_clear()
-    _pending.clear()
-
-
-processes.in_child(processes.Stage.PROGRAM, forget_streams)
-
-
 _devices: set[jax.Device] = set()  # local devices for which a program with taps was compiled
 _several = False  # whether such a program was compiled for several CPU devices
 _threads: DispatchingThreads | None = None  # set when the first one is compiled for a CPU device
@@ -231,12 +218,13 @@ def expect(devices: Iterable[jax.Device]) -> None:
     local = {device for device in devices if device.process_index == here}
     cpus = {device for device in local if device.platform == "cpu"}
     _several = _several or len(cpus) > 1
+    if local <= _devices:
+        return
     if cpus and native_library.available():
         # Starts the thread now, because Python starts no threads at exit, when the last messages are waited for.
         with contextlib.suppress(NoThreadError):
             dispatch_thread.start()
-            if new := cpus - _devices:
-                prepare(new)
+            prepare(cpus - _devices)
         if _threads is None:
             _asynchronous = compat.dispatches_asynchronously()
             _threads = DispatchingThreads()
@@ -295,9 +283,6 @@ def _notice_dispatches() -> None:
 device_receiver.at_start(_notice_dispatches)
 
 
-Look = Callable[[], None]
-
-
 def _looking(deadline: float | None, check: Callable[[], None]) -> Look:
     def look() -> None:
         check()
@@ -342,7 +327,7 @@ def _wait_on_cpus(devices: Sequence[jax.Device], look: Look) -> None:
         elif suspects is not None and not runtime.holds_programs() and are_known(look):
             Sentinels(devices, suspects, several=_several).wait(look)
         else:
-            # First waits for all live results. These are not all programs, but this wait takes no places from others.
+            # First waits for all live results. These are not all programs, but this wait takes no slots from others.
             _wait_all(jax.live_arrays(), look)
             complete = fence.fence.wait(devices, look)
     except DispatchError as error:
@@ -365,7 +350,7 @@ def _wait_for_receivers(devices: Sequence[jax.Device], look: Look) -> None:
         raise _UnknownError from error
 
 
-def _wait_behind(devices: Sequence[jax.Device], look: Callable[[], None]) -> None:
+def _wait_behind(devices: Sequence[jax.Device], look: Look) -> None:
     # On each of these devices programs end in the order of their dispatch, over all threads.
     last = []
     for device in devices:
@@ -374,14 +359,14 @@ def _wait_behind(devices: Sequence[jax.Device], look: Callable[[], None]) -> Non
     _wait_all(last, look)
 
 
-def _wait_all(arrays: Sequence[Any], look: Callable[[], None]) -> None:
+def _wait_all(arrays: Sequence[Any], look: Look) -> None:
     # Polls, because a blocking wait would ignore Ctrl-C and the deadline.
     for array in arrays:
-        pause = 20e-6
+        pause = PAUSE_SEC
         while not _is_ready(array):
             look()
             sleep(pause)
-            pause = min(2 * pause, 2e-3)
+            pause = min(2 * pause, MAX_PAUSE_SEC)
 
 
 def _is_ready(array: Any) -> bool:
@@ -396,6 +381,8 @@ def forget() -> None:
     global _threads
     _devices.clear()
     _threads = None
+    sentinel_program.cache_clear()
+    _pending.clear()
 
 
 processes.in_child(processes.Stage.PROGRAM, forget)

@@ -1,6 +1,6 @@
 """Threads that dispatch programs: the barriers' own, the users' (census), and programs that can be held back.
 
-If a device has no place for one more program, a dispatch blocks, and neither Ctrl-C nor a time limit can end it. So
+If a device has no slot for one more program, a dispatch blocks, and neither Ctrl-C nor a time limit can end it. So
 barriers dispatch on a thread of this module, and no thread of the user blocks there.
 
 JAX dispatches without calling this library. But only threads with a Python thread state dispatch, CPython numbers
@@ -16,6 +16,7 @@ import os
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from queue import SimpleQueue
@@ -29,7 +30,7 @@ import numpy as np
 from hostcallback import _jax_compat as compat
 from hostcallback.receiver import processes
 from hostcallback.receiver.log import logger
-from hostcallback.receiver.native import bindings, bindings as native_library
+from hostcallback.receiver.native import bindings as native_library
 from hostcallback.receiver.runtime.runtime import runtime
 
 
@@ -155,8 +156,7 @@ def _census(since: Census | None) -> Census:
         nanoseconds = _processor_ns(thread)
         if nanoseconds is not None:
             used[ident] = nanoseconds
-        # = since|Equal processor time means that the thread has run nothing since, so it has dispatched
-        # nothing.
+        # Equal processor time means that the thread has run nothing since, so it has dispatched nothing.
         others_ran |= since is None or nanoseconds is None or since.processor_ns.get(ident) != nanoseconds
     known = (
         since is not None
@@ -180,7 +180,7 @@ def _processor_ns(thread: threading.Thread | None) -> int | None:
 
 def _thread_states() -> tuple[frozenset[int] | None, int]:
     ids, made = (ctypes.c_uint64 * MAX_STATES)(), ctypes.c_uint64()
-    count = bindings.load_holding_lock().hcb_thread_states(ids, MAX_STATES, made)
+    count = native_library.load_holding_lock().hcb_thread_states(ids, MAX_STATES, made)
     if not 0 <= count <= MAX_STATES:
         return None, made.value
     return frozenset(ids[:count]), made.value
@@ -268,11 +268,8 @@ def _sleep_of(thread: threading.Thread) -> tuple[str, int | None] | None:
 
 
 def _is_in_jax(frame: FrameType | None) -> bool:
-    while frame is not None:
-        if frame.f_code.co_filename.startswith(_JAX):
-            return True
-        frame = frame.f_back
-    return False
+    frames = traceback.walk_stack(frame) if frame is not None else ()
+    return any(frame.f_code.co_filename.startswith(_JAX) for frame, _ in frames)
 
 
 _JAX = os.path.dirname(jax.__file__) + os.sep

@@ -1,27 +1,33 @@
-"""Splits a tapped pytree into leaves for the device and leaves that stay on the host."""
+"""Splits a tapped pytree into leaves for the device and leaves that stay on the host, and tells those apart."""
 
 from __future__ import annotations
 
 import enum
 import functools
 import operator
+import re
+import sys
+import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.tree_util import PyTreeDef
 
 from hostcallback import _jax_compat as compat
+from hostcallback._jax_compat.types import Tracer
 from hostcallback.receiver.wire import pytree as tree
 from hostcallback.receiver.wire.frame_layout import wire_type_of
 from hostcallback.receiver.wire.truncation import TruncatedArray
-from hostcallback.tracing.retention import describe_structure
-from hostcallback.tracing.tap_spec import Float0Leaves
 
 _ABSENT = object()
 _LEAF = jax.tree.structure(0)
 _NUMBERS = (bool, int, float, complex)
+
+Float0Leaves = tuple[tuple[int, tuple[int, ...]], ...]
+"""(leaf index, shape) of the float0 leaves, which have no bytes and stay on the host."""
 
 
 class KeyLeaf(NamedTuple):
@@ -47,7 +53,9 @@ class TreeTemplate:
 
     __slots__ = ("_keys", "_static", "tree")
 
-    def __init__(self, tree: Any, static: Sequence[tuple[int, Any]], keys: Sequence[KeyLeaf] = ()) -> None:
+    def __init__(
+        self, tree: PyTreeDef, static: Sequence[tuple[int, Any]], keys: Sequence[KeyLeaf] = ()
+    ) -> None:
         """Takes the pytree's structure, the (leaf index, value) pairs of its static leaves, and its typed keys."""
         self.tree = tree
         self._static = tuple(static)
@@ -71,19 +79,19 @@ class TreeTemplate:
     def __eq__(self, other: object) -> bool:
         """Whether the trees are equal; static values are compared by the tap's fingerprint."""
         # No isinstance: specs are compared also while the interpreter shuts down, when the module's names are None.
-        return type(other) is type(self) and (self.tree, self._places()) == (other.tree, other._places())
+        return type(other) is type(self) and (self.tree, self._indices()) == (other.tree, other._indices())
 
     def __hash__(self) -> int:
         """Agrees with `__eq__`."""
-        return hash((self.tree, self._places()))
+        return hash((self.tree, self._indices()))
 
     def __str__(self) -> str:
         """Returns a text that is equal in every process."""
-        static, keys = self._places()
+        static, keys = self._indices()
         described = f"{describe_structure(self.tree)} static at {static}"
         return f"{described} keys {[(key.leaf, str(key.impl)) for key in keys]}" if keys else described
 
-    def _places(self) -> tuple[tuple[int, ...], tuple[KeyLeaf, ...]]:
+    def _indices(self) -> tuple[tuple[int, ...], tuple[KeyLeaf, ...]]:
         return tuple(index for index, _ in self._static), self._keys
 
     def restore(self, value: Any, outs: Sequence[Any]) -> Any:
@@ -105,13 +113,18 @@ class TreeTemplate:
         fixed: dict[int, Any] = dict(self._static)
         keys = {key.leaf: key for key in self._keys}
         # Positions in `float0_leaves` count arrays only, not static leaves.
-        places = [i for i in range(self.tree.num_leaves) if i not in fixed]
+        sent = [i for i in range(self.tree.num_leaves) if i not in fixed]
         for position, shape in float0_leaves:
-            index = places[position]
+            index = sent[position]
             key = keys.pop(index, None)
             fixed[index] = _float0_zeros(shape if key is None else shape[: len(shape) - key.data_ndim])
         if keys:
-            return self._fill_with_keys(fixed, [i for i in places if i not in fixed], keys)
+            impls = [keys[i].impl if i in keys else None for i in sent if i not in fixed]
+            plain = self._filling(fixed)
+            return lambda arrays: plain([*map(_key_or_array, arrays, impls)])
+        return self._filling(fixed)
+
+    def _filling(self, fixed: dict[int, Any]) -> Callable[[Sequence[Any]], Any]:
         unflatten: Callable[[Sequence[Any]], Any] = self.tree.unflatten
         if self.tree == _LEAF and not fixed:
             return operator.itemgetter(0)
@@ -128,25 +141,12 @@ class TreeTemplate:
     def describe(self, float0_leaves: Float0Leaves) -> tree.Description:
         """Returns the structure as plain data, for processes without its classes. A key is described as its data."""
         fixed: dict[int, tree.Description] = {i: tree.describe_value(value) for i, value in self._static}
-        places = [i for i in range(self.tree.num_leaves) if i not in fixed]
-        fixed.update((places[position], ["float0", list(shape)]) for position, shape in float0_leaves)
+        sent = [i for i in range(self.tree.num_leaves) if i not in fixed]
+        fixed.update((sent[position], ["float0", list(shape)]) for position, shape in float0_leaves)
         return _describe_node(self.tree, iter(fixed.get(i, ["array"]) for i in range(self.tree.num_leaves)))
 
-    def _fill_with_keys(
-        self, fixed: dict[int, Any], places: list[int], keys: dict[int, KeyLeaf]
-    ) -> Callable[[Sequence[Any]], Any]:
-        def fill(arrays: Sequence[Any]) -> Any:
-            leaves = dict(fixed)
-            for index, array in zip(places, arrays, strict=True):
-                # Only part of a truncated key's data was sent, so it stays data.
-                is_key = index in keys and not isinstance(array, TruncatedArray)
-                leaves[index] = _make_key(array, keys[index].impl) if is_key else array
-            return self.tree.unflatten([leaves[index] for index in range(self.tree.num_leaves)])
 
-        return fill
-
-
-def _describe_node(node: Any, leaves: Iterator[tree.Description]) -> tree.Description:
+def _describe_node(node: PyTreeDef, leaves: Iterator[tree.Description]) -> tree.Description:
     data = node.node_data()
     if data is None:
         return next(leaves)
@@ -225,9 +225,9 @@ def _array_of(leaf: Any) -> Any:
         leaf = leaf[...]
     if isinstance(leaf, str | bytes | type | enum.Enum):
         return None
-    if not isinstance(leaf, jax.Array | jax.core.Tracer) and hasattr(leaf, "__jax_array__"):
+    if not isinstance(leaf, jax.Array | Tracer) and hasattr(leaf, "__jax_array__"):
         leaf = leaf.__jax_array__()
-    if isinstance(leaf, jax.Array | jax.core.Tracer):
+    if isinstance(leaf, jax.Array | Tracer):
         dtype = getattr(leaf, "dtype", None)
         extended = dtype is None or jax.dtypes.issubdtype(dtype, jax.dtypes.extended)
         if extended and not is_key(leaf):
@@ -280,7 +280,114 @@ def _host_device() -> jax.Device | None:
         return None
 
 
-def _make_key(data: Any, impl: Any) -> Any:
+def _key_or_array(array: Any, impl: Any) -> Any:
+    # Only part of a truncated key's data was sent, so it stays data.
+    if impl is None or isinstance(array, TruncatedArray):
+        return array
     # Made on the CPU, because the device that emitted the message may be busy, or wait for this very thread.
     with jax.default_device(_host_device()):
-        return jax.random.wrap_key_data(data, impl=impl)
+        return jax.random.wrap_key_data(array, impl=impl)
+
+
+# ---- What stays on the host, and what tells it apart -----------------------------------------------------------------
+
+_ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
+_ATOMS = (type(None), bool, int, float, complex, str, bytes)
+
+
+class Fingerprint:
+    """A text that is equal in all processes, and the objects that the text does not fully describe.
+
+    Attributes:
+        text: deterministic description.
+        opaque: objects that only their identity distinguishes (captured lists, instances, arrays). Two fingerprints are
+            equal only if these are the same objects.
+    """
+
+    __slots__ = ("opaque", "text")
+
+    def __init__(self, *values: Any) -> None:
+        """Fingerprints all `values` together, in order."""
+        self.opaque: list[Any] = []
+        self.text = repr([self._describe(value, 0) for value in values])
+
+    def _describe(self, value: Any, depth: int) -> Any:
+        if type(value) in _ATOMS:
+            return repr(value)
+        if depth > 8:  # a structure nested this deep, or a cycle
+            return self._by_identity(value)
+        if type(value) is tuple:
+            return ["tuple", *(self._describe(v, depth + 1) for v in value)]
+        if isinstance(value, enum.Enum):
+            return ["member", self._describe(type(value), depth + 1), value.name]
+        if isinstance(value, types.FunctionType):
+            return self._describe_function(value, depth)
+        if isinstance(value, types.MethodType):
+            return [
+                "method",
+                self._describe(value.__func__, depth + 1),
+                self._describe(value.__self__, depth + 1),
+            ]
+        if type(value) is functools.partial:
+            parts = (value.func, value.args, tuple(sorted(value.keywords.items())))
+            return ["partial", *(self._describe(part, depth + 1) for part in parts)]
+        if isinstance(value, types.BuiltinMethodType) and not isinstance(
+            value.__self__, types.ModuleType | type(None)
+        ):
+            return ["builtin method", value.__qualname__, self._describe(value.__self__, depth + 1)]
+        if isinstance(value, types.ModuleType):
+            return ["module", value.__name__]
+        if isinstance(value, type | types.BuiltinFunctionType) and is_global(value):
+            return ["named", value.__module__, value.__qualname__]
+        return self._by_identity(value)
+
+    def _describe_function(self, function: types.FunctionType, depth: int) -> Any:
+        # A closure's variables count by the identity of their cells, not by their current values, because the function
+        # or another one that shares the cells may rebind them.
+        cells = function.__closure__ or ()
+        self.opaque.extend(cells)
+        module = sys.modules.get(function.__module__)
+        if function.__globals__ is not getattr(module, "__dict__", None):
+            self.opaque.append(function.__globals__)
+        if set(function.__dict__) - {"__wrapped__"}:
+            self.opaque.append(function)
+        defaults = (function.__defaults__, tuple(sorted((function.__kwdefaults__ or {}).items())))
+        return [
+            "function",
+            function.__module__,
+            function.__qualname__,
+            _describe_code(function.__code__),
+            self._describe(defaults, depth + 1),
+            len(cells),
+        ]
+
+    def _by_identity(self, value: Any) -> Any:
+        self.opaque.append(value)
+        return ["object", type(value).__module__, type(value).__qualname__]
+
+
+def is_global(value: Any) -> bool:
+    """Whether the module of a class or function, possibly a wrapped one, has it under its qualified name."""
+    found: Any = sys.modules.get(getattr(value, "__module__", None) or "")
+    for part in (getattr(value, "__qualname__", None) or "<none>").split("."):
+        found = getattr(found, part, None)
+    return found is value
+
+
+def describe_structure(tree_structure: object) -> str:
+    """Returns a tree structure's text without memory addresses, which differ between processes."""
+    return _ADDRESS.sub("0x", str(tree_structure))
+
+
+def _describe_code(code: types.CodeType) -> Any:
+    # Does not use marshal, because its bytes depend on reference counts. Leaves out file names, because checkouts
+    # differ.
+    constants = [
+        _describe_code(c)
+        if isinstance(c, types.CodeType)
+        else sorted(map(repr, c))
+        if isinstance(c, frozenset)
+        else repr(c)
+        for c in code.co_consts
+    ]
+    return [code.co_name, code.co_firstlineno, code.co_code.hex(), constants, code.co_names, code.co_varnames]

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from types import CodeType, FrameType
 
 from hostcallback import _jax_compat as compat
-from hostcallback.receiver import tap_arguments
 from hostcallback.receiver.failures.call_site import CallSite, Frame
 
 MAX_FRAMES = 64
@@ -72,10 +71,14 @@ class SourceLine:
         return f"{self.file}:{self.line} ({self.function})"
 
 
-def place_name(what: str) -> str:
-    """Returns the name of an unnamed tap on the calling thread's line of user code: `print@train_step:42`."""
-    place = user_source_line()
-    return tap_arguments.place_name(what, place.file, place.line, place.function)
+def place_name(what: str, line: SourceLine | None = None) -> str:
+    """Returns the name of an unnamed tap, by default on the calling thread's line: `print@train_step:42`.
+
+    The file's name stands for a function without a name: a lambda, or a module.
+    """
+    line = line or user_source_line()
+    named = [part for part in line.function.split(".") if not part.startswith("<")]
+    return f"{what}@{named[-1] if named else os.path.basename(line.file)}:{line.line}"
 
 
 def is_user_frame(frame: FrameType, *, runs_it: bool = True) -> bool:

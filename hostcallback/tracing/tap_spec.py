@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import hashlib
 import threading
@@ -22,7 +23,7 @@ from hostcallback.receiver.sinks.sharding.sinks import shard_sink
 from hostcallback.receiver.wire import tap_descriptor
 from hostcallback.receiver.wire.pytree import is_plain
 from hostcallback.receiver.wire.tap_descriptor import PROCESSES, TapDescriptor, TapKind
-from hostcallback.tracing.retention import Fingerprint, callable_name, describe_structure, freeze
+from hostcallback.tracing.leaves import Fingerprint, Float0Leaves, TreeTemplate, describe_structure
 from hostcallback.tracing.source_line import SourceLine, place_name, user_source_line
 
 SHARDINGS = ("global", "local")
@@ -108,6 +109,14 @@ def check_switch(name: str, value: Any, *, or_none: bool = False) -> None:
         raise TypeError(f"{name}={value!r}, expected {expected}, at {user_source_line()}")
 
 
+def callable_name(func: Callable[..., Any] | Any) -> str:
+    """Returns the name of a callable for reports."""
+    while isinstance(func, functools.partial):
+        func = func.func
+    name = getattr(func, "__qualname__", None) or type(func).__qualname__
+    return str(name)
+
+
 def default_name(func: Callable[..., Any]) -> str:
     """Returns the name of a tap without `name=`: that of its function; a lambda is named after the user's line."""
     name = callable_name(func)
@@ -126,8 +135,8 @@ def callback_options(name: str, ordered: bool, partitioned: bool, processes: str
 Transform = tuple[str, Any]
 """("batch", dims) | ("jvp", None) | ("transpose", None), and at the end ("mask", levels): hashable, for equations."""
 
-Float0Leaves = tuple[tuple[int, tuple[int, ...]], ...]
-"""(leaf index, shape) of the float0 leaves, which have no bytes and stay on the host."""
+Transforms = tuple[Transform, ...]
+"""Those applied to a tap, innermost first."""
 
 ON_ONE_DEVICE = "on_one_device"
 """A key in the `params` of a tap or call. If it is set and the compiler partitions the program, the program's first
@@ -176,7 +185,7 @@ class TapSpec:
         *,
         source_line: SourceLine,
         kwargs: Mapping[str, Any],
-        structure: Any,
+        structure: TreeTemplate,
         identity: tuple[Any, ...],
         binding: Binding,
     ) -> None:
@@ -188,10 +197,10 @@ class TapSpec:
         self.structure = structure
         self.binding = binding
         self.origin: Any = None
-        self.fingerprint = Fingerprint(identity, freeze(kwargs))
-        place = (source_line.module, source_line.function, source_line.line)
+        self.fingerprint = Fingerprint(identity, tuple(sorted(kwargs.items())))
+        line = (source_line.module, source_line.function, source_line.line)
         text = repr(
-            (options.name, place, *_parts(options), describe_structure(structure), self.fingerprint.text)
+            (options.name, line, *_parts(options), describe_structure(structure), self.fingerprint.text)
         )
         self._key = hashlib.blake2b(text.encode(), digest_size=16).digest()
 
@@ -207,12 +216,12 @@ class TapSpec:
     def intern(self) -> TapSpec:
         """Returns the living spec that equals this one; this one if none exists."""
         # Addresses identify the captured objects as long as a spec that holds them lives. The entry lives no longer.
-        place = (self._key, tuple(map(id, self.fingerprint.opaque)), self.structure)
+        key = (self._key, tuple(map(id, self.fingerprint.opaque)), self.structure)
         with _interned_lock:
-            live = _interned.get(place)
+            live = _interned.get(key)
             if live is not None:
                 return live
-            _interned[place] = self
+            _interned[key] = self
             others = self._key in _unnumbered  # a spec with the same text, whose structure differs
             if self.fingerprint.opaque or self.structure.has_addresses or others:
                 # Taps that differ only in captured objects (two calls of one closure factory) or in objects of their
@@ -232,15 +241,13 @@ class TapSpec:
             origin: what belongs to the program; see `Consumer`.
             number: of the program among those with taps of their own, equal in all processes.
         """
-        other: TapSpec = object.__new__(TapSpec)
-        for name in ("binding", "fingerprint", "kwargs", "options", "places", "source_line", "structure"):
-            setattr(other, name, getattr(self, name))
+        other = copy.copy(self)
         other.origin = origin
         other._key = self._key + b"of" + number.to_bytes(8, "little")
         return other
 
     def consumer_id(
-        self, transforms: tuple[Transform, ...], float0_leaves: Float0Leaves, shards: Shards | None = None
+        self, transforms: Transforms, float0_leaves: Float0Leaves, shards: Shards | None = None
     ) -> int:
         """Returns 64 bits that are equal in every process that traces the same tap; never 0."""
         digest = hashlib.blake2b(repr((self._key, transforms, float0_leaves, shards)).encode(), digest_size=8)
@@ -248,7 +255,7 @@ class TapSpec:
 
     def consumer(
         self,
-        transforms: tuple[Transform, ...],
+        transforms: Transforms,
         float0_leaves: Float0Leaves,
         shards: Shards | None = None,
         *,
@@ -302,7 +309,7 @@ class TapSpec:
 
     def describe(
         self,
-        transforms: tuple[Transform, ...],
+        transforms: Transforms,
         float0_leaves: Float0Leaves,
         shards: Shards | None = None,
         *,
@@ -350,7 +357,7 @@ def _parts(options: TapOptions) -> tuple[Any, ...]:
 
 
 def public_transforms(
-    transforms: tuple[Transform, ...], float0_leaves: Float0Leaves = ()
+    transforms: Transforms, float0_leaves: Float0Leaves = ()
 ) -> tuple[tuple[str, dict[str, Any]], ...]:
     """Returns `transforms` as tap functions get them: `(("batch", {"batch_dims": (0, None)}), ("jvp", {}))`.
 
@@ -362,15 +369,15 @@ def public_transforms(
         return tuple(public)
     held = dict(float0_leaves)
     operands = [mask.batch_dims(i) for i in range(len(mask.levels[0]) - 1)]
-    found, level, place = [], 0, 0  # levels are vmaps as they were, places those of the consumer
+    found, level, shown = [], 0, 0  # numbers of vmaps: as they were, and as the consumer sees them
     for name, params in public:
         if name == "batch":
             level += 1
             if level - 1 in mask.merged:
                 continue
-            dims = iter([of_operand[place] for of_operand in operands])
+            dims = iter([of_operand[shown] for of_operand in operands])
             count = len(params["batch_dims"])
             params = {"batch_dims": tuple(None if i in held else next(dims) for i in range(count))}
-            place += 1
+            shown += 1
         found.append((name, params))
     return tuple(found)

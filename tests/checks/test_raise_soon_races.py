@@ -9,7 +9,7 @@ import pytest
 
 import hostcallback.api  # noqa: F401  (before the rooms below it, whose imports depend on its order)
 from hostcallback import _jax_compat as compat
-from hostcallback.lifecycle import effect_dispatch
+from hostcallback.primitives import effect_dispatch, effects
 from hostcallback.receiver.failures import deferred_errors
 
 
@@ -53,5 +53,5 @@ def test_a_compiled_program_has_the_name_that_is_not_noted() -> None:
     finally:
         undo()
     assert names[-1] == compat.UNKNOWN_FUNCTION
-    effect_dispatch.note_program(_Unnamed)
-    assert compat.UNKNOWN_FUNCTION not in effect_dispatch._tapped
+    effects.note_program(_Unnamed)
+    assert compat.UNKNOWN_FUNCTION not in effects.tapped_functions

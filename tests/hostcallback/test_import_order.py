@@ -65,7 +65,7 @@ def modules_of(package: str, folder: Path) -> list[str]:
 def test_the_modules_around_the_change_to_jax_can_be_imported_first() -> None:
     assert not failed(
         "hostcallback._jax_compat",
-        "hostcallback.lifecycle.effect_dispatch",
+        "hostcallback.primitives.effect_dispatch",
         "hostcallback.primitives.effects",
     )
 

@@ -27,7 +27,7 @@ print(*sorted(set(sys.modules) - there))
 LATER = tuple(
     f"hostcallback.{name}"
     for name in (
-        *("api", "host_callback", "legacy", "lifecycle", "sync", "tracing"),
+        *("api", "host_callback", "lifecycle", "sync", "tracing"),
         *(f"receiver.{path.name}" for path in (ROOT / "receiver").iterdir() if path.is_dir()),
     )
 )

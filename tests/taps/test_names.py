@@ -16,7 +16,8 @@ import pytest
 
 import hostcallback as hcb
 from checkout import ROOT
-from hostcallback.receiver.tap_arguments import matches, place_name
+from hostcallback.receiver.tap_arguments import matches
+from hostcallback.tracing.source_line import SourceLine, place_name
 
 
 def line() -> int:
@@ -76,9 +77,9 @@ def test_six_prints_without_names_are_told_apart_by_function_and_line(capsys: An
 
 
 def test_a_name_is_that_of_the_function_or_the_line() -> None:
-    assert place_name("print", "/a/b.py", 3, "Model.train.<locals>.step") == "print@step:3"
-    assert place_name("print", "/a/b.py", 3, "train.<locals>.<lambda>") == "print@train:3"
-    assert place_name("print", "/a/b.py", 3, "<module>") == "print@b.py:3"
+    assert place_name("print", SourceLine("/a/b.py", 3, "Model.train.<locals>.step", "b")) == "print@step:3"
+    assert place_name("print", SourceLine("/a/b.py", 3, "train.<locals>.<lambda>", "b")) == "print@train:3"
+    assert place_name("print", SourceLine("/a/b.py", 3, "<module>", "b")) == "print@b.py:3"
     assert matches("print@step:3", "print")
     assert matches("print@step:3", "pr*")
     assert matches("print@step:3", "*@step:*")

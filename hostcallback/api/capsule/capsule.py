@@ -14,7 +14,6 @@ import jax.numpy as jnp
 from hostcallback import _jax_compat as compat
 from hostcallback._jax_compat.types import AnyJaxpr, ClosedJaxpr, JaxprEqn
 from hostcallback.api.capsule.held_program import HeldProgram
-from hostcallback.api.public import public, refuse_compiled
 from hostcallback.lowering import xray
 from hostcallback.lowering.equations import Position, structure_of
 from hostcallback.lowering.evaluator import Records, Tester
@@ -28,6 +27,7 @@ from hostcallback.lowering.xray import Program
 from hostcallback.primitives.call import call_p
 from hostcallback.primitives.tap import tap_p
 from hostcallback.receiver.log import logger
+from hostcallback.tracing.arguments import public, refuse_compiled
 from hostcallback.tracing.source_line import user_source_line
 
 P = ParamSpec("P")

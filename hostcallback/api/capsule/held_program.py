@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hostcallback import _jax_compat as compat
+from hostcallback.api.barrier import add_after_delivery
 from hostcallback.api.capsule.programs import data_of, mesh_of, programs, struct_of
 from hostcallback.api.failures import about_this_process, add_report, capsule_path, described, is_nonfinite
 from hostcallback.api.watch import watch
-from hostcallback.lifecycle import unsettled
 from hostcallback.lowering.xray import Program
 from hostcallback.receiver.capsule.file_format import Input, Shard
 from hostcallback.receiver.capsule.writing import CapsuleWriter
@@ -104,7 +104,7 @@ class HeldProgram:
                 _waiting[run, self] = arrays
                 while len(_waiting) > WAITING:
                     _waiting.popitem(last=False)
-                unsettled.add_after_delivery(_settle)
+                add_after_delivery(_settle)
         if failed is not None and failed.held is self:
             _write(failed, run, arrays)
         if is_bad:
@@ -210,7 +210,7 @@ def _notice(reported: Reported) -> bool:
         failed = _Failed(held, reported, "" if is_check else _value_of(message))
         if arrays is None and (is_check or held.options.exceptions):
             _pending.setdefault((run, held), failed)
-            unsettled.add_after_delivery(_settle)
+            add_after_delivery(_settle)
             return True
         if arrays is None and (run, held) in _pending:
             return True

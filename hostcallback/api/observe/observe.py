@@ -17,12 +17,12 @@ from hostcallback.api.observe.places import OUTSIDE, Modules, Selection, Site, n
 from hostcallback.api.observe.plan import Around, Found, Plan, Planner
 from hostcallback.api.observe.report import check_statistics, measure, sender_of
 from hostcallback.api.outputs.metrics import metrics
-from hostcallback.api.public import public, refuse_compiled
 from hostcallback.lowering.equations import OUTERMOST, Position
 from hostcallback.lowering.evaluator import Evaluator, Records
 from hostcallback.lowering.xray import Context, Program, UserError, Xray
 from hostcallback.receiver.log import logger
 from hostcallback.tracing import source_line
+from hostcallback.tracing.arguments import public, refuse_compiled
 from hostcallback.tracing.source_line import place_name, user_source_line
 
 P = ParamSpec("P")

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from hostcallback.api.outputs.own_receiver import OwnReceiver
-from hostcallback.api.public import public
 from hostcallback.receiver.messages import Find
 from hostcallback.receiver.sources.source import Batch
 from hostcallback.receiver.taplog.columns.log_data import LogData, TapData, read
 from hostcallback.receiver.taplog.writing.recorder import Recorder, record
+from hostcallback.tracing.arguments import public
 
 SHARED_MEMORY = Path("/dev/shm")
 RUN = "capture"

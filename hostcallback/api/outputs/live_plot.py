@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from hostcallback.api.outputs.own_receiver import OwnReceiver
-from hostcallback.api.public import public
 from hostcallback.receiver import tap_arguments
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.messages import Consumer, Message
@@ -19,6 +18,7 @@ from hostcallback.receiver.sinks.metric_writers.reduction import MetricRecord
 from hostcallback.receiver.sinks.plotting import Curve, NotebookDisplay, has_kernel
 from hostcallback.receiver.sinks.scalars import TapScalars
 from hostcallback.receiver.wire import tap_descriptor
+from hostcallback.tracing.arguments import public
 
 MAX_CURVES = 50
 """Curves of a plot; further ones are left out, and a warning says so."""

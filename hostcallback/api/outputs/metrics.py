@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hostcallback.api.public import public
 from hostcallback.primitives.tap import bind_tap
 from hostcallback.receiver.messages import NAME as STEP
 from hostcallback.receiver.sinks.factory import Binding
@@ -23,7 +22,7 @@ from hostcallback.receiver.sinks.metric_writers.reduction import (
     TEXT,
 )
 from hostcallback.receiver.wire import tap_descriptor
-from hostcallback.tracing.format_check import check_format
+from hostcallback.tracing.arguments import check_format, public
 from hostcallback.tracing.source_line import place_name, user_source_line
 from hostcallback.tracing.tap_spec import TapOptions
 

@@ -10,10 +10,10 @@ import tempfile
 import weakref
 from collections.abc import Sequence
 
-from hostcallback.api.public import public
 from hostcallback.receiver.control.endpoints import endpoints
 from hostcallback.receiver.errors import HostCallbackError
 from hostcallback.receiver.files import Closing
+from hostcallback.tracing.arguments import public
 
 Log = str | os.PathLike[str]
 

@@ -13,10 +13,9 @@ from jax import lax
 
 from hostcallback import _jax_compat as compat
 from hostcallback._jax_compat.types import ClosedJaxpr
-from hostcallback.api.public import public
+from hostcallback.api.barrier import add_after_delivery
 from hostcallback.api.watch.diagnosis import Unsound, WatchedProgram, Where, selector
 from hostcallback.api.watch.program_tests import Tests
-from hostcallback.lifecycle import unsettled
 from hostcallback.lowering.device_ops import FINE, FIRST, FURTHER, NOT_COUNTED, forget, verdict
 from hostcallback.lowering.inputs import (
     groups_not_finite,
@@ -29,6 +28,7 @@ from hostcallback.receiver.failures.deferred_errors import MultipleFailures
 from hostcallback.receiver.messages import Message
 from hostcallback.receiver.sinks.nonfinite import Explains
 from hostcallback.receiver.wire import tap_descriptor
+from hostcallback.tracing.arguments import public
 from hostcallback.tracing.source_line import user_source_line
 
 P = ParamSpec("P")
@@ -189,7 +189,7 @@ class _PassedOn:
     def add(self, results: Sequence[Unsound]) -> None:
         with self._lock:
             self._known.update(dict.fromkeys(results))
-            unsettled.add_after_delivery(self._clear)
+            add_after_delivery(self._clear)
             while len(self._known) > MAX_PASSED_ON:
                 self._known.popitem(last=False)
 
@@ -229,7 +229,7 @@ class _Receive:
             if self._left and is_first:
                 self._left -= 1
                 self._seen = self._seen | failed
-                unsettled.add_after_delivery(self._begin_again)
+                add_after_delivery(self._begin_again)
                 call = int(number) if is_counted else None
                 diagnosis = self._watched.diagnose(arrays, message.device, call, self._passed_on)
                 # A call that only passes on what was reported is one more failure of that.

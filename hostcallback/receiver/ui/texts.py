@@ -11,7 +11,7 @@ import numpy as np
 
 from hostcallback.receiver.messages import Message
 from hostcallback.receiver.sinks import described_template
-from hostcallback.receiver.sinks.metric_writers.tap_layout import TEXT, TapLayout
+from hostcallback.receiver.sinks.metric_writers.reduction import TEXT, TapLayout
 from hostcallback.receiver.taplog.format.errors import Damage
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage, RunDecoder
 from hostcallback.receiver.taplog.render.json import process_text, short_text

@@ -9,7 +9,7 @@ import numpy as np
 
 from hostcallback.receiver.sinks.call import SHARDS_ID, WHOLE_ID
 from hostcallback.receiver.sinks.lane_mask import LaneMask
-from hostcallback.receiver.sinks.metric_writers.tap_layout import SCALAR, TEXT
+from hostcallback.receiver.sinks.metric_writers.reduction import SCALAR, TEXT
 from hostcallback.receiver.taplog.columns.column_batches import Column, Layouts, alike_groups, array_views
 from hostcallback.receiver.taplog.columns.tables import kept_columns
 from hostcallback.receiver.taplog.format.block import FrameBlock

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from hostcallback.receiver.sinks.metric_writers.tap_layout import HISTOGRAM, IMAGE
+from hostcallback.receiver.sinks.metric_writers.reduction import HISTOGRAM, IMAGE
 from hostcallback.receiver.taplog.columns.column_batches import Column
 from hostcallback.receiver.taplog.render.text import joined
 from hostcallback.receiver.text import printable

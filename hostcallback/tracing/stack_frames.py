@@ -1,21 +1,26 @@
-"""Captures the user's frames at trace time: traced values go to the device, all other values stay on the host."""
+"""Captures the user's stack frames at trace time: traced values go to the device, all other values stay on the host."""
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import linecache
 import sys
+import types
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any
 
 import jax
+import numpy as np
 
 from hostcallback import _jax_compat as compat
+from hostcallback._jax_compat.types import Tracer
 from hostcallback.receiver.sinks.debugger import Frame
 from hostcallback.receiver.wire.frame_layout import wire_type_of
-from hostcallback.tracing.retention import Unavailable, is_safe_to_retain, weak_getter
+from hostcallback.tracing.leaves import is_global
 from hostcallback.tracing.source_line import is_user_frame
 
 Restore = Callable[[Sequence[Any]], Any]
@@ -52,7 +57,7 @@ class CapturedFrame:
         return Frame(self.file, self.line, self.function, self.source, variables, module_variables)
 
 
-def capture_frames() -> tuple[list[CapturedFrame], list[Any]]:
+def capture_frames() -> tuple[list[CapturedFrame], list[Tracer]]:
     """Returns the calling thread's user frames, innermost first, and their traced values that this trace can use.
 
     The frames hold no tracers. A value of another trace is replaced by an `Unavailable`. Containers with tracers are
@@ -73,21 +78,21 @@ class _Values:
     """
 
     def __init__(self) -> None:
-        self.tracers: list[Any] = []
+        self.tracers: list[Tracer] = []
         self.encloses = True
-        self._places: dict[int, int] = {}
+        self._indices: dict[int, int] = {}
 
-    def restore_tracer(self, tracer: Any) -> Restore:
+    def restore_tracer(self, tracer: Tracer) -> Restore:
         why_not = self._why_not(tracer)
         if why_not is not None:
             missing = Unavailable(f"{why_not}, {_aval(tracer)}")
             return lambda values: missing
-        place = self._places.setdefault(id(tracer), len(self.tracers))
-        if place == len(self.tracers):
+        index = self._indices.setdefault(id(tracer), len(self.tracers))
+        if index == len(self.tracers):
             self.tracers.append(tracer)
-        return lambda values: values[place]
+        return lambda values: values[index]
 
-    def _why_not(self, tracer: Any) -> str | None:
+    def _why_not(self, tracer: Tracer) -> str | None:
         where = compat.trace_of(tracer)
         if where is None:
             return "tracer of another trace, an inner one or one that has ended"
@@ -205,8 +210,94 @@ def _or_why_not(restore: Restore, values: Sequence[Any]) -> Any:
         return Unavailable(f"a container that could not be rebuilt, {error!r}")
 
 
-def _aval(tracer: Any) -> str:
+def _aval(tracer: Tracer) -> str:
     try:
         return str(jax.typeof(tracer))
     except Exception:
         return type(tracer).__name__
+
+
+# ---- Which of the user's objects a program may keep alive ------------------------------------------------------------
+
+LOOK_AT = 500
+"""Number of objects that are searched for tracers."""
+
+_PLAIN = (
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    bytearray,
+    range,
+    slice,
+    type(None),
+    type,
+    np.dtype,
+    np.generic,
+    types.ModuleType,
+)
+_HOLD_PROGRAMS = (
+    types.FrameType, types.TracebackType, types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType,
+)  # fmt: skip
+_FUNCTIONS = (types.FunctionType, type(jax.jit(len)))
+
+
+class Unavailable:
+    """Replaces a value that is not available, in the debugger."""
+
+    __slots__ = ("_why",)
+
+    def __init__(self, why: str) -> None:
+        """Takes the reason, with the kind of the value."""
+        self._why = why
+
+    def __repr__(self) -> str:
+        """Returns `<not available here: ...>`."""
+        return f"<not available here: {self._why}>"
+
+
+def is_safe_to_retain(value: Any) -> bool:
+    """Whether an object holds neither tracers nor functions for which JAX may cache programs.
+
+    A program that keeps a tracer leaks it. A program that keeps its function is never freed, because JAX caches
+    programs by weak references to functions. An object with more than `LOOK_AT` parts counts as unsafe.
+    """
+    seen: set[int] = set()
+    left = [value]
+    while left:
+        found = left.pop()
+        if isinstance(found, _PLAIN) or id(found) in seen:
+            continue
+        if isinstance(found, compat.ArrayImpl) or (
+            isinstance(found, np.ndarray) and not found.dtype.hasobject
+        ):
+            continue
+        if isinstance(found, (jax.core.Tracer, *_HOLD_PROGRAMS)):
+            return False
+        if isinstance(found, _FUNCTIONS):
+            if is_global(found):
+                continue
+            return False
+        seen.add(id(found))
+        if len(seen) > LOOK_AT:
+            return False
+        left += gc.get_referents(found)
+    return True
+
+
+def weak_getter(value: Any) -> Callable[[], Any]:
+    """Returns a function that returns `value` while other objects keep it alive, and an `Unavailable` afterwards."""
+    kind = f"a {type(value).__module__}.{type(value).__qualname__}"
+    try:
+        get = weakref.WeakMethod(value) if isinstance(value, types.MethodType) else weakref.ref(value)
+    except TypeError:
+        held = Unavailable(f"{kind} that holds traced values or functions")
+        return lambda: held
+    gone = Unavailable(f"{kind} that does not exist any more")
+
+    def found() -> Any:
+        value = get()
+        return gone if value is None else value
+
+    return found

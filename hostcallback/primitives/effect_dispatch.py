@@ -17,20 +17,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from hostcallback import _jax_compat as compat
+from hostcallback.primitives import effects
 from hostcallback.receiver.failures.deferred_errors import raise_soon_queue, watch_urgent
 from hostcallback.receiver.runtime.runtime import runtime
 
 _lock = threading.Lock()  # protects _unhook
 _unhook: Any = None
-_tapped: set[str] = set()  # names and source lines of functions whose programs have taps
-
-
-def note_program(closed: Any) -> None:
-    """Notes that the function from which a program was traced has taps."""
-    name = compat.traced_function(closed)
-    # Programs that are compiled ahead of time have no name: so have those of a barrier, which must not raise.
-    if name is not None and name != compat.UNKNOWN_FUNCTION:
-        _tapped.add(name)
 
 
 def prepare() -> None:
@@ -38,6 +30,7 @@ def prepare() -> None:
 
     A thread other than the calling one that has used JAX before may not raise the checks; then a barrier raises them.
     """
+    effects.before_dispatch = _before_dispatch
     compat.let_threads_have_the_hook()
 
 
@@ -66,7 +59,7 @@ def _after_call(function: Any) -> None:
     # The hook costs each call some time, so it goes once nothing is left to raise.
     if not raise_soon_queue:
         _hook(False)
-    elif compat.source_of(function) in _tapped:
+    elif compat.source_of(function) in effects.tapped_functions:
         raise_now()
 
 
@@ -84,7 +77,6 @@ def _hook(on: bool) -> None:
 watch_urgent(lambda: _hook(True))
 
 
-_effects: list[Any] = []
 _may_fail = False
 
 
@@ -95,25 +87,16 @@ class _ThisThread(threading.local):
 _this_thread = _ThisThread()
 
 
-def register(effect: Any) -> None:
-    """Registers an effect for which JAX keeps tokens."""
-    _effects.append(effect)
-
-
 def expect_failures() -> None:
     """Notes that programs with taps may fail from now on, because failed checks may end them."""
     global _may_fail
     _may_fail = True
+    effects.before_dispatch = _before_dispatch
+    effects.forget_failures = _forget_failures
 
 
-def before_dispatch() -> None:
-    """Drops failed tokens before a dispatch. The effect's hash calls it.
-
-    JAX hashes an effect whenever it dispatches a program with it, and at other times.
-
-    Raises:
-        TapFunctionException: has the failed checks that the next call must raise.
-    """
+def _before_dispatch() -> None:
+    # Raises the failed checks that the next call must raise, and drops failed tokens.
     # The queue first: it is empty in almost every dispatch, and the look at the stack costs more.
     if raise_soon_queue and compat.asks_for_token(sys._getframe(1)):
         raise_now()
@@ -121,32 +104,31 @@ def before_dispatch() -> None:
         _drop_failed_tokens()
 
 
-def before_call() -> None:
-    """Waits for earlier programs of the calling thread, before a dispatch of a program with calls.
-
-    XLA runs such a program on the dispatching thread, but returns as soon as the program waits for its first call. If
-    programs were dispatched behind it, they could take the threads that its host function needs. The program may also
-    fail, as in `before_dispatch`.
-    """
+def _before_call() -> None:
+    # Waits for earlier programs of the calling thread. XLA runs a program with calls on the dispatching thread, but
+    # returns as soon as it waits for its first call. If programs were dispatched behind it, they could take the threads
+    # that its host function needs. The program may also fail.
     expect_failures()
     if not _this_thread.looks_at_tokens:
         compat.wait_for_runtime_tokens(compat.thread_tokens())
 
 
-def forget_failures() -> None:
-    """Keeps JAX's barrier and its exit from raising errors of the calling thread's programs with taps.
+def _forget_failures() -> None:
+    # Keeps JAX's barrier and its exit from raising errors of the calling thread's programs with taps.
+    _drop_failed_tokens()
+    compat.drop_failed_runtime_tokens(compat.thread_tokens())
 
-    The caller has waited for these programs and has reported the errors.
-    """
-    if _may_fail:
-        _drop_failed_tokens()
-        compat.drop_failed_runtime_tokens(compat.thread_tokens())
+
+effects.before_call = _before_call
+_WITH_TOKENS = (effects.TAP_EFFECT, effects.CALL_EFFECT)
 
 
 def _drop_failed_tokens() -> None:
     tokens = compat.thread_tokens()
     with _looking_at_tokens():
-        current = [(effect, token) for effect in _effects for token in compat.ordered_tokens(tokens, effect)]
+        current = [
+            (effect, token) for effect in _WITH_TOKENS for token in compat.ordered_tokens(tokens, effect)
+        ]
         failed = [effect for effect, token in current if _has_failed(token)]
         for effect in failed:
             compat.drop_token(tokens, effect)
