@@ -5,15 +5,20 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from hostcallback.receiver.cli import CommandError
+from hostcallback.receiver.cli.output.messages import report_damage, show_progress
+from hostcallback.receiver.cli.output.tables import report_unmatched
 from hostcallback.receiver.remote.options import Forward
+from hostcallback.receiver.taplog.format.errors import Damage
 from hostcallback.receiver.taplog.reading.reader import LogReader
 from hostcallback.receiver.taplog.reading.selection import LoggedRun, Selection
 from hostcallback.receiver.text import printable
+
+Found = TypeVar("Found")
 
 
 def add_reaching(group: Any, *, runs: str = "of this run, or a pattern", default: str | None = "*") -> None:
@@ -90,6 +95,35 @@ def open_log(paths: Sequence[str], run: str | None) -> LogReader:
     if run is None:
         name_other_runs(reader.runs, {writer.run for writer in reader.writers})
     return reader
+
+
+class SelectedLog:
+    """The log of the arguments, and the damaged parts that are met in it.
+
+    Attributes:
+        reader: has the log open.
+        wanted: the selection.
+        damaged: see `intact`.
+    """
+
+    def __init__(self, arguments: argparse.Namespace, *, prints: bool = False) -> None:
+        """Opens the log; `prints`: see `show_progress`."""
+        self.reader = open_log(arguments.log, arguments.of_run)
+        self.wanted = selection(arguments)
+        self.damaged: list[Damage] = []
+        show_progress(self.reader, prints=prints)
+
+    def intact(self, records: Iterable[Found | Damage]) -> Iterator[Found]:
+        """Yields records, and keeps the damage among them."""
+        for record in records:
+            if isinstance(record, Damage):
+                self.damaged.append(record)
+            else:
+                yield record
+
+    def status(self, found: object) -> int:
+        """Reports the damage, and patterns that match nothing if nothing is found; returns the exit status."""
+        return report_damage(self.damaged) or (0 if found else report_unmatched(self.reader, self.wanted))
 
 
 def name_other_runs(runs: Sequence[LoggedRun], read: Collection[str]) -> None:

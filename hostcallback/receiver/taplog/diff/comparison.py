@@ -153,8 +153,7 @@ class Comparison:
         # Messages that differ in values but agree in a leaf `step` do belong together.
         differing = {leaf.leaf for leaf in found.leaves}
         return found.what == "value" and any(
-            name.rpartition("/")[2] == STEP and name not in differing
-            for name, *_ in self._messages.leaves.of(pair.a)
+            name.rpartition("/")[2] == STEP and name not in differing for name, *_ in pair.a.leaves
         )
 
     def _of_single(self, device: DeviceKey, single: Single) -> Difference:

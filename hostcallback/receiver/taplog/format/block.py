@@ -108,6 +108,12 @@ class FrameBlock:
         return column
 
     @cached_property
+    def run_ids(self) -> Array:
+        """Launch of the program of each frame, int64."""
+        column: Array = self._words[self._at + 4].view("<i8")
+        return column
+
+    @cached_property
     def meta_bytes(self) -> Array:
         """Length of each frame's metadata, uint64."""
         column: Array = self._words[self._at + 5] >> np.uint64(32)
