@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hostcallback.receiver.sinks.call import WHOLE_ID
-from hostcallback.receiver.taplog.format.block import FrameBlock
+from hostcallback.receiver.taplog.format.block import FrameBlock, alike_groups, even_stride, words_of
 from hostcallback.receiver.taplog.format.errors import Damage
 from hostcallback.receiver.taplog.format.layout import NO_STEP
 from hostcallback.receiver.taplog.reading.logged_message import Leaf, LoggedMessage, LoggedTap, RunDecoder
@@ -178,50 +178,18 @@ def _stacked(
     return AlikeMessages(tap, run.writer, run.device, *numbers, arrays)
 
 
-def alike_groups(block: FrameBlock, places: Array) -> Iterator[Array]:
-    """Yields the places of messages with equal metadata, group by group."""
-    while len(places):
-        first = int(places[0])
-        meta_bytes, payload_bytes = block.meta_bytes[first], block.payload_bytes[first]
-        alike = (block.meta_bytes[places] == meta_bytes) & (block.payload_bytes[places] == payload_bytes)
-        words = (int(meta_bytes) + 7) // 8
-        metadata = _words(block, places[alike], 64, words)
-        alike[alike] = (metadata == metadata[0]).all(axis=1)
-        yield places[alike]
-        places = places[~alike]
-
-
-def _words(block: FrameBlock, places: Array, start: int, count: int) -> Array:
-    # `count` words of each message, from byte `start` of the frame on: uint64, shape (messages, count).
-    offsets = block.offsets[places]
-    stride = _stride(offsets)
-    if stride:
-        first = int(offsets[0]) + start
-        view: Array = np.ndarray((len(places), count), np.uint64, block.data, first, (stride, 8))
-        return view
-    at = (offsets + start) >> 3
-    words: Array = block.data.view(np.uint64)[at[:, np.newaxis] + np.arange(count)]
-    return words
-
-
-def _stride(offsets: Array) -> int:
-    # Distance in bytes between messages that follow each other evenly; 0 if they do not.
-    if len(offsets) < 2:
-        return 64
-    step = int(offsets[1] - offsets[0])
-    return step if step > 0 and (np.diff(offsets) == step).all() else 0
-
-
 def array_views(block: FrameBlock, places: Array, plan: Plan) -> list[Array]:
     """The arrays of alike messages, each of shape (messages, *shape)."""
     offsets, count = block.offsets[places], len(places)
-    stride = _stride(offsets)
+    stride = even_stride(offsets)
     if stride:
         payloads = block.data[int(offsets[0]) + plan.payload_start :]
     else:
         words = (plan.payload_bytes + 7) // 8
         payloads = (
-            np.ascontiguousarray(_words(block, places, plan.payload_start, words)).view(np.uint8).reshape(-1)
+            np.ascontiguousarray(words_of(block, places, plan.payload_start, words))
+            .view(np.uint8)
+            .reshape(-1)
         )
         stride = words * 8
     return list(plan.views(payloads, count, stride))

@@ -163,14 +163,4 @@ class Comparison:
         return Difference(device, single.position, a, b, found)
 
     def _wants(self, logged: LoggedMessage) -> bool:
-        wanted = self._wanted
-        if not wanted.wants_name(logged.message.consumer.name):
-            return False
-        if not wanted.by_step:
-            return True
-        step = logged.step
-        return (
-            step is not None
-            and (wanted.first_step is None or step >= wanted.first_step)
-            and (wanted.last_step is None or step <= wanted.last_step)
-        )
+        return self._wanted.wants_name(logged.message.consumer.name) and self._wanted.wants_step(logged.step)

@@ -9,10 +9,10 @@ import numpy as np
 
 from hostcallback.receiver.sinks.call import SHARDS_ID, WHOLE_ID
 from hostcallback.receiver.sinks.lane_mask import LaneMask
-from hostcallback.receiver.taplog.columns.alike import alike_groups, array_views
+from hostcallback.receiver.taplog.columns.alike import array_views
 from hostcallback.receiver.taplog.columns.column_batches import Column, Layouts
 from hostcallback.receiver.taplog.columns.tables import kept_columns
-from hostcallback.receiver.taplog.format.block import FrameBlock
+from hostcallback.receiver.taplog.format.block import FrameBlock, alike_groups
 from hostcallback.receiver.taplog.format.errors import Damage
 from hostcallback.receiver.taplog.format.layout import NO_STEP
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage, RunDecoder
