@@ -21,29 +21,36 @@ from hostcallback.receiver.text import printable
 Found = TypeVar("Found")
 
 
-def add_reaching(group: Any, *, runs: str = "of this run, or a pattern", default: str | None = "*") -> None:
-    """Adds the options to a parser or an argument group: the runs, with their help and default, and TLS."""
+def add_reaching(
+    group: Any, *, runs: str = "of this run, or a pattern", default: str | None = "*", prefix: str = ""
+) -> None:
+    """Adds the options to a parser or an argument group: the runs, with their help and default, and TLS.
+
+    They are `--tls-ca` and so on; with a prefix, `--PREFIX-ca`.
+    """
     group.add_argument("--run", dest="of_run", metavar="RUN", default=default, help=runs)
-    group.add_argument("--tls-ca", metavar="FILE", help="certificates that verify the collector's")
-    group.add_argument("--tls-cert", metavar="FILE", help="this client's certificate")
+    of = prefix or "tls"
+    group.add_argument(f"--{of}-ca", metavar="FILE", help="certificates that verify the collector's")
+    group.add_argument(f"--{of}-cert", metavar="FILE", help="this client's certificate")
+    key = "its key (the token is read from HOSTCALLBACK_TOKEN)"
+    group.add_argument(f"--{of}-key", metavar="FILE", help=key)
+    insecure = f"--{prefix}-insecure" if prefix else "--insecure"
     group.add_argument(
-        "--tls-key", metavar="FILE", help="its key (the token is read from HOSTCALLBACK_TOKEN)"
-    )
-    group.add_argument(
-        "--insecure", action="store_true", help="send the token to another machine also without TLS"
+        insecure, action="store_true", help="send the token to another machine also without TLS"
     )
 
 
-def reaching(address: str, arguments: argparse.Namespace) -> Forward:
-    """Returns the options for the collector at an address.
+def reaching(address: str, arguments: argparse.Namespace, *, prefix: str = "") -> Forward:
+    """Returns the options for the collector at an address; `prefix` as for `add_reaching`.
 
     Raises:
         CommandError: the address or an option is invalid.
     """
+    given, of = vars(arguments), prefix or "tls"
     try:
         found = Forward(
-            address, tls_ca=arguments.tls_ca, tls_cert=arguments.tls_cert, tls_key=arguments.tls_key,
-            insecure=arguments.insecure,
+            address, tls_ca=given[f"{of}_ca"], tls_cert=given[f"{of}_cert"], tls_key=given[f"{of}_key"],
+            insecure=given[f"{prefix}_insecure" if prefix else "insecure"],
         )  # fmt: skip
     except ValueError as error:
         raise CommandError(str(error)) from error
