@@ -72,11 +72,12 @@ class ColumnBatch(NamedTuple):
 
     def first(self, count: int) -> ColumnBatch:
         """Returns the first `count` messages."""
-        if count >= len(self):
-            return self
-        shared = self.columns, self.process, self.device
-        rest = self.steps[:count], self.times_ns[:count], self.seqs[:count]
-        return ColumnBatch(*shared, *rest, tuple(array[:count] for array in self.values))
+        return self if count >= len(self) else self.chosen(slice(count))
+
+    def chosen(self, which: slice | Array) -> ColumnBatch:
+        """Returns the messages with some indices, in their order."""
+        numbers = self.steps[which], self.times_ns[which], self.seqs[which]
+        return ColumnBatch(*self[:3], *numbers, tuple(array[which] for array in self.values))
 
     @property
     def nbytes(self) -> int:
@@ -91,7 +92,7 @@ def joined(batches: Sequence[ColumnBatch]) -> ColumnBatch:
         return first
     steps, times, seqs = (np.concatenate([batch[place] for batch in batches]) for place in (3, 4, 5))
     values = tuple(np.concatenate(parts) for parts in zip(*[batch.values for batch in batches], strict=True))
-    return ColumnBatch(first.columns, first.process, first.device, steps, times, seqs, values)
+    return ColumnBatch(*first[:3], steps, times, seqs, values)
 
 
 def _in_order(batches: Iterable[ColumnBatch]) -> Iterator[ColumnBatch]:
@@ -102,10 +103,7 @@ def _in_order(batches: Iterable[ColumnBatch]) -> Iterator[ColumnBatch]:
     for alike in by_layout.values():
         batch = joined(alike)
         if len(alike) > 1 and (batch.seqs[1:] < batch.seqs[:-1]).any():
-            order = np.argsort(batch.seqs, kind="stable")
-            steps, times, seqs = (array[order] for array in (batch.steps, batch.times_ns, batch.seqs))
-            values = tuple(array[order] for array in batch.values)
-            batch = ColumnBatch(batch.columns, batch.process, batch.device, steps, times, seqs, values)
+            batch = batch.chosen(np.argsort(batch.seqs, kind="stable"))
         yield batch
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hostcallback.receiver.messages import Consumer, Message, Sink, array_names
+from hostcallback.receiver.messages import Consumer, Message, array_names
 from hostcallback.receiver.sinks.call import SHARDS_ID, WHOLE_ID
 from hostcallback.receiver.sinks.lane_mask import LaneMask
 from hostcallback.receiver.sinks.sharding.multi_process import ProgramRun, ShardOrigin, ShardStream
@@ -248,7 +248,9 @@ class LoggedProgramRuns:
         job = self.of(writer)
         if job is None:
             return None
-        return ShardStream(job, writer, process_of(writer), _any, _unmarked, _as_it_is)
+        return ShardStream(
+            job, writer, process_of(writer), lambda described: True, lambda message: None, lambda message, sink: sink
+        )  # fmt: skip
 
     def is_paused(self, writer: Writer, devices: int) -> bool:
         """Whether a process with that many devices is too far ahead of the others, and must wait."""
@@ -295,18 +297,6 @@ def is_alone(writer: Writer, writers: Iterable[Writer]) -> bool:
     return not writer.job or all(
         process_of(other) == process_of(writer) for other in writers if other.job == writer.job
     )
-
-
-def _any(described: TapDescriptor) -> bool:
-    return True
-
-
-def _unmarked(message: Message) -> None:
-    return None
-
-
-def _as_it_is(message: Message, sink: Sink) -> Sink:
-    return sink
 
 
 MAX_INCOMPLETE = 4096
