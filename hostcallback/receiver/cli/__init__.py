@@ -83,7 +83,7 @@ def script() -> NoReturn:
     if hasattr(signal, "SIGTERM"):
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if "_ARGCOMPLETE" in os.environ:  # a shell asks for completions
-        from hostcallback.receiver.cli.completion import answer
+        from hostcallback.receiver.cli.commands.completion import answer
 
         answer()
     sys.exit(main())

@@ -5,40 +5,52 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from hostcallback.receiver.cli import CommandError
+from hostcallback.receiver.cli.output.messages import report_damage, show_progress
+from hostcallback.receiver.cli.output.tables import report_unmatched
 from hostcallback.receiver.remote.options import Forward
+from hostcallback.receiver.taplog.format.errors import Damage
 from hostcallback.receiver.taplog.reading.reader import LogReader
 from hostcallback.receiver.taplog.reading.selection import LoggedRun, Selection
 from hostcallback.receiver.text import printable
 
+Found = TypeVar("Found")
 
-def add_reaching(group: Any, *, runs: str = "of this run, or a pattern", default: str | None = "*") -> None:
-    """Adds the options to a parser or an argument group: the runs, with their help and default, and TLS."""
+
+def add_reaching(
+    group: Any, *, runs: str = "of this run, or a pattern", default: str | None = "*", prefix: str = ""
+) -> None:
+    """Adds the options to a parser or an argument group: the runs, with their help and default, and TLS.
+
+    They are `--tls-ca` and so on; with a prefix, `--PREFIX-ca`.
+    """
     group.add_argument("--run", dest="of_run", metavar="RUN", default=default, help=runs)
-    group.add_argument("--tls-ca", metavar="FILE", help="certificates that verify the collector's")
-    group.add_argument("--tls-cert", metavar="FILE", help="this client's certificate")
+    of = prefix or "tls"
+    group.add_argument(f"--{of}-ca", metavar="FILE", help="certificates that verify the collector's")
+    group.add_argument(f"--{of}-cert", metavar="FILE", help="this client's certificate")
+    key = "its key (the token is read from HOSTCALLBACK_TOKEN)"
+    group.add_argument(f"--{of}-key", metavar="FILE", help=key)
+    insecure = f"--{prefix}-insecure" if prefix else "--insecure"
     group.add_argument(
-        "--tls-key", metavar="FILE", help="its key (the token is read from HOSTCALLBACK_TOKEN)"
-    )
-    group.add_argument(
-        "--insecure", action="store_true", help="send the token to another machine also without TLS"
+        insecure, action="store_true", help="send the token to another machine also without TLS"
     )
 
 
-def reaching(address: str, arguments: argparse.Namespace) -> Forward:
-    """Returns the options for the collector at an address.
+def reaching(address: str, arguments: argparse.Namespace, *, prefix: str = "") -> Forward:
+    """Returns the options for the collector at an address; `prefix` as for `add_reaching`.
 
     Raises:
         CommandError: the address or an option is invalid.
     """
+    given, of = vars(arguments), prefix or "tls"
     try:
         found = Forward(
-            address, tls_ca=arguments.tls_ca, tls_cert=arguments.tls_cert, tls_key=arguments.tls_key,
-            insecure=arguments.insecure,
+            address, tls_ca=given[f"{of}_ca"], tls_cert=given[f"{of}_cert"], tls_key=given[f"{of}_key"],
+            insecure=given[f"{prefix}_insecure" if prefix else "insecure"],
         )  # fmt: skip
     except ValueError as error:
         raise CommandError(str(error)) from error
@@ -90,6 +102,35 @@ def open_log(paths: Sequence[str], run: str | None) -> LogReader:
     if run is None:
         name_other_runs(reader.runs, {writer.run for writer in reader.writers})
     return reader
+
+
+class SelectedLog:
+    """The log of the arguments, and the damaged parts that are met in it.
+
+    Attributes:
+        reader: has the log open.
+        wanted: the selection.
+        damaged: see `intact`.
+    """
+
+    def __init__(self, arguments: argparse.Namespace, *, prints: bool = False) -> None:
+        """Opens the log; `prints`: see `show_progress`."""
+        self.reader = open_log(arguments.log, arguments.of_run)
+        self.wanted = selection(arguments)
+        self.damaged: list[Damage] = []
+        show_progress(self.reader, prints=prints)
+
+    def intact(self, records: Iterable[Found | Damage]) -> Iterator[Found]:
+        """Yields records, and keeps the damage among them."""
+        for record in records:
+            if isinstance(record, Damage):
+                self.damaged.append(record)
+            else:
+                yield record
+
+    def status(self, found: object) -> int:
+        """Reports the damage, and patterns that match nothing if nothing is found; returns the exit status."""
+        return report_damage(self.damaged) or (0 if found else report_unmatched(self.reader, self.wanted))
 
 
 def name_other_runs(runs: Sequence[LoggedRun], read: Collection[str]) -> None:

@@ -17,7 +17,7 @@ COMMANDS: dict[str, str] = {
     "errors": "show the failed checks, by line",
     "replay": "deliver the messages of a tap log once more",
     "diff": "show the first message in which two runs differ",
-    "convert": "write a tap log as JSON lines, .npz, Parquet, TensorBoard events or a trace for Perfetto",
+    "convert": "write a tap log as .npz, Parquet, TensorBoard events or a trace for Perfetto",
     "collect": "receive the messages that many processes forward, store them, and show them",
     "recover": "show the last messages of killed processes, from a flight recorder",
     "ctl": "set rules for the taps of a running process: every n-th, a rate, truncated arrays, off and on",

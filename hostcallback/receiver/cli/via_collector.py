@@ -10,10 +10,17 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hostcallback.receiver.cli.arguments import reaching
-from hostcallback.receiver.cli.output.live_screen import between, show
+from hostcallback.receiver.cli.output.live_screen import (
+    DEVICE_HEAD,
+    TAP_HEAD,
+    between,
+    device_cells,
+    rules_text,
+    show,
+    tap_cells,
+)
 from hostcallback.receiver.cli.output.messages import make_safe
 from hostcallback.receiver.cli.output.tables import (
-    bytes_text,
     print_json_lines,
     print_table,
     seconds_text,
@@ -23,10 +30,8 @@ from hostcallback.receiver.runtime.rules.rules import matching, settings_text
 from hostcallback.receiver.text import printable
 
 if TYPE_CHECKING:
-    from hostcallback.receiver.remote.control.client import Answers, ProcessAnswer
+    from hostcallback.receiver.remote.control.client import Answers, CollectorControl, ProcessAnswer
     from hostcallback.receiver.remote.control.protocol import Controlled
-if TYPE_CHECKING:
-    from hostcallback.receiver.remote.control.client import CollectorControl, ProcessAnswer
 
 MAX_SAID = 20
 """Number of processes without a result that are named; the others are counted."""
@@ -104,20 +109,12 @@ def _show_taps(answers: Answers, pattern: str, *, as_json: bool) -> bool:
         for tap in told.result if isinstance(told.result, list) else ():
             try:
                 name, line, kind = printable(tap["name"]), printable(tap["source_line"]), bool(tap["check"])
-                text, count = (
-                    ("enabled=false" if not tap["enabled"] else tap["rules"] or "-"),
-                    int(tap["suppressed"]),
-                )
+                text, count = rules_text(tap), int(tap["suppressed"])
                 if not matching(pattern, [name]):
                     continue
                 key = name, line, "check" if kind else "tap"
                 rules[key][printable(text)] += 1
-            except (
-                LookupError,
-                TypeError,
-                ValueError,
-                AttributeError,
-            ):
+            except (LookupError, TypeError, ValueError, AttributeError):
                 # An answer from another version, or from another program: skip it.
                 continue
             suppressed[key] += count
@@ -300,38 +297,26 @@ def _plain(found: Any) -> Any:
 
 
 def lines(shown: dict[str, Any]) -> list[str]:
-    """The metrics of an interval as lines of text."""
+    """The stats of an interval as lines of text."""
     processes = [_measured_row(process) for process in shown["processes"]]
     silent = "".join(
         f", {place['run']} p{place['process']} (process {place['pid']} on {place['host']}) does not answer"
         for place in shown["silent"][:5]
     )
-    head = ("process", "host", "pid", "messages", "bytes", "queue", "queued", "waiting", "dropped")
-    taps = ("tap", "processes", "messages", "bytes", "time", "errors", "suppressed", "rules", "line")
     return [
         f"{len(processes)} process(es){silent}",
         "",
-        *text_table(head, processes, left=(0, 1)),
+        *text_table(("process", "host", "pid", *DEVICE_HEAD), processes, left=(0, 1)),
         "",
-        *text_table(taps, _tap_rows(shown["processes"]), left=(0, 1, 7, 8)),
+        *text_table(("tap", "processes", *TAP_HEAD), _tap_rows(shown["processes"]), left=(0, 1, 7, 8)),
     ]
 
 
 def _measured_row(process: dict[str, Any]) -> tuple[str, ...]:
-    def total(field: str) -> float:
-        return float(sum(device[field] for device in process["devices"]))
-
-    return (
-        f"{process['run']} p{process['process']}",
-        process["host"],
-        str(process["pid"]),
-        f"{total('messages_per_sec'):,.0f}/s",
-        f"{bytes_text(total('bytes_per_sec'))}/s",
-        f"{total('queued'):,.0f}",
-        bytes_text(total("queued_bytes")),
-        f"{total('waiting'):,.0f}",
-        f"{total('dropped'):,.0f}",
-    )
+    fields = ("messages_per_sec", "bytes_per_sec", "queued", "queued_bytes", "waiting", "dropped")
+    totals = {field: sum(device[field] for device in process["devices"]) for field in fields}
+    name = f"{process['run']} p{process['process']}"
+    return name, process["host"], str(process["pid"]), *device_cells(totals)
 
 
 def _tap_rows(processes: list[dict[str, Any]]) -> list[tuple[str, ...]]:
@@ -343,11 +328,7 @@ def _tap_rows(processes: list[dict[str, Any]]) -> list[tuple[str, ...]]:
     rows = []
     for (name, line), those in found.items():
         sums = {field: sum(tap[field] for _, tap in those) for field in _SUMMED}
-        rules = [tap["rules"] or "-" if tap["enabled"] else "enabled=false" for _, tap in those]
-        row = (
-            name, places((process["run"], process["process"]) for process, _ in those),
-            f"{sums['messages_per_sec']:,.0f}/s", f"{bytes_text(sums['bytes_per_sec'])}/s", f"{sums['busy']:.1%}",
-            f"{sums['failed']:,.0f}", f"{sums['suppressed']:,.0f}", mixed(rules), line,
-        )  # fmt: skip
+        where = places((process["run"], process["process"]) for process, _ in those)
+        row = (name, where, *tap_cells(sums), mixed(rules_text(tap) for _, tap in those), line)
         rows.append((-sums["messages_per_sec"], row))
     return [row for _, row in sorted(rows)]

@@ -73,7 +73,7 @@ def test_what_a_replayed_tap_prints_is_no_result(folder: Path, capsys: pytest.Ca
 
 
 def test_convert_cannot_report_where_it_writes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["convert", str(folder / "a"), "--to", "jsonl", "-o", "-", "--json"]) == 1
+    assert main(["convert", str(folder / "a"), "--to", "trace", "-o", "-", "--json"]) == 1
     assert "give a name to -o" in capsys.readouterr().err
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterator
 
-from hostcallback.receiver.cli.arguments import add_log, add_selection, add_shards, count, open_log, selection
-from hostcallback.receiver.cli.output.messages import Show, report_damage, show_progress
-from hostcallback.receiver.cli.output.tables import report_unmatched
-from hostcallback.receiver.taplog.format.errors import Damage
+from hostcallback.receiver.cli.arguments import SelectedLog, add_log, add_selection, add_shards, count
+from hostcallback.receiver.cli.output.messages import Show
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
+from hostcallback.receiver.taplog.reading.merge import LostRun
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -26,17 +26,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command."""
-    reader = open_log(arguments.log, arguments.of_run)
-    wanted = selection(arguments)
-    several = len(reader.writers) > 1
-    show_progress(reader, prints=True)
+    log = SelectedLog(arguments, prints=True)
+    several = len(log.reader.writers) > 1
     show = Show(as_json=arguments.json, full=arguments.full)
-    damaged: list[Damage] = []
     shown = 0
-    for record in reader.records(wanted) if arguments.shards else reader.values(wanted):
-        if isinstance(record, Damage):
-            damaged.append(record)
-        elif not isinstance(record, LoggedMessage):
+    read = log.reader.records if arguments.shards else log.reader.values
+    records: Iterator[LoggedMessage | LostRun] = log.intact(read(log.wanted))
+    for record in records:
+        if not isinstance(record, LoggedMessage):
             show.lost(record, several=several)
         elif shown == arguments.limit:
             break
@@ -44,6 +41,4 @@ def run(arguments: argparse.Namespace) -> int:
             show.message(record, several=several)
             shown += 1
     sys.stdout.flush()
-    return report_damage(damaged) or (
-        0 if shown or arguments.limit == 0 else report_unmatched(reader, wanted)
-    )
+    return log.status(shown or arguments.limit == 0)

@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 from hostcallback.receiver.cli.arguments import add_reaching, number
+from hostcallback.receiver.cli.output.live_screen import rules_text
 from hostcallback.receiver.cli.output.tables import print_json_lines, print_table, seconds_text
 from hostcallback.receiver.cli.via_collector import control
 from hostcallback.receiver.control.client import ControlClient, processes
@@ -142,17 +143,10 @@ def _list_taps(taps: list[dict[str, Any]], *, as_json: bool) -> None:
         (
             tap["name"],
             "check" if tap["check"] else "tap",
-            _rules_text(tap),
+            rules_text(tap),
             f"{tap['suppressed']:,}",
             tap["source_line"],
         )
         for tap in taps
     ]
     print_table(("tap", "kind", "rules", "suppressed", "line"), rows, left=(0, 1, 2, 4))
-
-
-def _rules_text(tap: dict[str, Any]) -> str:
-    # A single check may be off although no rule says so.
-    if not tap["enabled"]:
-        return "enabled=false"
-    return tap["rules"] or "-"

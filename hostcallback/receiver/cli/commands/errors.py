@@ -6,9 +6,8 @@ import argparse
 import json
 import sys
 
-from hostcallback.receiver.cli.arguments import add_log, add_selection, open_log, selection
-from hostcallback.receiver.cli.output.messages import make_safe, report_damage, show_progress
-from hostcallback.receiver.cli.output.tables import report_unmatched
+from hostcallback.receiver.cli.arguments import SelectedLog, add_log, add_selection
+from hostcallback.receiver.cli.output.messages import make_safe
 from hostcallback.receiver.replayer.replay import Replay
 from hostcallback.receiver.taplog.render.json import plain_value
 from hostcallback.receiver.text import printable_report
@@ -25,10 +24,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command."""
-    reader = open_log(arguments.log, arguments.of_run)
-    show_progress(reader)
-    replay = Replay(reader, printers=False, checks_only=True, max_errors=MAX_LINES)
-    replayed = replay.run(selection(arguments))
+    log = SelectedLog(arguments)
+    replayed = Replay(log.reader, printers=False, checks_only=True, max_errors=MAX_LINES).run(log.wanted)
     make_safe()
     for number, check in enumerate(replayed.failed_checks):
         if arguments.json:
@@ -38,5 +35,5 @@ def run(arguments: argparse.Namespace) -> int:
     if not replayed.failed_checks and not arguments.json:
         print("no check failed")
     sys.stdout.flush()
-    status = report_damage(replayed.damaged)
-    return status or (0 if replayed.failed_checks else report_unmatched(reader, selection(arguments)))
+    log.damaged += replayed.damaged
+    return log.status(replayed.failed_checks)

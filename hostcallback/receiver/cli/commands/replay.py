@@ -15,16 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from hostcallback.receiver.cli import CommandError
-from hostcallback.receiver.cli.arguments import (
-    add_log,
-    add_selection,
-    add_shards,
-    number,
-    open_log,
-    selection,
-)
-from hostcallback.receiver.cli.output.messages import make_safe, report_damage, show_progress
-from hostcallback.receiver.cli.output.tables import report_unmatched
+from hostcallback.receiver.cli.arguments import SelectedLog, add_log, add_selection, add_shards, number
+from hostcallback.receiver.cli.output.messages import make_safe, report_damage
 from hostcallback.receiver.failures.check_report import CheckError
 from hostcallback.receiver.log import INDENT
 from hostcallback.receiver.messages import Sink
@@ -67,8 +59,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command."""
     bind = dict(_bound(text) for text in arguments.bind)
-    reader = open_log(arguments.log, arguments.of_run)
-    show_progress(reader, prints=True)
+    log = SelectedLog(arguments, prints=True)
     make_safe()
     with contextlib.ExitStack() as stack:
         if arguments.json:
@@ -79,8 +70,8 @@ def run(arguments: argparse.Namespace) -> int:
             scalars = stack.enter_context(scalars_into(arguments.metrics))
             written = scalars.written
             sinks.append(scalars)
-        replay = Replay(reader, bind=bind, sinks=sinks, shards=arguments.shards)
-        replayed = replay.run(selection(arguments), arguments.speed)
+        replay = Replay(log.reader, bind=bind, sinks=sinks, shards=arguments.shards)
+        replayed = replay.run(log.wanted, arguments.speed)
     sys.stdout.flush()
     damaged = {str(damage) for damage in replayed.damaged}
     report = replay.scope.deferred.take()
@@ -90,8 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
             print(f"hcb: {printable_lines(_described(error), INDENT)}", file=sys.stderr)
             status = 1
     _sum_up(replayed, written, arguments)
-    nothing = not replayed.messages and not replayed.skipped
-    return status or (report_unmatched(reader, selection(arguments)) if nothing else 0)
+    return status or log.status(replayed.messages or replayed.skipped)
 
 
 def _described(error: BaseException) -> str:

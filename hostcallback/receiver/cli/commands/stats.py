@@ -6,15 +6,13 @@ import argparse
 import json
 import sys
 
-from hostcallback.receiver.cli.arguments import add_log, add_selection, open_log, selection
+from hostcallback.receiver.cli.arguments import SelectedLog, add_log, add_selection
 from hostcallback.receiver.cli.output.messages import (
     lost_text,
     make_safe,
-    report_damage,
-    show_progress,
     time_text,
 )
-from hostcallback.receiver.cli.output.tables import print_table, report_unmatched
+from hostcallback.receiver.cli.output.tables import print_table
 from hostcallback.receiver.taplog.format.errors import Damage
 from hostcallback.receiver.taplog.render.json import process_text
 from hostcallback.receiver.taplog.render.tap_stats import TapStats, gather
@@ -34,12 +32,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command."""
-    reader = open_log(arguments.log, arguments.of_run)
-    wanted = selection(arguments)
-    show_progress(reader)
-    found = gather(reader.message_runs(wanted, by_time=False), wanted)
+    log = SelectedLog(arguments)
+    found = gather(log.reader.message_runs(log.wanted, by_time=False), log.wanted)
     make_safe()
-    thinned = [tap for tap in reader.thinned().values() if wanted.wants_name(tap.name)]
+    thinned = [tap for tap in log.reader.thinned().values() if log.wanted.wants_name(tap.name)]
     taps = sorted(found.taps.values(), key=lambda tap: (-tap.messages, tap.name))
     if arguments.json:
         for tap in taps:
@@ -59,7 +55,8 @@ def run(arguments: argparse.Namespace) -> int:
             if damage.torn:
                 print(f"{_torn(damage)}")
     sys.stdout.flush()
-    return report_damage(found.damaged) or (0 if taps else report_unmatched(reader, wanted))
+    log.damaged += found.damaged
+    return log.status(taps)
 
 
 def _torn(damage: Damage) -> str:

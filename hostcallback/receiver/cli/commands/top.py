@@ -6,8 +6,16 @@ import argparse
 from typing import Any
 
 from hostcallback.receiver.cli.arguments import add_reaching, number
-from hostcallback.receiver.cli.output.live_screen import between, show
-from hostcallback.receiver.cli.output.tables import bytes_text, seconds_text, text_table
+from hostcallback.receiver.cli.output.live_screen import (
+    DEVICE_HEAD,
+    TAP_HEAD,
+    between,
+    device_cells,
+    rules_text,
+    show,
+    tap_cells,
+)
+from hostcallback.receiver.cli.output.tables import seconds_text, text_table
 from hostcallback.receiver.cli.via_collector import look
 from hostcallback.receiver.control.client import ControlClient
 
@@ -57,49 +65,19 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def lines(shown: dict[str, Any]) -> list[str]:
-    """The metrics of an interval as lines of text."""
+    """The stats of an interval as lines of text."""
     process = shown["process"]
     up = seconds_text(shown["time"] - process["started"])
     devices = [
-        (
-            device["device"],
-            f"{device['messages_per_sec']:,.0f}/s",
-            f"{bytes_text(device['bytes_per_sec'])}/s",
-            f"{device['queued']:,}",
-            bytes_text(device["queued_bytes"]),
-            f"{device['waiting']:,}",
-            f"{device['dropped']:,}",
-            _running(device["running"]),
-        )
-        for device in shown["devices"]
+        (device["device"], *device_cells(device), _running(device["running"])) for device in shown["devices"]
     ]
-    taps = [
-        (
-            tap["name"],
-            f"{tap['messages_per_sec']:,.0f}/s",
-            f"{bytes_text(tap['bytes_per_sec'])}/s",
-            f"{tap['busy']:.1%}",
-            f"{tap['failed']:,}",
-            f"{tap['suppressed']:,}",
-            "enabled=false" if not tap["enabled"] else tap["rules"] or "-",
-            tap["source_line"],
-        )
-        for tap in shown["taps"]
-    ]
+    taps = [(tap["name"], *tap_cells(tap), rules_text(tap), tap["source_line"]) for tap in shown["taps"]]
     return [
         f"process {process['pid']} on {process['host']}, up {up}: {process['command'][:100]}",
         "",
-        *text_table(
-            ("device", "messages", "bytes", "queue", "queued", "waiting", "dropped", "running"),
-            devices,
-            left=(0, 7),
-        ),
+        *text_table(("device", *DEVICE_HEAD, "running"), devices, left=(0, 7)),
         "",
-        *text_table(
-            ("tap", "messages", "bytes", "time", "errors", "suppressed", "rules", "line"),
-            taps,
-            left=(0, 6, 7),
-        ),
+        *text_table(("tap", *TAP_HEAD), taps, left=(0, 6, 7)),
     ]
 
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from hostcallback.receiver.cli.output.tables import bytes_text
 from hostcallback.receiver.text import printable
 
 Show = Callable[[list[str]], None]
@@ -69,7 +70,7 @@ def show(
     shown: Callable[[], dict[str, Any]],
     lines: Callable[[dict[str, Any]], list[str]],
 ) -> int:
-    """Shows the metrics of one interval after another, in the format of the arguments."""
+    """Shows the stats of one interval after another, in the format of the arguments."""
     if arguments.json or arguments.once or not sys.stdout.isatty():
         while True:
             time.sleep(arguments.interval)
@@ -86,7 +87,7 @@ def show(
 
 
 def between(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
-    """Returns the current metrics with rates since `before`."""
+    """Returns the current stats with rates since `before`."""
     seconds = max(now["time"] - before["time"], 1e-9)
     earlier_taps = {(tap["name"], tap["source_line"]): tap for tap in before["taps"]}
     earlier_devices = {device["device"]: device for device in before["devices"]}
@@ -113,3 +114,37 @@ def between(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
         "devices": [rates(d, earlier_devices.get(d["device"]), device_fields) for d in now["devices"]],
         "taps": taps,
     }
+
+
+def rules_text(tap: dict[str, Any]) -> str:
+    """The rules of a tap. A single check may be off although no rule says so."""
+    return "enabled=false" if not tap["enabled"] else tap["rules"] or "-"
+
+
+def device_cells(device: dict[str, Any]) -> list[str]:
+    """The stats of a device, or the sums of several, for `DEVICE_HEAD`."""
+    return [
+        f"{device['messages_per_sec']:,.0f}/s",
+        f"{bytes_text(device['bytes_per_sec'])}/s",
+        f"{device['queued']:,.0f}",
+        bytes_text(device["queued_bytes"]),
+        f"{device['waiting']:,.0f}",
+        f"{device['dropped']:,.0f}",
+    ]
+
+
+DEVICE_HEAD = ("messages", "bytes", "queue", "queued", "waiting", "dropped")
+
+
+def tap_cells(tap: dict[str, Any]) -> list[str]:
+    """The stats of a tap, or the sums over several processes, for `TAP_HEAD`."""
+    return [
+        f"{tap['messages_per_sec']:,.0f}/s",
+        f"{bytes_text(tap['bytes_per_sec'])}/s",
+        f"{tap['busy']:.1%}",
+        f"{tap['failed']:,.0f}",
+        f"{tap['suppressed']:,.0f}",
+    ]
+
+
+TAP_HEAD = ("messages", "bytes", "time", "errors", "suppressed", "rules", "line")

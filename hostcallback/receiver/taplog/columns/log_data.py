@@ -159,10 +159,8 @@ class TapData:
             )
         places = [kept[names.index(name)] for name in self._columns or ()]
         # Copies, so that the other columns' memory is free.
-        return ColumnBatch(
-            tuple(batch.columns[place] for place in places), batch.process, batch.device, batch.steps,
-            batch.times_ns, batch.seqs, tuple(batch.values[place].copy() for place in places),
-        )  # fmt: skip
+        columns = tuple(batch.columns[place] for place in places)
+        return batch._replace(columns=columns, values=tuple(batch.values[place].copy() for place in places))
 
     def tables(self) -> list[Table]:
         """Reads all messages, into one table per layout: per shapes and dtypes of the tapped leaves."""

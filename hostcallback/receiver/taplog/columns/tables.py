@@ -14,8 +14,8 @@ from hostcallback.receiver.errors import HostCallbackError
 from hostcallback.receiver.messages import NAME as STEP
 from hostcallback.receiver.tap_arguments import base_name
 from hostcallback.receiver.taplog.columns.column_batches import Column, ColumnBatch
-from hostcallback.receiver.taplog.convert.output import plain_array
 from hostcallback.receiver.taplog.format.layout import NO_STEP
+from hostcallback.receiver.taplog.render.json import plain_array
 from hostcallback.receiver.wire.frame_layout import Array
 
 _TAKEN = ("step", "time", "device", "process", "seq", "message")
@@ -275,7 +275,7 @@ def _record_batch(arrow: Any, tap: str, batch: ColumnBatch) -> Any:
 
 
 def optional(package: str, extra: str) -> Any:
-    """Imports a package that is an extra.
+    """Imports a package, or a module of one, that is an extra.
 
     Raises:
         HostCallbackError: it is missing; the text has the command that installs it.
@@ -284,5 +284,5 @@ def optional(package: str, extra: str) -> Any:
         return importlib.import_module(package)
     except ImportError as error:
         raise HostCallbackError(
-            f"this needs the package {package}: pip install 'hostcallback[{extra}]'"
+            f"this needs the package {package.partition('.')[0]}: pip install 'hostcallback[{extra}]'"
         ) from error

@@ -1,221 +1,137 @@
-"""Converts to numpy's .npz: the arrays of each tap stacked, with columns of steps, times, devices and processes."""
+"""Converts to numpy's .npz: the arrays of each tap stacked, with arrays of steps, times, devices and processes."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 import zipfile
+from collections.abc import Container, Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any
 
 import numpy as np
 
-from hostcallback.receiver.taplog.convert.output import plain_array
-from hostcallback.receiver.taplog.format.layout import NO_STEP
-from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage, LoggedTap
-from hostcallback.receiver.taplog.reading.merge import LostRun
-from hostcallback.receiver.taplog.render.json import plain_value, process_text
-from hostcallback.receiver.taplog.render.text import Leaf, LoggedLeaves
+from hostcallback.receiver.taplog.columns.alike import AlikeMessages
+from hostcallback.receiver.taplog.render.json import plain_array, plain_value, process_text
 from hostcallback.receiver.text import printable
 from hostcallback.receiver.wire.frame_layout import Array
-from hostcallback.receiver.wire.truncation import TruncatedArray
 
 BUFFER_BYTES = 64 << 20
-"""Bytes that are collected in memory before they are written to the columns' files."""
+"""Bytes that are collected in memory before they are written to the arrays' files."""
 
 
-class _Kind(NamedTuple):
-    # The common properties of a group's messages.
-    name: str
-    source_line: str
-    kind: str | None
-    kwargs: str
-    transforms: str
-    leaves: tuple[tuple[str, str, tuple[int, ...], tuple[int, ...] | None, bool], ...]
+class _Rows:
+    # One array of the result. Its rows are in a file of their own until the archive is written.
 
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._gathered: list[Array] = []
+        self._count = 0
 
-class _Column:
-    # One array of the result. Its rows are in a file until `finish` copies them into the archive.
-
-    def __init__(self, key: str, dtype: np.dtype[Any], shape: tuple[int, ...], path: Path) -> None:
-        self.key, self.dtype, self.shape, self.path = key, dtype, shape, path
-        self.rows = 0
-        self.gathered: list[bytes] = []
-
-    def add(self, row: Any) -> int:
-        data = np.ascontiguousarray(row, self.dtype).tobytes()
-        self.gathered.append(data)
-        self.rows += 1
-        return len(data) + 64
+    def add(self, rows: Array) -> int:
+        self._gathered.append(rows)
+        self._dtype, self._shape = rows.dtype, rows.shape[1:]
+        self._count += len(rows)
+        return rows.nbytes + 64
 
     def flush(self) -> None:
-        with self.path.open("ab") as file:
-            file.writelines(self.gathered)
-        self.gathered.clear()
+        if self._gathered:
+            with self._path.open("ab") as file:
+                file.writelines(rows.tobytes() for rows in self._gathered)
+            self._gathered.clear()
+
+    def move_to(self, entry: IO[bytes]) -> None:
+        """Writes the array as a .npy file."""
+        self.flush()
+        descr, shape = np.lib.format.dtype_to_descr(self._dtype), (self._count, *self._shape)
+        np.lib.format.write_array_header_2_0(entry, {"descr": descr, "fortran_order": False, "shape": shape})
+        with self._path.open("rb") as file:
+            shutil.copyfileobj(file, entry, 1 << 20)
+        self._path.unlink()
 
 
-class _Group:
-    # Messages of one tap whose arrays have equal dtypes and shapes.
-
-    def __init__(self, name: str, columns: list[_Column], about: dict[str, Any]) -> None:
-        self.name, self.columns, self.about = name, columns, about
-
-
-class NpzConversion:
+def write_npz(messages: Iterable[AlikeMessages], path: Path, scratch: Path) -> None:
     """Writes an .npz file.
 
-    Memory is limited to `BUFFER_BYTES` and a few hundred bytes per tap; everything else is in files of a scratch
-    folder, which in the end are as large as the result.
+    Memory is limited to `BUFFER_BYTES` and a few hundred bytes per tap; everything else is in files of `scratch`, an
+    empty folder, which in the end are as large as the result.
     """
-
-    def __init__(self, path: Path, scratch: Path) -> None:
-        """Args:
-        path: of the result, written by `finish`.
-        scratch: an empty folder.
-        """
-        self._path = path
-        self._scratch = scratch
-        self._leaves = LoggedLeaves()
-        self._known: dict[tuple[LoggedTap, Any], _Group] = {}
-        self._groups: dict[_Kind, _Group] = {}
-        self._keys: set[str] = {"taps", "devices", "processes"}
-        self._devices: dict[str, int] = {}
-        self._processes: dict[str, int] = {}
-        self._columns: list[_Column] = []
-        self._gathered = 0
-
-    def message(self, logged: LoggedMessage) -> None:
-        """Adds a row to the stacks of its tap."""
-        leaves = self._leaves.of(logged)
-        message = logged.message
-        group = self._group(logged, leaves)
-        rows: list[Any] = [
-            NO_STEP if logged.step is None else logged.step,
-            message.time_ns,
-            message.seq,
-            self._devices.setdefault(message.device, len(self._devices)),
-            self._processes.setdefault(process_text(logged.writer), len(self._processes)),
-            logged.folded,
-        ]
-        for leaf in leaves:
-            rows.append(plain_array(leaf.array))
-            if leaf.place is not None:
-                rows.append(
-                    np.array([[part.start, part.stop] for part in leaf.place], np.int64).reshape(-1, 2)
-                )
-        for column, row in zip(group.columns, rows, strict=True):
-            self._gathered += column.add(row)
-        if self._gathered > BUFFER_BYTES:
-            self._flush()
-
-    def lost(self, run: LostRun) -> None:
-        """Does nothing: rows are messages only."""
-
-    def finish(self) -> None:
-        """Writes the file."""
-        self._flush()
-        with zipfile.ZipFile(self._path, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
-            for column in self._columns:
-                header = {
-                    "descr": np.lib.format.dtype_to_descr(column.dtype),
-                    "fortran_order": False,
-                    "shape": (column.rows, *column.shape),
-                }
-                with archive.open(_member(column.key), "w", force_zip64=True) as entry:
-                    np.lib.format.write_array_header_2_0(entry, header)
-                    with column.path.open("rb") as file:
-                        shutil.copyfileobj(file, entry, 1 << 20)
-                column.path.unlink()
-            about = {group.name: group.about for group in self._groups.values()}
-            texts = {
-                "taps": np.array(json.dumps(about)),
-                "devices": np.array(list(self._devices), np.str_),
-                "processes": np.array(list(self._processes), np.str_),
-            }
-            for key, array in texts.items():
-                with archive.open(_member(key), "w") as entry:
-                    np.lib.format.write_array(entry, array, allow_pickle=False)
-
-    def _flush(self) -> None:
-        for column in self._columns:
-            if column.gathered:
-                column.flush()
-        self._gathered = 0
-
-    def _group(self, logged: LoggedMessage, leaves: list[Leaf]) -> _Group:
-        shapes = tuple((leaf.array.dtype, leaf.array.shape, _whole(leaf.array)) for leaf in leaves)
-        group = self._known.get((logged.tap, shapes))
-        if group is None:
-            kind = _kind(logged, leaves)
-            group = self._groups.get(kind)
-            if group is None:
-                group = self._groups[kind] = self._new_group(kind, logged, leaves)
-            self._known[logged.tap, shapes] = group
-        return group
-
-    def _new_group(self, kind: _Kind, logged: LoggedMessage, leaves: list[Leaf]) -> _Group:
-        columns: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {
-            ":step": (np.dtype(np.int64), ()),
-            ":time_ns": (np.dtype(np.int64), ()),
-            ":seq": (np.dtype(np.uint64), ()),
-            ":device": (np.dtype(np.int32), ()),
-            ":process": (np.dtype(np.int32), ()),
-            ":folded": (np.dtype(np.uint64), ()),
-        }
-        for leaf in leaves:
-            array = plain_array(leaf.array)
-            suffix = f"/{printable(leaf.name)}" if leaf.name else ""
-            columns[suffix] = array.dtype, array.shape
-            if leaf.place is not None:
-                columns[f"{suffix}:index"] = np.dtype(np.int64), (len(leaf.place), 2)
-        first = printable(kind.name)  # zipfile cuts the name of a member at a NUL
-        number, name = 1, first
-        while self._keys.intersection(name + suffix for suffix in columns):
-            number += 1
-            name = f"{first}#{number}"
-        self._keys.update(name + suffix for suffix in columns)
-        made = [
-            _Column(name + suffix, dtype, shape, self._scratch / f"{len(self._columns) + index}")
-            for index, (suffix, (dtype, shape)) in enumerate(columns.items())
-        ]
-        self._columns += made
-        return _Group(name, made, _about(kind, logged, leaves))
+    taps: dict[str, Any] = {}
+    arrays: dict[str, _Rows] = {}
+    stacks: dict[str, dict[str, _Rows]] = {}  # of messages that have all in common that `taps` describes
+    known: dict[Any, dict[str, _Rows]] = {}
+    numbers: dict[str, dict[str, int]] = {"devices": {}, "processes": {}}
+    gathered = 0
+    for alike in messages:
+        fields = _fields(alike, **numbers)
+        stack = known.get(alike.layout)
+        if stack is None:
+            about = _about(alike)
+            stack = known[alike.layout] = stacks.setdefault(json.dumps([about, [*fields]]), {})
+            if not stack:
+                reserved = {"taps", *numbers, *arrays}
+                name = _free(printable(alike.tap.consumer.name), fields, reserved)
+                taps[name] = about
+                stack |= {field: _Rows(scratch / f"{len(arrays) + n}") for n, field in enumerate(fields)}
+                arrays |= {name + field: rows for field, rows in stack.items()}
+        gathered += sum(stack[field].add(rows) for field, rows in fields.items())
+        if gathered > BUFFER_BYTES:
+            for rows in arrays.values():
+                rows.flush()
+            gathered = 0
+    texts = {"taps": json.dumps(taps), **{key: [*found] for key, found in numbers.items()}}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
+        for key, rows in arrays.items():
+            with _entry(archive, key) as entry:
+                rows.move_to(entry)
+        for key, text in texts.items():
+            with _entry(archive, key) as entry:
+                np.lib.format.write_array(entry, np.array(text, np.str_), allow_pickle=False)
 
 
-def _kind(logged: LoggedMessage, leaves: list[Leaf]) -> _Kind:
-    consumer, described = logged.message.consumer, logged.tap.described
-    return _Kind(
-        consumer.name,
-        consumer.source_line,
-        None if described is None else described.kind,
-        repr(dict(consumer.kwargs)),
-        repr(consumer.transforms),
-        tuple(
-            (leaf.name, leaf.array.dtype.name, leaf.array.shape, _whole(leaf.array), leaf.place is not None)
-            for leaf in leaves
-        ),
-    )
+def _entry(archive: zipfile.ZipFile, key: str) -> IO[bytes]:
+    # Without a time, so that the same log gives the same file.
+    return archive.open(zipfile.ZipInfo(f"{key}.npy"), "w", force_zip64=True)
 
 
-def _whole(array: Array) -> tuple[int, ...] | None:
-    return array.whole_shape if isinstance(array, TruncatedArray) else None
+def _fields(alike: AlikeMessages, devices: dict[str, int], processes: dict[str, int]) -> dict[str, Array]:
+    # The rows of messages, by what follows the tap's name in the key.
+    process = process_text(alike.writer)
+    fields = {
+        ":step": alike.steps,
+        ":time_ns": alike.times_ns,
+        ":seq": alike.seqs,
+        ":device": np.full(alike.messages, devices.setdefault(alike.device, len(devices)), np.int32),
+        ":process": np.full(alike.messages, processes.setdefault(process, len(processes)), np.int32),
+        ":folded": alike.folded,
+    }
+    for leaf in alike.leaves:
+        name = _free(f"/{printable(leaf.name)}" if leaf.name else "", [""], fields)
+        fields[name] = plain_array(leaf.array)
+        if leaf.place is not None:
+            index = np.array([[part.start, part.stop] for part in leaf.place], np.int64).reshape(-1, 2)
+            fields[f"{name}:index"] = np.broadcast_to(index, (alike.messages, *index.shape))
+    return fields
 
 
-def _about(kind: _Kind, logged: LoggedMessage, leaves: list[Leaf]) -> dict[str, Any]:
-    consumer = logged.message.consumer
+def _free(name: str, endings: Iterable[str], taken: Container[str]) -> str:
+    # The name, or with the first number with which none of its endings makes a taken one: `a`, `a#2`, `a#3`.
+    names = itertools.chain([name], (f"{name}#{number}" for number in itertools.count(2)))
+    return next(name for name in names if not any(name + ending in taken for ending in endings))
+
+
+def _about(alike: AlikeMessages) -> dict[str, Any]:
+    consumer, described = alike.tap.consumer, alike.tap.described
     return {
-        "name": kind.name,
-        "source_line": kind.source_line,
-        "kind": kind.kind,
+        "name": consumer.name,
+        "source_line": consumer.source_line,
+        "kind": None if described is None else described.kind,
         "kwargs": plain_value(dict(consumer.kwargs)),
         "transforms": [[name, plain_value(params)] for name, params in consumer.transforms],
         "leaves": {
-            leaf.name: {"dtype": leaf.array.dtype.name, "shape": list(leaf.array.shape)}
-            | ({} if (whole := _whole(leaf.array)) is None else {"whole_shape": list(whole)})
-            for leaf in leaves
+            leaf.name: {"dtype": leaf.array.dtype.name, "shape": list(leaf.array.shape[1:])}
+            | ({} if (whole := leaf.whole_shape) is None else {"whole_shape": list(whole)})
+            for leaf in alike.leaves
         },
     }
-
-
-def _member(key: str) -> zipfile.ZipInfo:
-    return zipfile.ZipInfo(f"{key}.npy")  # without a time, so that the same log gives the same file

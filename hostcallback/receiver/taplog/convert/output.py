@@ -1,10 +1,9 @@
-"""Shared by all conversions: atomic output files, errors, dtypes, and JSON lines."""
+"""Shared by all conversions: atomic output files, and errors."""
 
 from __future__ import annotations
 
 import gzip
 import io
-import json
 import os
 import sys
 import tempfile
@@ -13,13 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
-import numpy as np
-
 from hostcallback.receiver.errors import HostCallbackError
-from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
-from hostcallback.receiver.taplog.reading.merge import LostRun
-from hostcallback.receiver.taplog.render.json import as_dict
-from hostcallback.receiver.wire.frame_layout import Array
 
 
 class ConvertError(HostCallbackError):
@@ -99,34 +92,3 @@ def new_text(target: str, *, force: bool) -> Iterator[TextIO]:
         else:
             with path.open("w", encoding="utf-8") as text:
                 yield text
-
-
-def plain_array(array: Array) -> Array:
-    """Converts to a dtype of numpy's own: bfloat16, float8 and float4 become float32, int4 and the like (u)int8.
-    The shape stays, and no value changes.
-    """
-    array = np.asarray(array)
-    name = array.dtype.name
-    if hasattr(np, name):
-        return array
-    return array.astype(
-        np.uint8 if name.startswith("uint") else np.int8 if name.startswith("int") else np.float32
-    )
-
-
-class JsonlConversion:
-    """Writes JSON lines."""
-
-    def __init__(self, file: TextIO) -> None:
-        """`file` stays open."""
-        self._file = file
-
-    def message(self, logged: LoggedMessage) -> None:
-        """Writes a message as one line."""
-        self._file.write(json.dumps(as_dict(logged), allow_nan=False) + "\n")
-
-    def lost(self, run: LostRun) -> None:
-        """Does nothing: lines are messages only."""
-
-    def finish(self) -> None:
-        """Does nothing: all lines are written."""

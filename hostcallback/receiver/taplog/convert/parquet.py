@@ -2,156 +2,129 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from hostcallback.receiver.taplog.convert.output import ConvertError, plain_array
-from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
-from hostcallback.receiver.taplog.reading.merge import LostRun
-from hostcallback.receiver.taplog.render.json import process_text
-from hostcallback.receiver.taplog.render.text import Leaf, LoggedLeaves
+from hostcallback.receiver.taplog.columns.alike import AlikeMessages
+from hostcallback.receiver.taplog.columns.tables import optional
+from hostcallback.receiver.taplog.convert.output import ConvertError
+from hostcallback.receiver.taplog.format.layout import NO_STEP
+from hostcallback.receiver.taplog.render.json import plain_array, process_text
 from hostcallback.receiver.wire.frame_layout import Array
-from hostcallback.receiver.wire.truncation import TruncatedArray
 
 ROW_GROUP_BYTES = 32 << 20
 ROW_GROUP_ROWS = 1 << 15
 
 
-def _pyarrow() -> Any:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        raise ConvertError(
-            "a Parquet file needs the package pyarrow: pip install 'hostcallback[parquet]'"
-        ) from error
-    return pyarrow
+def write_parquet(messages: Iterable[AlikeMessages], path: Path) -> None:
+    """Writes a Parquet file, one row group at a time.
 
-
-def _schema(pa: Any) -> Any:
+    Raises:
+        HostCallbackError: pyarrow is missing.
+        ConvertError: an array is too large.
+    """
+    pa, parquet = optional("pyarrow", "parquet"), optional("pyarrow.parquet", "parquet")
+    texts, lists = pa.string(), pa.list_(pa.int64())
     # Documented in docs/convert.md.
-    return pa.schema(
-        [
-            ("time", pa.timestamp("ns", tz="UTC")),
-            ("process", pa.string()),
-            ("device", pa.string()),
-            ("seq", pa.uint64()),
-            ("step", pa.int64()),
-            ("name", pa.string()),
-            ("kind", pa.string()),
-            ("source_line", pa.string()),
-            ("run_id", pa.int64()),
-            ("folded", pa.uint64()),
-            ("leaf", pa.string()),
-            ("dtype", pa.string()),
-            ("shape", pa.list_(pa.int64())),
-            ("whole_shape", pa.list_(pa.int64())),
-            ("start", pa.list_(pa.int64())),
-            ("value", pa.float64()),
-            ("floats", pa.list_(pa.float64())),
-            ("integers", pa.list_(pa.int64())),
-            ("unsigned", pa.list_(pa.uint64())),
-        ]
-    )
-
-
-class ParquetConversion:
-    """Writes a Parquet file, one row group at a time."""
-
-    def __init__(self, path: Path) -> None:
-        """Starts the file.
-
-        Raises:
-            ConvertError: pyarrow is missing.
-        """
-        self._pa = _pyarrow()
-        self._schema = _schema(self._pa)
-        self._writer = self._pa.parquet.ParquetWriter(str(path), self._schema)
-        self._leaves = LoggedLeaves()
-        self._rows: list[dict[str, Any]] = []
-        self._bytes = 0
-
-    def message(self, logged: LoggedMessage) -> None:
-        """Adds a row per array; one row without a leaf if the message has no array."""
-        message, described = logged.message, logged.tap.described
-        common = {
-            "time": message.time_ns,
-            "process": process_text(logged.writer),
-            "device": message.device,
-            "seq": message.seq,
-            "step": logged.step,
-            "name": message.consumer.name,
-            "kind": None if described is None else described.kind,
-            "source_line": message.consumer.source_line,
-            "run_id": message.run_id,
-            "folded": logged.folded,
+    schema = pa.schema(
+        {
+            "time": pa.timestamp("ns", tz="UTC"), "process": texts, "device": texts, "seq": pa.uint64(),
+            "step": pa.int64(), "name": texts, "kind": texts, "source_line": texts, "run_id": pa.int64(),
+            "folded": pa.uint64(), "leaf": texts, "dtype": texts, "shape": lists, "whole_shape": lists,
+            "start": lists, "value": pa.float64(), "floats": pa.list_(pa.float64()), "integers": lists,
+            "unsigned": pa.list_(pa.uint64()),
         }
-        leaves = self._leaves.of(logged)
-        for leaf in leaves:
-            self._rows.append(common | _columns(leaf))
-            self._bytes += leaf.array.size * 8
-        if not leaves:
-            self._rows.append(common)
-        if self._bytes > ROW_GROUP_BYTES or len(self._rows) >= ROW_GROUP_ROWS:
-            self._flush()
+    )  # fmt: skip
+    with parquet.ParquetWriter(str(path), schema) as writer:
+        gathered: dict[Any, list[AlikeMessages]] = {}
+        rows = nbytes = 0
+        for alike in messages:
+            gathered.setdefault(alike.layout, []).append(alike)
+            rows += alike.messages * max(1, len(alike.leaves))
+            nbytes += sum(array.size * 8 for array in alike.arrays)
+            if nbytes > ROW_GROUP_BYTES or rows >= ROW_GROUP_ROWS:
+                writer.write_table(_table(pa, schema, gathered.values()), ROW_GROUP_ROWS)
+                gathered.clear()
+                rows = nbytes = 0
+        if gathered:
+            writer.write_table(_table(pa, schema, gathered.values()), ROW_GROUP_ROWS)
 
-    def lost(self, run: LostRun) -> None:
-        """Does nothing: rows are arrays only."""
 
-    def finish(self) -> None:
-        """Writes the remaining rows and the file's index."""
-        self._flush()
-        self._writer.close()
-
-    def _flush(self) -> None:
-        if not self._rows:
-            return
-        columns = [
-            self._lists(field) if self._pa.types.is_list(field.type) else self._scalars(field)
-            for field in self._schema
-        ]
-        self._writer.write_batch(self._pa.record_batch(columns, schema=self._schema))
-        self._rows.clear()
-        self._bytes = 0
-
-    def _scalars(self, field: Any) -> Any:
-        return self._pa.array([row.get(field.name) for row in self._rows], field.type)
-
-    def _lists(self, field: Any) -> Any:
-        # Through numpy: a Python object per element would need ten times the memory.
-        lists = [row.get(field.name) for row in self._rows]
-        missing = np.array([items is None for items in lists])
-        offsets = np.cumsum([0, *(0 if items is None else len(items) for items in lists)])
-        if offsets[-1] > np.iinfo(np.int32).max:
-            raise ConvertError("an array has more elements than a Parquet list can hold, 2**31 - 1")
-        dtype = field.type.value_type.to_pandas_dtype()
-        there = [np.asarray(items, dtype) for items in lists if items is not None]
-        values = np.concatenate(there) if there else np.empty(0, dtype)
-        return self._pa.ListArray.from_arrays(
-            self._pa.array(offsets, self._pa.int32()), self._pa.array(values), mask=self._pa.array(missing)
+def _table(pa: Any, schema: Any, groups: Iterable[list[AlikeMessages]]) -> Any:
+    # The rows of some messages, in order of time.
+    keys, parts = [], []
+    for group in groups:
+        fields = _fields(pa, group)
+        times, seqs = (
+            np.concatenate([getattr(alike, name) for alike in group]) for name in ("times_ns", "seqs")
         )
+        count = len(group[0].leaves)
+        for number in range(max(1, count)):
+            found = fields | (_leaf_fields(pa, group, number) if count else {})
+            columns = [found.get(field.name, pa.nulls(len(seqs), field.type)) for field in schema]
+            parts.append(pa.record_batch(columns, schema=schema))
+            keys.append((np.full(len(seqs), number), seqs, times))
+    order = np.lexsort([np.concatenate(key) for key in zip(*keys, strict=True)])
+    return pa.Table.from_batches(parts).take(order)
 
 
-def _columns(leaf: Leaf) -> dict[str, Any]:
-    array = plain_array(leaf.array)
-    whole = leaf.array.whole_shape if isinstance(leaf.array, TruncatedArray) else None
-    is_scalar = not array.ndim and array.dtype.kind != "c"
+def _fields(pa: Any, group: list[AlikeMessages]) -> dict[str, Any]:
+    # What all rows of messages of one tap and layout have.
+    def each(name: str) -> Array:
+        return np.concatenate([getattr(alike, name) for alike in group])
+
+    tap, steps = group[0].tap, each("steps")
+    constant = {"name": tap.consumer.name, "source_line": tap.consumer.source_line}
+    if tap.described is not None:
+        constant["kind"] = tap.described.kind
     return {
-        "leaf": leaf.name,
-        "dtype": leaf.array.dtype.name,
-        "shape": array.shape,
-        "whole_shape": whole,
-        "start": None if leaf.place is None else [part.start for part in leaf.place],
-        "value": float(array) if is_scalar else None,
-        **_elements(array.reshape(-1)),
+        "time": pa.array(each("times_ns")).cast(pa.timestamp("ns", "UTC")),
+        "process": pa.array([process_text(alike.writer) for alike in group for _ in range(alike.messages)]),
+        "device": pa.array([alike.device for alike in group for _ in range(alike.messages)]),
+        "seq": pa.array(each("seqs")),
+        "step": pa.array(steps, mask=steps == NO_STEP),
+        "run_id": pa.array(each("run_ids")),
+        "folded": pa.array(each("folded")),
+        **{name: pa.repeat(text, len(steps)) for name, text in constant.items()},
     }
 
 
-def _elements(flat: Array) -> dict[str, Array]:
-    if flat.dtype.kind == "c":  # real and imaginary parts alternate
-        return {"floats": np.ascontiguousarray(flat, np.complex128).view(np.float64)}
-    if flat.dtype.kind == "f":
-        return {"floats": flat}
-    return {"unsigned": flat} if flat.dtype == np.uint64 else {"integers": flat}
+def _leaf_fields(pa: Any, group: list[AlikeMessages], number: int) -> dict[str, Any]:
+    # What the rows of one array of these messages have besides.
+    leaves = [alike.leaves[number] for alike in group]
+    first, places = leaves[0], [leaf.place for leaf in leaves]
+    array = np.concatenate([plain_array(leaf.array) for leaf in leaves])
+    count, shape, kind = len(array), array.shape[1:], array.dtype.kind
+    flat = array.reshape(count, math.prod(shape))
+    if kind == "c":  # real and imaginary parts alternate
+        flat = flat.astype(np.complex128).view(np.float64)
+    elements = "floats" if kind in "fc" else "unsigned" if array.dtype == np.uint64 else "integers"
+    found = {
+        "leaf": pa.repeat(first.name, count),
+        "dtype": pa.repeat(first.array.dtype.name, count),
+        "shape": _lists(pa, np.tile(np.array(shape, np.int64), (count, 1))),
+        elements: _lists(
+            pa, flat.astype({"floats": np.float64, "unsigned": np.uint64}.get(elements, np.int64))
+        ),
+    }
+    if not shape and kind != "c":
+        found["value"] = pa.array(array.astype(np.float64))
+    if first.whole_shape is not None:
+        found["whole_shape"] = _lists(pa, np.tile(np.array(first.whole_shape, np.int64), (count, 1)))
+    if first.place is not None:
+        starts = [[part.start for part in place or ()] for place in places]
+        repeated = np.repeat(np.array(starts, np.int64), [alike.messages for alike in group], axis=0)
+        found["start"] = _lists(pa, repeated)
+    return found
+
+
+def _lists(pa: Any, rows: Array) -> Any:
+    # Through numpy: a Python object per element would need ten times the memory.
+    if rows.size > np.iinfo(np.int32).max:
+        raise ConvertError("an array has more elements than a Parquet list can hold, 2**31 - 1")
+    offsets = np.arange(len(rows) + 1, dtype=np.int32) * np.int32(rows.shape[1])
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(rows.reshape(-1)))

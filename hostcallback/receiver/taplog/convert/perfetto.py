@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
 from hostcallback.receiver.messages import NAME
-from hostcallback.receiver.taplog.convert.output import ConvertError, plain_array
+from hostcallback.receiver.taplog.convert.output import ConvertError
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
 from hostcallback.receiver.taplog.reading.merge import LostRun
 from hostcallback.receiver.taplog.reading.segment_reader import Writer
-from hostcallback.receiver.taplog.render.json import process_text, short_text
-from hostcallback.receiver.taplog.render.text import LoggedLeaves, joined, message_text
+from hostcallback.receiver.taplog.render.json import plain_array, process_text, short_text
+from hostcallback.receiver.taplog.render.text import joined, message_text
 from hostcallback.receiver.text import printable
 
 EVENTS, PLANES = ".trace.json.gz", ".xplane.pb"
@@ -167,7 +167,6 @@ class TraceConversion:
         self._zero_ns: int | None = None
         self._tracks: dict[tuple[Writer, str], tuple[int, int]] = {}
         self._pids: dict[Writer, int] = {}
-        self._leaves = LoggedLeaves()
         self._events = 0
 
     def message(self, logged: LoggedMessage) -> None:
@@ -188,9 +187,9 @@ class TraceConversion:
         )
         if described is not None and not described.tap_kind.has_metrics:
             return
-        for leaf in self._leaves.of(logged):
+        for leaf in logged.leaves:
             array = plain_array(leaf.array)
-            if array.ndim or array.dtype.kind == "c" or leaf.name == NAME or leaf.name.endswith(f"/{NAME}"):
+            if array.ndim or array.dtype.kind == "c" or leaf.name.rpartition("/")[2] == NAME:
                 continue
             number = float(array)
             if math.isfinite(number):

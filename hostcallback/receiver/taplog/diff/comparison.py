@@ -153,8 +153,7 @@ class Comparison:
         # Messages that differ in values but agree in a leaf `step` do belong together.
         differing = {leaf.leaf for leaf in found.leaves}
         return found.what == "value" and any(
-            name.rpartition("/")[2] == STEP and name not in differing
-            for name, *_ in self._messages.leaves.of(pair.a)
+            name.rpartition("/")[2] == STEP and name not in differing for name, *_ in pair.a.leaves
         )
 
     def _of_single(self, device: DeviceKey, single: Single) -> Difference:
@@ -164,14 +163,4 @@ class Comparison:
         return Difference(device, single.position, a, b, found)
 
     def _wants(self, logged: LoggedMessage) -> bool:
-        wanted = self._wanted
-        if not wanted.wants_name(logged.message.consumer.name):
-            return False
-        if not wanted.by_step:
-            return True
-        step = logged.step
-        return (
-            step is not None
-            and (wanted.first_step is None or step >= wanted.first_step)
-            and (wanted.last_step is None or step <= wanted.last_step)
-        )
+        return self._wanted.wants_name(logged.message.consumer.name) and self._wanted.wants_step(logged.step)

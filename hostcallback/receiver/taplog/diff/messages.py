@@ -7,12 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hostcallback.receiver.taplog.convert.output import plain_array
-from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage, LoggedTap
-from hostcallback.receiver.taplog.render.json import type_text
-from hostcallback.receiver.taplog.render.text import Leaf, LoggedLeaves
+from hostcallback.receiver.taplog.reading.logged_message import Leaf, LoggedMessage, LoggedTap
+from hostcallback.receiver.taplog.render.json import plain_array, type_text
 from hostcallback.receiver.wire.frame_layout import Array
-from hostcallback.receiver.wire.truncation import TruncatedArray
 
 
 class Tolerance(NamedTuple):
@@ -113,16 +110,11 @@ class MessageDifference(NamedTuple):
 
 
 class MessageComparison:
-    """Compares messages. Pairs of taps are compared once, and remembered.
-
-    Attributes:
-        leaves: splits messages into leaves.
-    """
+    """Compares messages. Pairs of taps are compared once, and remembered."""
 
     def __init__(self, tolerance: Tolerance) -> None:
         """`tolerance` applies to elements."""
         self._tolerance = tolerance
-        self.leaves = LoggedLeaves()
         self._taps: dict[tuple[LoggedTap, LoggedTap], MessageDifference | None] = {}
 
     def difference(self, a: LoggedMessage, b: LoggedMessage) -> MessageDifference | None:
@@ -135,7 +127,7 @@ class MessageComparison:
         found = self._taps[taps]
         if found is not None:
             return found
-        leaves_a, leaves_b = self.leaves.of(a), self.leaves.of(b)
+        leaves_a, leaves_b = a.leaves, b.leaves
         types = [(_type(x), _type(y)) for x, y in zip(leaves_a, leaves_b, strict=False)]
         for leaf, (type_a, type_b) in zip(leaves_a, types, strict=False):
             if type_a != type_b:
@@ -155,7 +147,7 @@ class MessageComparison:
 
 
 def _type(leaf: Leaf) -> str:
-    whole = leaf.array.whole_shape if isinstance(leaf.array, TruncatedArray) else None
+    whole = leaf.whole_shape
     return type_text(leaf.array) + (
         "" if whole is None else f", the first of an array of shape {list(whole)}"
     )

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from hostcallback.receiver.taplog.format.errors import Damage, Lost
 from hostcallback.receiver.taplog.format.layout import ALL_CONSUMERS, Kind
 from hostcallback.receiver.taplog.reading.chunk_reader import Chunk
-from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
+from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage, process_of
 from hostcallback.receiver.taplog.reading.reader import LogReader, Paths
 from hostcallback.receiver.taplog.reading.segment_reader import SegmentReader, Writer
 from hostcallback.receiver.taplog.reading.selection import Selection
@@ -97,7 +97,7 @@ class ComparedLog:
     def emissions(self, key: DeviceKey) -> Iterator[LoggedMessage | Gap]:
         """Messages of a device in order. If the program was started several times, its runs follow each other."""
         for writer in self.reader.writers:
-            if _number(writer) == key.process:
+            if process_of(writer) == key.process:
                 yield from self._of_writer(writer, key.device)
 
     def _of_writer(self, writer: Writer, device: str) -> Iterator[LoggedMessage | Gap]:
@@ -127,7 +127,7 @@ class ComparedLog:
             if not isinstance(chunk, Chunk):
                 self._all_described = False
             elif chunk.kind is Kind.FRAMES:
-                self.devices.add(DeviceKey(_number(writer), segment.devices.get(chunk.stream, "")))
+                self.devices.add(DeviceKey(process_of(writer), segment.devices.get(chunk.stream, "")))
                 # The messages of exported programs name their taps themselves, so any tap may be among them.
                 self._all_described &= chunk.consumers != ALL_CONSUMERS
             elif chunk.kind is Kind.LOST:
@@ -139,10 +139,6 @@ class ComparedLog:
 
     def _key(self, name: str, source_line: str, transforms: object) -> TapKey:
         return name, "" if self._ignore_lines else source_line, repr(transforms)
-
-
-def _number(writer: Writer) -> int:
-    return writer.process_index or 0
 
 
 def _missing(lost: list[Lost], first: int, stop: int) -> int:

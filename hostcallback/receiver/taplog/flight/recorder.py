@@ -80,9 +80,6 @@ class RingContents:
     Attributes:
         path: of the file.
         name: of the device, such as `cpu:0`.
-        device: its id.
-        pid: of the process.
-        created_ns: Unix time in nanoseconds at which the ring was moved into the file.
         head: position after the last frame.
         frames: messages, oldest first.
         unfinished: number of messages that were still being written.
@@ -92,9 +89,6 @@ class RingContents:
 
     path: Path
     name: str
-    device: int
-    pid: int
-    created_ns: int
     head: int
     frames: list[RecoveredFrame] = field(default_factory=list)
     unfinished: int = 0
@@ -118,9 +112,7 @@ def read_ring(path: Path) -> RingContents:
         raise RingFileError(
             f"{path} starts with {start[:8]!r}, expected {MAGIC!r}: it is not the file of a ring (*{SUFFIX})"
         )
-    _, version, page, capacity, _, device, pid, created_ns, blocks_at, blocks_bytes, name = _CONTROL.unpack(
-        start
-    )
+    _, version, page, capacity, *_, blocks_at, blocks_bytes, name = _CONTROL.unpack(start)
     if version != VERSION:
         raise RingFileError(
             f"{path} has version {version}, this package reads version {VERSION}: upgrade hostcallback here"
@@ -136,7 +128,7 @@ def read_ring(path: Path) -> RingContents:
     head, released = (int.from_bytes(data[at : at + 8].tobytes(), "little") for at in (_HEAD, _RELEASED))
     delivered = int.from_bytes(data[_DELIVERED : _DELIVERED + 8].tobytes(), "little")
     text = name.split(b"\0")[0].decode(errors="replace")
-    contents = RingContents(path, text, device, pid, created_ns, head)
+    contents = RingContents(path, text, head)
     ring = data[page : page + capacity]
     now = _head_now(path)
     # A running process has written more since: the frames that it may have overwritten are skipped.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -61,6 +61,11 @@ class FrameBlock:
     def _at(self) -> Array:
         return self.offsets >> 3
 
+    def _field(self, word: int) -> Array:
+        # A word of each frame's header.
+        field: Array = self._words[self._at + word]
+        return field
+
     @cached_property
     def starts(self) -> list[int]:
         """The offsets as a list."""
@@ -76,14 +81,12 @@ class FrameBlock:
     @cached_property
     def flags(self) -> Array:
         """Flags of each frame, uint64."""
-        column: Array = self._words[self._at] >> np.uint64(32)
-        return column
+        return self._field(0) >> np.uint64(32)
 
     @cached_property
     def consumer_ids(self) -> Array:
         """Consumer id of each frame, uint64."""
-        column: Array = self._words[self._at + 1]
-        return column
+        return self._field(1)
 
     @cached_property
     def consumers(self) -> list[int]:
@@ -94,32 +97,27 @@ class FrameBlock:
     @cached_property
     def seqs(self) -> Array:
         """Sequence number of each frame, uint64."""
-        column: Array = self._words[self._at + 2]
-        return column
+        return self._field(2)
 
     @cached_property
     def times_ns(self) -> Array:
         """Emission time of each frame in Unix nanoseconds, int64."""
-        column: Array = self._words[self._at + 3].view("<i8")
-        return column
+        return self._field(3).view("<i8")
 
     @cached_property
     def launches(self) -> Array:
         """Launch of each frame's program, int64: equal on all devices that take part in it."""
-        column: Array = self._words[self._at + 4].view("<i8")
-        return column
+        return self._field(4).view("<i8")
 
     @cached_property
     def meta_bytes(self) -> Array:
         """Length of each frame's metadata, uint64."""
-        column: Array = self._words[self._at + 5] >> np.uint64(32)
-        return column
+        return self._field(5) >> np.uint64(32)
 
     @cached_property
     def payload_bytes(self) -> Array:
         """Length of each frame's payload, uint64."""
-        column: Array = self._words[self._at + 6]
-        return column
+        return self._field(6)
 
     def without_flags(self, flags: int) -> FrameBlock:
         """Clears `flags` in all frames; copies the block if any frame has one of them."""
@@ -138,3 +136,39 @@ class FrameBlock:
         """Metadata of one frame, without padding."""
         start = int(self.offsets[index]) + HEADER.size
         return self.data[start : start + int(self.meta_bytes[index])].tobytes()
+
+
+def alike_groups(block: FrameBlock, places: Array) -> Iterator[Array]:
+    """Yields the places of messages with equal metadata, group by group."""
+    while len(places):
+        first = int(places[0])
+        meta_bytes, payload_bytes = block.meta_bytes[first], block.payload_bytes[first]
+        alike = (block.meta_bytes[places] == meta_bytes) & (block.payload_bytes[places] == payload_bytes)
+        words = (int(meta_bytes) + 7) // 8
+        metadata = words_of(block, places[alike], HEADER.size, words)
+        same = metadata == metadata[0]
+        if not same.all():
+            alike[alike] = same.all(axis=1)
+        yield places[alike]
+        places = places[~alike]
+
+
+def words_of(block: FrameBlock, places: Array, start: int, count: int) -> Array:
+    """`count` words of each message, from byte `start` of the frame on: uint64, shape (messages, count)."""
+    offsets = block.offsets[places]
+    stride = even_stride(offsets)
+    if stride:
+        first = int(offsets[0]) + start
+        view: Array = np.ndarray((len(places), count), np.uint64, block.data, first, (stride, 8))
+        return view
+    at = (offsets + start) >> 3
+    words: Array = block.data.view(np.uint64)[at[:, np.newaxis] + np.arange(count)]
+    return words
+
+
+def even_stride(offsets: Array) -> int:
+    """Distance in bytes between messages that follow each other evenly; 0 if they do not."""
+    if len(offsets) < 2:
+        return 64
+    step = int(offsets[1] - offsets[0])
+    return step if step > 0 and (np.diff(offsets) == step).all() else 0

@@ -24,7 +24,7 @@ import numpy as np
 from hostcallback.receiver import limits
 from hostcallback.receiver.messages import StepSource, step_place
 from hostcallback.receiver.sinks.call import SHARDS_ID, WHOLE_ID
-from hostcallback.receiver.taplog.format.block import FrameBlock
+from hostcallback.receiver.taplog.format.block import FrameBlock, alike_groups
 from hostcallback.receiver.taplog.format.layout import NO_STEP, align
 from hostcallback.receiver.wire import HEADER, Flags, WireError, decode_metadata, payload_layout
 from hostcallback.receiver.wire.frame_layout import Array
@@ -311,7 +311,7 @@ class StepFinder:
         truncated = (block.flags[where] & _TRUNCATED) != 0
         # A truncated message has a shape record before its arrays.
         for part, first in ((where[~truncated], before), (where[truncated], before + 1)):
-            for alike in _alike(block, part) if part.size else ():
+            for alike in alike_groups(block, part):
                 slot = self._slot(block.metadata(int(alike[0])), place.array + first)
                 if slot is not None:
                     steps[alike] = _read(block, alike, slot)
@@ -396,20 +396,6 @@ def _note(known: set[int], taps: Array | list[int]) -> None:
 
 def _is_in(taps: Array, known: Collection[int]) -> Array:
     return np.isin(taps, np.fromiter(known, np.uint64, len(known)))
-
-
-def _alike(block: FrameBlock, where: Array) -> list[Array]:
-    # Groups messages by equal metadata. The common case, all equal and short, is found by comparing columns.
-    lengths = block.meta_bytes[where]
-    if int(lengths[0]) <= 64 and (lengths == lengths[0]).all():
-        words = block.data.view("<u8")
-        first = (block.offsets[where] >> 3) + HEADER.size // 8
-        if all((column == column[0]).all() for column in (words[first + k] for k in range(8))):
-            return [where]
-    groups: dict[bytes, list[int]] = {}
-    for index in where.tolist():
-        groups.setdefault(block.metadata(index), []).append(index)
-    return [np.array(group) for group in groups.values()]
 
 
 def _slot(metadata: bytes, array: int) -> _Slot | None:

@@ -19,7 +19,7 @@ from hostcallback.receiver.taplog.reading.logged_message import (
     ShardMerger,
     is_alone,
 )
-from hostcallback.receiver.taplog.reading.merge import LostRun, MessageRun
+from hostcallback.receiver.taplog.reading.merge import NOTES, LostRun, MessageRun, read_note
 from hostcallback.receiver.taplog.reading.segment_reader import SegmentReader, Writer
 from hostcallback.receiver.taplog.reading.selection import RunCatalog, Selection, is_run as matches
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
@@ -228,15 +228,8 @@ class Follower:
         found: list[Found] = []
         for followed, chunk in chunks:
             reader = followed.reader
-            if chunk.kind is Kind.LOST:
-                lost = reader.lost_in(chunk)
-                found.append(lost if isinstance(lost, Damage) else LostRun(reader.writer, lost))
-            elif chunk.kind is Kind.FOLDED:
-                folded = reader.folded_in(chunk)
-                if isinstance(folded, Damage):
-                    found.append(folded)
-                else:
-                    followed.folded.setdefault(chunk.stream, {}).update(folded)
+            if chunk.kind in NOTES:
+                found += read_note(reader, chunk, followed.folded.setdefault(chunk.stream, {}))
             elif chunk.kind is Kind.FRAMES:
                 found += self._messages(followed, chunk)
         return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
@@ -9,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hostcallback.receiver.messages import Consumer, Message, Sink
+from hostcallback.receiver.messages import Consumer, Message, array_names
 from hostcallback.receiver.sinks.call import SHARDS_ID, WHOLE_ID
 from hostcallback.receiver.sinks.lane_mask import LaneMask
 from hostcallback.receiver.sinks.sharding.multi_process import ProgramRun, ShardOrigin, ShardStream
@@ -19,12 +20,32 @@ from hostcallback.receiver.taplog.format.layout import NO_STEP
 from hostcallback.receiver.taplog.reading.merge import MessageRun
 from hostcallback.receiver.taplog.reading.segment_reader import Writer
 from hostcallback.receiver.wire import Decoder, Flags, WireError, pytree as tree
+from hostcallback.receiver.wire.frame_layout import Array
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
-from hostcallback.receiver.wire.truncation import split_truncated
+from hostcallback.receiver.wire.truncation import TruncatedArray, split_truncated
 
 _TRUNCATED = int(Flags.TRUNCATED)
 
 MAX_EXPORTED = 4096
+
+
+class Leaf(NamedTuple):
+    """One array of a message, or of several alike messages.
+
+    Attributes:
+        name: keys of the leaf, joined by slashes; empty if the array alone was tapped.
+        array: its elements; a `hostcallback.receiver.wire.truncation.TruncatedArray` if a rule truncated it.
+        place: position in the whole array, if that was partitioned over devices.
+    """
+
+    name: str
+    array: Array
+    place: tuple[slice, ...] | None
+
+    @property
+    def whole_shape(self) -> tuple[int, ...] | None:
+        """Shape of the array that was tapped, if a rule truncated it."""
+        return self.array.whole_shape if isinstance(self.array, TruncatedArray) else None
 
 
 class LoggedTap:
@@ -55,12 +76,28 @@ class LoggedTap:
                 unflatten=lambda arrays: self.unflatten(arrays),
             )
         self.mask = None if described is None else LaneMask.of(described.transforms)
+        self._names: list[str] = []
 
     @cached_property
     def unflatten(self) -> Callable[[Sequence[Any]], Any]:
         """Restores the tapped pytree from the arrays of a message."""
         restore = list if self.described is None else tree.unflatten_with(self.described.tree)
         return restore if self.mask is None else self.mask.unflattening(restore)
+
+    def leaf_names(self, count: int) -> list[str]:
+        """Names of the `count` arrays of its messages; their indices without a descriptor that fits."""
+        if len(self._names) != count:
+            self._names = [str(index) for index in range(count)]
+            if self.described is not None:
+                with contextlib.suppress(ValueError, TypeError):  # a descriptor that does not fit the arrays
+                    self._names = array_names(self.described.tap_kind, self.unflatten, count)
+        return self._names
+
+    def leaves(self, arrays: Sequence[Array], places: Sequence[tuple[slice, ...]] | None) -> list[Leaf]:
+        """The arrays of its messages by name; `places` as in `Message.shard_index`."""
+        names = self.leaf_names(len(arrays))
+        each = [None] * len(arrays) if places is None else places
+        return [Leaf(*item) for item in zip(names, arrays, each, strict=False)]
 
 
 def _ignore(message: Message) -> None:
@@ -101,6 +138,11 @@ class LoggedMessage(NamedTuple):
             ValueError: the arrays do not fit the descriptor.
         """
         return self.tap.unflatten(self.message.arrays)
+
+    @property
+    def leaves(self) -> list[Leaf]:
+        """The tapped arrays by name."""
+        return self.tap.leaves(self.message.arrays, self.message.shard_index)
 
 
 class RunDecoder:
@@ -149,25 +191,35 @@ class RunDecoder:
             shard,
         )
 
-    def _tap_of(self, run: MessageRun, consumer_id: int, arrays: list[Any]) -> tuple[LoggedTap, list[Any]]:
-        if consumer_id not in (WHOLE_ID, SHARDS_ID):
-            key = run.writer.process, consumer_id
-            tap = self._taps.get(key)
-            if tap is None or tap.described is None:  # a later segment may have the descriptor
-                tap = self._taps[key] = LoggedTap(consumer_id, run.described.get(consumer_id))
-            return tap, arrays
-        sharded = consumer_id == SHARDS_ID
-        if len(arrays) <= sharded:
-            raise ValueError("a message of an exported program has no descriptor of its tap")
-        description = arrays[sharded].tobytes()
+    def tap(self, run: MessageRun, consumer_id: int) -> LoggedTap:
+        """The tap of messages that do not carry their descriptor."""
+        key = run.writer.process, consumer_id
+        tap = self._taps.get(key)
+        if tap is None or tap.described is None:  # a later segment may have the descriptor
+            tap = self._taps[key] = LoggedTap(consumer_id, run.described.get(consumer_id))
+        return tap
+
+    def exported(self, description: bytes) -> LoggedTap:
+        """The tap of messages that carry their descriptor, as those of exported programs do.
+
+        Raises:
+            ValueError: the descriptor is invalid.
+        """
         tap = self._exported.get(description)
         if tap is None:
-            if (
-                len(self._exported) >= MAX_EXPORTED
-            ):  # each message may bring another descriptor, so they are bounded
+            if len(self._exported) >= MAX_EXPORTED:  # each message may bring another descriptor
                 self._exported.clear()
             described = TapDescriptor.unpack(description)
             tap = self._exported[description] = LoggedTap(described.consumer_id, described)
+        return tap
+
+    def _tap_of(self, run: MessageRun, consumer_id: int, arrays: list[Any]) -> tuple[LoggedTap, list[Any]]:
+        if consumer_id not in (WHOLE_ID, SHARDS_ID):
+            return self.tap(run, consumer_id), arrays
+        sharded = consumer_id == SHARDS_ID
+        if len(arrays) <= sharded:
+            raise ValueError("a message of an exported program has no descriptor of its tap")
+        tap = self.exported(arrays[sharded].tobytes())
         if not sharded:
             return tap, arrays[1:]
         # The descriptor is an array like the others, so the shard record has a place for it, which is removed.
@@ -196,7 +248,9 @@ class LoggedProgramRuns:
         job = self.of(writer)
         if job is None:
             return None
-        return ShardStream(job, writer, process_of(writer), _any, _unmarked, _as_it_is)
+        return ShardStream(
+            job, writer, process_of(writer), lambda described: True, lambda message: None, lambda message, sink: sink
+        )  # fmt: skip
 
     def is_paused(self, writer: Writer, devices: int) -> bool:
         """Whether a process with that many devices is too far ahead of the others, and must wait."""
@@ -243,18 +297,6 @@ def is_alone(writer: Writer, writers: Iterable[Writer]) -> bool:
     return not writer.job or all(
         process_of(other) == process_of(writer) for other in writers if other.job == writer.job
     )
-
-
-def _any(described: TapDescriptor) -> bool:
-    return True
-
-
-def _unmarked(message: Message) -> None:
-    return None
-
-
-def _as_it_is(message: Message, sink: Sink) -> Sink:
-    return sink
 
 
 MAX_INCOMPLETE = 4096

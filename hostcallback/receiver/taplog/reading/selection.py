@@ -48,6 +48,13 @@ class Selection:
         """Whether messages of that device are selected."""
         return not self.devices or any(fnmatchcase(device, pattern) for pattern in self.devices)
 
+    def wants_step(self, step: int | None) -> bool:
+        """Whether messages of that step, None for none, are selected."""
+        if step is None or not self.by_step:
+            return not self.by_step
+        low, high = self.first_step, self.last_step
+        return (low is None or step >= low) and (high is None or step <= high)
+
     @property
     def by_step(self) -> bool:
         """Whether steps are a condition."""
@@ -158,17 +165,19 @@ class RunCatalog:
         names = [run.name for run in self.runs]
         found = {name for name in names if is_run(name, wanted)}
         if not found:
-            raise NoSuchRunError(_no_such_run(wanted, names))
+            named = [name for name in names if name]
+            near = difflib.get_close_matches(wanted, named, n=3) or named[-5:]
+            there = (
+                f"there are {', '.join(near)}"
+                if near
+                else "its messages are of a version that did not name runs"
+            )
+            raise NoSuchRunError(
+                f"no run of the log is called {wanted!r}: {there}; 'all' stands for all runs"
+            )
         return found
 
 
 def is_run(name: str, wanted: str) -> bool:
     """Whether a run has a wanted name: that name, one that fits the pattern, or any for "all"."""
     return wanted == ALL or name == wanted or fnmatchcase(name, wanted)
-
-
-def _no_such_run(wanted: str, names: Iterable[str]) -> str:
-    named = [name for name in names if name]
-    near = difflib.get_close_matches(wanted, named, n=3) or named[-5:]
-    there = f"there are {', '.join(near)}" if near else "its messages are of a version that did not name runs"
-    return f"no run of the log is called {wanted!r}: {there}; 'all' stands for all runs"

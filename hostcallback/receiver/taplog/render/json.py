@@ -74,20 +74,27 @@ def _lists(array: Array) -> int:
 def _array(array: Array) -> Any:
     if array.dtype == FLOAT0:
         return np.zeros(array.shape, np.int8).tolist()
-    kind = array.dtype.kind
-    if kind == "c":
-        return _each(array.tolist())
-    if kind not in "biuf":  # dtypes of ml_dtypes: float8, bfloat16, int4 and the like
-        name = array.dtype.name
-        array = array.astype(np.int64 if "int" in name else np.float64)
-        kind = array.dtype.kind
-    if kind == "f" and not np.isfinite(array).all():
+    array = plain_array(array)
+    if array.dtype.kind == "c" or (array.dtype.kind == "f" and not np.isfinite(array).all()):
         return _each(array.tolist())
     return array.tolist()
 
 
 def _each(items: Any) -> Any:
     return [_each(item) for item in items] if isinstance(items, list) else plain_value(items)
+
+
+def plain_array(array: Array) -> Array:
+    """Converts to a dtype of numpy's own: bfloat16, float8 and float4 become float32, int4 and the like (u)int8.
+    The shape stays, and no value changes.
+    """
+    array = np.asarray(array)
+    name = array.dtype.name
+    if hasattr(np, name):
+        return array
+    return array.astype(
+        np.uint8 if name.startswith("uint") else np.int8 if name.startswith("int") else np.float32
+    )
 
 
 def short_text(value: Any, limit: int | None = None) -> str:

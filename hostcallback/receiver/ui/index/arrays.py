@@ -14,7 +14,6 @@ import numpy as np
 from hostcallback.receiver.taplog.format.errors import Damage
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage, RunDecoder
 from hostcallback.receiver.taplog.render.json import plain_value
-from hostcallback.receiver.taplog.render.text import leaf_names
 from hostcallback.receiver.ui.index.log_index import LogIndex, Origin
 from hostcallback.receiver.ui.index.series import DETAIL_CHUNKS
 from hostcallback.receiver.ui.index.taps import Tap
@@ -185,7 +184,7 @@ def _in_chunk(origin: Origin, tap: Tap, places: set[int], decoder: RunDecoder) -
             if decodes_all and not _is_of(tap, logged.tap.described):
                 number -= 1
                 continue
-            names = leaf_names(logged.tap, len(logged.message.arrays))
+            names = logged.tap.leaf_names(len(logged.message.arrays))
             if number in places and tap.leaf in names:
                 yield logged, np.asarray(logged.message.arrays[names.index(tap.leaf)])
 

@@ -10,14 +10,14 @@ import numpy as np
 from hostcallback.receiver.sinks.call import SHARDS_ID, WHOLE_ID
 from hostcallback.receiver.sinks.lane_mask import LaneMask
 from hostcallback.receiver.sinks.metric_writers.reduction import SCALAR, TEXT
-from hostcallback.receiver.taplog.columns.column_batches import Column, Layouts, alike_groups, array_views
+from hostcallback.receiver.taplog.columns.alike import array_views
+from hostcallback.receiver.taplog.columns.column_batches import Column, Layouts
 from hostcallback.receiver.taplog.columns.tables import kept_columns
-from hostcallback.receiver.taplog.format.block import FrameBlock
+from hostcallback.receiver.taplog.format.block import FrameBlock, alike_groups
 from hostcallback.receiver.taplog.format.errors import Damage
 from hostcallback.receiver.taplog.format.layout import NO_STEP
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage, RunDecoder
 from hostcallback.receiver.taplog.reading.merge import MessageRun
-from hostcallback.receiver.taplog.render.text import leaf_names
 from hostcallback.receiver.ui.index import buckets
 from hostcallback.receiver.ui.index.taps import LANES, Tap, TapTable, kind_of
 from hostcallback.receiver.wire import Decoder, Flags, WireError
@@ -230,7 +230,7 @@ class BlockReader:
             taker.check(run, described, np.array([place]))
             return
         arrays = [np.asarray(array) for array in logged.message.arrays]
-        names = leaf_names(logged.tap, len(arrays))
+        names = logged.tap.leaf_names(len(arrays))
         columns = [
             Column(name, value.dtype, (), value.shape) for name, value in zip(names, arrays, strict=False)
         ]

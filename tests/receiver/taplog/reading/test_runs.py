@@ -102,9 +102,9 @@ def test_the_commands_show_the_last_run_and_name_the_others(
     metrics = tmp_path / "metrics.jsonl"
     assert run("replay", log, "--run", "exp-b", "--metrics", metrics)[0] == 0
     assert len(metrics.read_text().splitlines()) == 2
-    output = tmp_path / "out.jsonl"
-    assert run("convert", log, "--run", "exp-b", "--to", "jsonl", "-o", output)[0] == 0
-    assert output.read_text().count('"run": "exp-b"') == 2
+    output = tmp_path / "out.json"
+    assert run("convert", log, "--run", "exp-b", "--to", "trace", "-o", output)[0] == 0
+    assert output.read_text().count('"ph": "i"') == 2
     assert run("cat", log, "--run", "exp-c")[0] != 0
 
 

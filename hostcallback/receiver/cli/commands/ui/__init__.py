@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hostcallback.receiver.cli import CommandError
-from hostcallback.receiver.cli.arguments import reaching
+from hostcallback.receiver.cli.arguments import add_reaching, reaching
 
 if TYPE_CHECKING:
     from hostcallback.receiver.ui.live.processes import LiveSource
@@ -41,15 +41,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_serving(parser)
     group = parser.add_argument_group("or the processes that forward to a collector")
     group.add_argument("--from", dest="collector", metavar="HOST:PORT", help="the collector")
-    group.add_argument("--run", dest="of_run", default="*", metavar="RUN", help="of this run, or a pattern")
-    group.add_argument("--from-ca", metavar="FILE", help="certificates that verify the collector's")
-    group.add_argument("--from-cert", metavar="FILE", help="this client's certificate")
-    group.add_argument(
-        "--from-key", metavar="FILE", help="its key (the token is read from HOSTCALLBACK_TOKEN)"
-    )
-    group.add_argument(
-        "--from-insecure", action="store_true", help="send the token to another machine also without TLS"
-    )
+    add_reaching(group, prefix="from")
     parser.set_defaults(parser=parser)
 
 
@@ -173,11 +165,8 @@ def _live(arguments: argparse.Namespace) -> list[LiveSource]:
                 CollectorSource,  # here: grpc takes long to import
             )
 
-            reached = argparse.Namespace(
-                tls_ca=arguments.from_ca, tls_cert=arguments.from_cert, tls_key=arguments.from_key,
-                insecure=arguments.from_insecure,
-            )  # fmt: skip
-            found.append(CollectorSource(reaching(arguments.collector, reached), arguments.of_run))
+            reached = reaching(arguments.collector, arguments, prefix="from")
+            found.append(CollectorSource(reached, arguments.of_run))
     except BaseException:
         for source in found:
             source.close()
