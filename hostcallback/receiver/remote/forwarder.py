@@ -74,7 +74,7 @@ class Forwarder(Recorder):
         except BaseException:
             self._transport.close()
             raise
-        super().__init__(self._spool)
+        super().__init__(self._spool.log)
         self._spool.on_closed = self._end
         self._control = None
         if options.control:

@@ -71,8 +71,8 @@ BUSY_SEC = 1.0
 """The same while the last slice is not acknowledged: a busy collector gets fewer and larger slices."""
 
 
-class FlushPolicy:
-    """The flush policy of one stream. Its owner's lock protects it."""
+class SendPolicy:
+    """Decides when the data of one stream is sent. Its owner's lock protects it."""
 
     def __init__(self, send_bytes: int = SEND_BYTES) -> None:
         """No data was sent yet. `send_bytes` is the amount that is sent at once; at most `SEND_BYTES`."""

@@ -19,7 +19,7 @@ from hostcallback.receiver.taplog.format.block import FrameBlock
 from hostcallback.receiver.taplog.format.errors import ThinnedTap
 from hostcallback.receiver.taplog.writing.frame_copier import Room, collect
 from hostcallback.receiver.taplog.writing.log_writer import LogWriter, Messages
-from hostcallback.receiver.taplog.writing.options import SEGMENT_BYTES, SEGMENT_SEC, LogCounters, LogOptions
+from hostcallback.receiver.taplog.writing.segments import SEGMENT_BYTES, SEGMENT_SEC, LogCounters, LogOptions
 from hostcallback.receiver.wire import Flags, WireError, decode_metadata, encode_frame
 from hostcallback.receiver.wire.tap_descriptor import UNDESCRIBED, TapDescriptor
 from hostcallback.receiver.wire.truncation import encode_truncated, row
