@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hostcallback.receiver.log import logger
+from hostcallback.receiver.remote.brokers import load
 from hostcallback.receiver.remote.options import Forward
 from hostcallback.receiver.remote.sending.orphan_sender import OrphanSender
 from hostcallback.receiver.remote.sending.sender import Sender
-from hostcallback.receiver.remote.sending.transport import Transport, make_transport, start_control
+from hostcallback.receiver.remote.sending.transport import Transport
 from hostcallback.receiver.remote.spool.orphan_spool import find_orphans, left_by_other_runs
 from hostcallback.receiver.remote.spool.spool import Spool
 from hostcallback.receiver.taplog.writing.recorder import Recorder
@@ -68,7 +69,7 @@ class Forwarder(Recorder):
         self.options = options
         self._drain_sec = options.drain_sec
         self._says_unsent = True
-        self._transport = transport or make_transport(options)
+        self._transport: Transport = transport or load(options.broker.transport)(options)
         try:
             self._spool = Spool(options, process_index=process_index, local_devices=local_devices, job=job)
         except BaseException:
@@ -77,8 +78,8 @@ class Forwarder(Recorder):
         super().__init__(self._spool.log)
         self._spool.on_closed = self._end
         self._control = None
-        if options.control:
-            self._control = start_control(options, self._transport, self._spool.key)
+        if options.control and options.broker.control:
+            self._control = load(options.broker.control)(self._transport, self._spool.key)
         # After the control, and the orphans last: each needs the transport, and this process's own messages
         # go first.
         self._sender = Sender(self._spool, self._transport, window_bytes=options.window_bytes)

@@ -20,7 +20,7 @@ from hostcallback.receiver.cli.output.messages import make_safe
 from hostcallback.receiver.files import PRIVATE, Permissions
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.messages import Sink
-from hostcallback.receiver.remote.brokers import BROKERS, Broker
+from hostcallback.receiver.remote.brokers import BROKERS, Broker, load
 from hostcallback.receiver.sinks.scalars import scalars_into
 from hostcallback.receiver.text import printable, printable_report
 
@@ -280,7 +280,7 @@ def _url(arguments: argparse.Namespace, broker: Broker) -> str | None:
 
 
 def _services(arguments: argparse.Namespace, store: Store, delivery: Delivery) -> list[CollectingService]:
-    from hostcallback.receiver.remote.collector.services import CollectFrom, make_service
+    from hostcallback.receiver.remote.collector.services import CollectFrom
 
     found = []
     for broker in BROKERS:
@@ -292,7 +292,7 @@ def _services(arguments: argparse.Namespace, store: Store, delivery: Delivery) -
             url=url, run=run, token=environment.TOKEN.read(), tls_ca=tls_ca, insecure=arguments.insecure
         )
         try:
-            found.append(make_service(broker, source, store, delivery.grown))
+            found.append(load(broker.service)(source, store, delivery.grown))
         except ValueError as error:
             raise CommandError(f"--{broker.name}: {error}") from error
     return found

@@ -20,6 +20,7 @@ from hostcallback.receiver.remote.collector.access import Code, Refused
 from hostcallback.receiver.remote.control.protocol import (
     COMMANDS,
     MAX_ANSWER,
+    NO_CONTROL,
     Controlled,
     decode_answer,
     decode_request,
@@ -28,8 +29,9 @@ from hostcallback.receiver.remote.control.protocol import (
     encode_request,
 )
 from hostcallback.receiver.remote.credentials import BadStreamError, StreamRefusedError, TransportError
-from hostcallback.receiver.remote.sending.grpc_transport import GrpcTransport, no_control, translated
-from hostcallback.receiver.remote.sending.transport import BackOff, Transport
+from hostcallback.receiver.remote.protocol import CONTROL
+from hostcallback.receiver.remote.sending.grpc_transport import GrpcTransport
+from hostcallback.receiver.remote.sending.transport import BackOff
 from hostcallback.receiver.remote.streams import StreamKey
 from hostcallback.receiver.runtime.runtime import runtime
 
@@ -98,7 +100,7 @@ class ControlThread:
         answers: queue.Queue[bytes | None] = queue.Queue(MAX_ANSWERS)
         answers.put(encode_process(self._key, process()))
         sessions: dict[int, Client] = {}
-        self._call = self._transport.serve(iter(answers.get, None))
+        self._call = self._transport.call(CONTROL, iter(answers.get, None))
         try:
             if self._stopped.is_set():  # `stop` may have run before there was a call to cancel
                 return
@@ -113,10 +115,7 @@ class ControlThread:
                     sessions.pop(session).closed()
                 self._stopped.wait(PAUSE_SEC)
         except grpc.RpcError as error:
-            found: Any = error
-            if found.code() is grpc.StatusCode.UNIMPLEMENTED:
-                raise StreamRefusedError(no_control(self._transport.address)) from None
-            raise translated(error, self._transport.address, tls=self._transport.tls) from None
+            raise self._transport.translated(error, unimplemented=NO_CONTROL) from None
         except BadStreamError as error:
             raise TransportError(
                 f"the collector at {self._transport.address} sent an invalid request: {error}"
@@ -147,11 +146,6 @@ class ControlThread:
             )
             return pack({"error": text, "kind": "ControlError"})
         return found
-
-
-def start_control(transport: Transport, key: StreamKey) -> ControlThread | None:
-    """See `hostcallback.receiver.remote.sending.transport.start_control`."""
-    return ControlThread(transport, key) if isinstance(transport, GrpcTransport) else None
 
 
 MAX_UNANSWERED = 256

@@ -111,7 +111,7 @@ class ControlService:
             protocol.SERVICE,
             {
                 protocol.CONTROL: grpc.stream_stream_rpc_method_handler(self._control),
-                control_protocol.ASK: grpc.stream_stream_rpc_method_handler(self._ask),
+                protocol.ASK: grpc.stream_stream_rpc_method_handler(self._ask),
             },
         )
 

@@ -187,7 +187,7 @@ class NatsStream:
 
 
 def make_transport(options: Forward) -> Transport:
-    """See `hostcallback.receiver.remote.sending.transport.make_transport`."""
+    """See `transport` of `hostcallback.receiver.remote.brokers.Broker`."""
     server = NatsServer(
         url=options.address, token=options.token, tls_ca=options.tls_ca, tls_cert=options.tls_cert,
         tls_key=options.tls_key, insecure=options.insecure,
@@ -196,7 +196,7 @@ def make_transport(options: Forward) -> Transport:
 
 
 def make_service(source: CollectFrom, store: Store, on_grown: Grown) -> CollectingService:
-    """See `make_service` of `receiver/remote/collector/services.py`. Collectors of the same run share the messages."""
+    """See `service` of `hostcallback.receiver.remote.brokers.Broker`. Collectors of the same run share the messages."""
     server = NatsServer(url=source.url, token=source.token, tls_ca=source.tls_ca, insecure=source.insecure)
     durable = f"hcb-collect-{token(source.run)}" if source.run else "hcb-collect"
     return NatsCollector(store, server, durable=durable, run=source.run, on_grown=on_grown)
