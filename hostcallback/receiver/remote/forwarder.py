@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.remote.brokers import load
 from hostcallback.receiver.remote.options import Forward
-from hostcallback.receiver.remote.sending.orphan_sender import OrphanSender
-from hostcallback.receiver.remote.sending.sender import Sender
+from hostcallback.receiver.remote.sending.sender import OrphanSender, Sender
 from hostcallback.receiver.remote.sending.transport import Transport
 from hostcallback.receiver.remote.spool.orphan_spool import find_orphans, left_by_other_runs
 from hostcallback.receiver.remote.spool.spool import Spool
@@ -137,8 +136,7 @@ class Forwarder(Recorder):
         if self._control is not None:
             self._control.stop()
         self._transport.close()
-        # After the senders have ended, since they read with the same descriptor.
-        self._spool.stop_reading()
+        # After the senders have ended, since they read in this folder.
         own = self._spool.folder
         if sent and self._spool.is_sent():
             own.remove()

@@ -119,13 +119,9 @@ class Store:
                 found[key] = StreamOffset(number, path.stat().st_size)
         return found
 
-    def segments(self, key: StreamKey) -> list[tuple[int, Path]]:
-        """Stored segments of a stream, by number."""
-        return sorted((number, path) for found, number, path in self._segments(key.run) if found == key)
-
-    def _segments(self, only: str = "") -> Iterator[tuple[StreamKey, int, Path]]:
+    def _segments(self) -> Iterator[tuple[StreamKey, int, Path]]:
         for folder in sorted(self.directory.iterdir()):
-            if not is_run(folder.name) or (only and folder.name != only) or not folder.is_dir():
+            if not is_run(folder.name) or not folder.is_dir():
                 continue
             for path in sorted(folder.iterdir()):
                 found = _SEGMENT.fullmatch(path.name)

@@ -63,9 +63,8 @@ class StoredStream:
         self._permissions = permissions
         self._fd = -1
         self._check: SegmentValidator | None = None
-        self._lock = (
-            threading.Lock()
-        )  # protects the files: a reconnected client may meet its old connection's write
+        # Protects the files: a reconnected client may meet its old connection's write.
+        self._lock = threading.Lock()
         if not self._resume(known):
             self._find()
 

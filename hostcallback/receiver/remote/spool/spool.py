@@ -13,7 +13,6 @@ import numpy as np
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.remote.credentials import SpoolError
 from hostcallback.receiver.remote.options import Forward, WhenFull
-from hostcallback.receiver.remote.spool.chunks import SendPolicy, SliceFiles
 from hostcallback.receiver.remote.spool.directory import StreamFolder, making
 from hostcallback.receiver.remote.streams import PIECE_BYTES, SegmentSlice, StreamKey, StreamOffset
 from hostcallback.receiver.taplog.format.block import FrameBlock
@@ -44,6 +43,57 @@ class _Kept:
     is_finished: bool = False
     devices: dict[str, tuple[int, int, int, int]] = field(default_factory=dict)
     lost: list[Lost] = field(default_factory=list)  # the notes of lost messages that it contains
+
+
+SEND_BYTES = 256 << 10
+SEND_SEC = 0.1
+"""Seconds between slices of less than `SEND_BYTES`: each slice wakes several threads on both sides."""
+
+BUSY_SEC = 1.0
+"""The same while the last slice is not acknowledged: a busy collector gets fewer and larger slices."""
+
+
+class SendPolicy:
+    """Decides when the data of one stream is sent. Its owner's lock protects it."""
+
+    def __init__(self, send_bytes: int = SEND_BYTES) -> None:
+        """No data was sent yet. `send_bytes` is the amount that is sent at once; at most `SEND_BYTES`."""
+        self._send_bytes = min(send_bytes, SEND_BYTES)
+        self._sent_at = -BUSY_SEC
+        self._hurries = False
+        self._written = 0
+        self._is_idle = True
+
+    def hurry(self) -> None:
+        """Sends all data written so far without waiting for more."""
+        self._hurries = True
+
+    def wrote(self, nbytes: int) -> bool:
+        """Notes that bytes were written; returns whether the sender should look at them now."""
+        self._written += nbytes
+        return self._is_idle or self._hurries or self._written >= self._send_bytes
+
+    def wait_sec(self, nbytes: int, *, acked: bool) -> float:
+        """Returns the seconds for which `nbytes` wait before they are sent, unless more are written.
+
+        Args:
+            nbytes: unsent bytes.
+            acked: whether all sent data is acknowledged.
+        """
+        self._is_idle = False
+        if self._hurries or nbytes >= self._send_bytes:
+            return 0.0
+        return max(0.0, self._sent_at + (SEND_SEC if acked else BUSY_SEC) - time.monotonic())
+
+    def sends(self, *, everything: bool) -> None:
+        """Notes that a slice is sent now. `everything`: it contains all unsent data."""
+        self._sent_at = time.monotonic()
+        self._written = 0
+        self._hurries = self._hurries and not everything
+
+    def has_nothing(self) -> None:
+        """Notes that all written data is sent, so that the sender looks at the next write."""
+        self._is_idle = True
 
 
 class Spool(Segments):
@@ -93,7 +143,6 @@ class Spool(Segments):
         self._sampled = 0
         segment_bytes = max(1 << 14, min(SEGMENT_BYTES, options.spool_bytes // PARTS))
         flush_bytes = min(FLUSH_BYTES, segment_bytes)
-        self._files = SliceFiles(self.folder)
         self._policy = SendPolicy(segment_bytes)
         log_options = LogOptions(
             segment_bytes=segment_bytes, fsync=options.fsync, flush_bytes=flush_bytes, flush_sec=FLUSH_SEC
@@ -118,7 +167,7 @@ class Spool(Segments):
     # Reading.
 
     def read(self, position: StreamOffset, timeout_sec: float) -> SegmentSlice | None:
-        """See `chunk_source.SliceSource`."""
+        """See `SliceSource`."""
         # The policy holds back only the end of the stream: earlier segments do not grow, so waiting would gain nothing.
         deadline = time.monotonic() + timeout_sec
         with self._lock:
@@ -142,7 +191,7 @@ class Spool(Segments):
             self._reading = position.segment
             self._policy.sends(everything=is_last and nbytes <= PIECE_BYTES)
         # Read without the lock, which devices need to write: written bytes of a segment do not change.
-        return self._files.read(position, nbytes)
+        return self.folder.read(position, nbytes)
 
     def _next(self, position: StreamOffset) -> tuple[StreamOffset, int] | None:
         kept = self._kept.get(position.segment)
@@ -156,7 +205,7 @@ class Spool(Segments):
         return None
 
     def acked(self, position: StreamOffset) -> None:
-        """See `chunk_source.SliceSource`. Deletes the segments that the collector has stored."""
+        """See `SliceSource`. Deletes the segments that the collector has stored."""
         with self._lock:
             self._acked = max(self._acked, position)
             for number, kept in list(self._kept.items()):
@@ -169,13 +218,9 @@ class Spool(Segments):
             self._changed.notify_all()
 
     def is_sent(self) -> bool:
-        """See `chunk_source.SliceSource`."""
+        """See `SliceSource`."""
         with self._lock:
             return not self._waiting()
-
-    def stop_reading(self) -> None:
-        """Closes the segment that is open for reading."""
-        self._files.close()
 
     def _forget(self, number: int) -> None:
         del self._kept[number]

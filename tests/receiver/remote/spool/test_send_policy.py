@@ -9,9 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from collecting import CollectorProcess, Emitter, forwarder, only, stored, wait_for
-from hostcallback.receiver.remote.spool import chunks as pace
-from hostcallback.receiver.remote.spool.chunks import SEND_BYTES, SendPolicy
-from hostcallback.receiver.remote.spool.spool import Spool
+from hostcallback.receiver.remote.spool import spool as pace
+from hostcallback.receiver.remote.spool.spool import SEND_BYTES, SendPolicy, Spool
 from hostcallback.receiver.remote.streams import SegmentSlice, StreamOffset
 
 
