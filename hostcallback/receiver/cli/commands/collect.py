@@ -210,8 +210,7 @@ def _address(arguments: argparse.Namespace) -> tuple[str, str, str]:
 def _prepare_listening(arguments: argparse.Namespace) -> Callable[[Store, Delivery], CollectingService]:
     """Checks who may connect, and returns the function that makes the server of `--listen`."""
     from hostcallback.receiver.remote.collector.access import Access, Limits, server_credentials
-    from hostcallback.receiver.remote.collector.service import Collector
-    from hostcallback.receiver.remote.collector_server import CollectorServer
+    from hostcallback.receiver.remote.collector.service import Collector, CollectorServer
     from hostcallback.receiver.remote.control.relay import ControlService
 
     _check_exposure(arguments)
@@ -228,9 +227,8 @@ def _prepare_listening(arguments: argparse.Namespace) -> Callable[[Store, Delive
         control = ControlService(store.directory, access=access, limits=limits)
         if not arguments.no_control and control.remembered():
             print(f"hcb: {printable(control.remembered())}", file=sys.stderr, flush=True)
-        return CollectorServer(
-            collector, arguments.listen, credentials, control=None if arguments.no_control else control
-        )
+        handlers = () if arguments.no_control else (control.handlers(),)
+        return CollectorServer(collector, arguments.listen, credentials, handlers=handlers)
 
     return listen
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import grpc
 
-from hostcallback.receiver.control.commands import MAX_SHOWN
+from hostcallback.receiver.control.commands import shortened
 from hostcallback.receiver.control.protocol import MAX_REQUEST, ControlError, pack, unpack
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.remote import protocol
@@ -36,7 +36,7 @@ from hostcallback.receiver.remote.control.protocol import (
     encode_request,
     encode_told,
 )
-from hostcallback.receiver.remote.control.rule_store import StatementsFile, covers, overlap
+from hostcallback.receiver.remote.control.rule_store import NAME, RuleStore, covers, overlap
 from hostcallback.receiver.remote.credentials import BadStreamError
 from hostcallback.receiver.remote.streams import StreamKey
 from hostcallback.receiver.runtime.rules.rules import checked, checked_glob, settings_text
@@ -174,8 +174,8 @@ class ControlService:
             access: which clients may control, and which processes may be controlled.
             limits: on processes and clients.
         """
-        self._file = StatementsFile(directory)
-        self._kept = self._file.read()
+        self._path = directory / NAME
+        self._kept = RuleStore.read(self._path)
         # Held while rules change, so that the file is written in the same order.
         self._saying = asyncio.Lock()
         self._links: dict[StreamKey, ProcessSession] = {}
@@ -187,17 +187,17 @@ class ControlService:
 
     def remembered(self) -> str:
         """Returns a line about the remembered rules, which processes get when they connect; empty without rules."""
-        if not self._kept.statements:
+        kept = self._kept.statements
+        if not kept:
             return ""
         texts = [
             f"{s.pattern!r} {settings_text({s.field: s.value})}"
             + ("" if s.run == "*" else f" in runs {s.run!r}")
-            for s in self._kept.statements[:MAX_SHOWN]
+            for s in kept
         ]
-        more = len(self._kept.statements) - len(texts)
         return (
-            f"{len(self._kept.statements)} remembered rule(s) apply to processes that connect: {', '.join(texts)}"
-            f"{f' and {more} more' if more > 0 else ''}; hcb ctl --via HOST:PORT '*' --reset removes them"
+            f"{len(kept)} remembered rule(s) apply to processes that connect: {shortened(texts)}; "
+            "hcb ctl --via HOST:PORT '*' --reset removes them"
         )
 
     def handlers(self) -> Any:
@@ -357,7 +357,7 @@ class ControlService:
                 kept = kept.without(run, pattern) if reset else kept
                 kept = kept.with_setting(run, pattern, settings)
             try:
-                await asyncio.to_thread(self._file.write, kept)
+                await asyncio.to_thread(kept.write, self._path)
             except OSError as error:
                 raise ControlError(f"the collector cannot store the rules: {error.strerror}") from error
             self._kept = kept

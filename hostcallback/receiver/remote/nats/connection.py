@@ -20,7 +20,7 @@ from hostcallback.receiver.log import logger
 from hostcallback.receiver.remote.credentials import (
     StreamRefusedError,
     TransportError,
-    check_tls_files,
+    read_tls_files,
     refuse_clear,
 )
 from hostcallback.receiver.text import foreign, representation, without_password
@@ -149,7 +149,7 @@ class NatsConnection:
             HostCallbackError: the package nats-py is missing, or a file is not a certificate or a key.
             OSError: a file cannot be read.
         """
-        check_tls_files(server.tls_ca, server.tls_cert, server.tls_key)
+        read_tls_files(server.tls_ca, server.tls_cert, server.tls_key)
         try:
             import nats
             import nats.errors

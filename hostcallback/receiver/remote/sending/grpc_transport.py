@@ -6,7 +6,6 @@ import queue
 import socket
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -16,7 +15,7 @@ from hostcallback.receiver.remote.credentials import (
     BadStreamError,
     StreamRefusedError,
     TransportError,
-    check_tls_files,
+    read_tls_files,
 )
 from hostcallback.receiver.remote.options import Forward
 from hostcallback.receiver.remote.sending.transport import OnAck
@@ -121,11 +120,7 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
 def _make_channel(options: Forward) -> Any:
     if options.tls_ca is None:
         return grpc.insecure_channel(options.address, options=CHANNEL_OPTIONS)
-    check_tls_files(options.tls_ca, options.tls_cert, options.tls_key)
-    root, key, chain = (
-        None if path is None else Path(path).read_bytes()
-        for path in (options.tls_ca, options.tls_key, options.tls_cert)
-    )
+    root, chain, key = read_tls_files(options.tls_ca, options.tls_cert, options.tls_key)
     credentials = grpc.ssl_channel_credentials(root, key, chain)
     return grpc.secure_channel(options.address, credentials, options=CHANNEL_OPTIONS)
 

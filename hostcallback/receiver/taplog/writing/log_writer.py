@@ -74,7 +74,7 @@ class LogWriter:
         self._flush_at: float | None = None
         self._retry_at = 0.0
         self._begun = 0.0
-        self._timer: _Timer | None = None
+        self._timer: threading.Thread | None = None
         self._segments.begin(self._lock, self._losses)
 
     @property
@@ -241,7 +241,9 @@ class LogWriter:
         self._flush_at = time.monotonic() + self.options.flush_sec
         if self._timer is None:
             _open_writers.add(self)
-            self._timer = _Timer(self)
+            self._timer = threading.Thread(
+                target=self._write_when_due, name="hostcallback-recorder", daemon=True
+            )
             self._timer.start()
         else:
             self._due.notify_all()
@@ -298,18 +300,16 @@ class LogWriter:
         self._losses.counters.nbytes += segment.nbytes
         self._segments.finished(segment)
 
-    def wait_and_flush(self, timer: threading.Thread) -> bool:
-        """One round of the timer's thread; False if the thread must end."""
+    def _write_when_due(self) -> None:
+        # The timer's thread: writes messages after `flush_sec` if no later message triggers a write.
+        timer = threading.current_thread()
         with self._lock:
-            # The log was closed, or opened again with another timer.
-            if self._timer is not timer:
-                return False
-            left = None if self._flush_at is None else self._flush_at - time.monotonic()
-            if left is None or left > 0:
-                self._due.wait(left)
-            else:
-                self._flush()
-            return True
+            while self._timer is timer:  # else the log was closed, or opened again with another timer
+                left = None if self._flush_at is None else self._flush_at - time.monotonic()
+                if left is None or left > 0:
+                    self._due.wait(left)
+                else:
+                    self._flush()
 
 
 class _NotTried(OSError):
@@ -319,18 +319,6 @@ class _NotTried(OSError):
 
 def _reason(error: BaseException) -> str:
     return str((error.strerror if isinstance(error, OSError) else None) or error or type(error).__name__)
-
-
-class _Timer(threading.Thread):
-    # Writes messages after `flush_sec` if no later message triggers a write.
-
-    def __init__(self, writer: LogWriter) -> None:
-        super().__init__(name="hostcallback-recorder", daemon=True)
-        self._writer = writer
-
-    def run(self) -> None:
-        while self._writer.wait_and_flush(self):
-            pass
 
 
 _open_writers: weakref.WeakSet[LogWriter] = weakref.WeakSet()

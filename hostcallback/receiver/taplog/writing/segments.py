@@ -27,21 +27,11 @@ SEGMENT_SEC = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class LogOptions:
-    """Options of a log.
+    """The options of `record`, which documents them, with those of a log's buffers.
 
     Attributes:
-        segment_bytes: length at which a segment is completed and a new one started.
-        segment_sec: age in seconds at which a segment is completed and a new one started.
-        keep_bytes: limit of this process's segments together, beyond which the oldest are deleted, but for the last
-            complete one; None to keep all.
-        compress: whether messages are compressed.
-        fsync: whether each write is synced to the disk, so that it survives a crash of the machine.
-        process_index: of this process in a program of several.
         flush_bytes: unwritten bytes of a device at which its messages are written.
         flush_sec: seconds after which unwritten messages are written.
-        job: identifies the run of a program of several processes, equal in all of them; empty for a program of one.
-        mode: permissions of the files.
-        run: name of the run, by which readers tell runs in one folder apart; empty for none.
     """
 
     segment_bytes: int = SEGMENT_BYTES
