@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import Any
 
 from hostcallback.receiver.cli import CommandError
+from hostcallback.receiver.remote.brokers import DIRECT
 from hostcallback.receiver.remote.options import Forward
 from hostcallback.receiver.taplog.reading.reader import LogReader
 from hostcallback.receiver.taplog.reading.selection import LoggedRun, Selection
@@ -42,7 +43,7 @@ def reaching(address: str, arguments: argparse.Namespace) -> Forward:
         )  # fmt: skip
     except ValueError as error:
         raise CommandError(str(error)) from error
-    if found.scheme:
+    if found.broker is not DIRECT:
         raise CommandError(
             f"{found.shown_address} is a {found.broker.title}, and this needs a collector to which processes "
             "forward directly: give the HOST:PORT of hcb collect --listen"

@@ -65,16 +65,10 @@ BROKERS = [
 """Those that are known. Adding one before addresses are used makes it known, too."""
 
 
-def scheme_of(address: str) -> str:
-    """The scheme of an address if a broker has it, else the empty text."""
-    scheme, separator, _ = address.partition("://")
-    return scheme if separator and any(scheme in broker.schemes for broker in BROKERS) else ""
-
-
 def broker_of(address: str) -> Broker:
-    """The broker of an address; `DIRECT` if none has its scheme."""
-    scheme = scheme_of(address)
-    return next((broker for broker in BROKERS if scheme in broker.schemes), DIRECT)
+    """The broker of an address, by its scheme; `DIRECT` if none has it."""
+    scheme, separator, _ = address.partition("://")
+    return next((broker for broker in BROKERS if separator and scheme in broker.schemes), DIRECT)
 
 
 def expected(brokers: Sequence[Broker] = BROKERS) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.remote.brokers import load
@@ -14,25 +13,6 @@ from hostcallback.receiver.remote.sending.transport import Transport
 from hostcallback.receiver.remote.spool.orphan_spool import find_orphans, left_by_other_runs
 from hostcallback.receiver.remote.spool.spool import Spool
 from hostcallback.receiver.taplog.writing.recorder import Recorder
-
-
-@dataclass(frozen=True, slots=True)
-class ForwardingReport:
-    """Result of forwarding.
-
-    Attributes:
-        lost_messages: messages that were not written to the spool.
-        failure: reason why not.
-        unsent_bytes: spooled bytes that the collector does not have.
-        why: reason why not.
-        folder: folder of the spool.
-    """
-
-    lost_messages: int
-    failure: str
-    unsent_bytes: int
-    why: str
-    folder: str
 
 
 class Forwarder(Recorder):
@@ -106,13 +86,22 @@ class Forwarder(Recorder):
         """The reason for which the collector refuses the stream; empty if it does not."""
         return self._sender.refused
 
-    def outcome(self) -> ForwardingReport:
-        """Reports the messages that were lost or not forwarded so far."""
-        counters, own = self.counters, self._spool.folder
-        why = self.refused or f"the collector at {self.options.shown_address} did not take them in time"
-        return ForwardingReport(
-            counters.lost_messages, counters.failure, self.unsent_bytes, why, str(own.path)
-        )
+    def missing(self) -> list[str]:
+        """Says which messages the collector does not have, and why; nothing if it has all."""
+        found = []
+        counters, unsent_bytes = self.counters, self.unsent_bytes
+        if counters.lost_messages:
+            found.append(
+                f"{counters.lost_messages} message(s) were not forwarded: {counters.failure}. The collector is told "
+                "which"
+            )
+        if unsent_bytes:
+            why = self.refused or f"the collector at {self.options.shown_address} did not take them in time"
+            found.append(
+                f"{unsent_bytes} bytes of messages were not forwarded yet: {why}. They stay in "
+                f"{self._spool.folder.path}; the next process of the run {self.run!r} sends them"
+            )
+        return found
 
     def drain(self, timeout_sec: float) -> bool:
         """Writes queued messages and waits until the collector has stored all; False if `timeout_sec` passes first."""
