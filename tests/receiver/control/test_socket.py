@@ -470,14 +470,14 @@ def test_an_error_of_a_command_is_its_answer(folder: Path) -> None:
         return arguments["x"] * 2
 
     endpoints.start()
-    endpoints._handlers["double"] = double
+    endpoints.handlers["double"] = double
     try:
         with ControlClient(os.getpid()) as client:
             assert client.ask("double", x=21) == 42
             with pytest.raises(ControlError, match="'x'"):
                 client.ask("double")
     finally:
-        del endpoints._handlers["double"]
+        del endpoints.handlers["double"]
 
 
 def test_every_opened_file_is_closed(folder: Path) -> None:

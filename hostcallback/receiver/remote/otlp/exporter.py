@@ -83,7 +83,9 @@ class OtlpExporter(Closing):
             return  # messages of calls and breakpoints belong to no tap
         tap = self._taps.get(message.consumer)
         if tap is None or not tap.takes(message):
-            tap = self._new_tap(message)
+            if len(self._taps) >= MAX_TAPS:
+                self._taps.clear()
+            tap = self._taps[message.consumer] = MessageMapper(message.consumer, len(message.arrays))
         shortened = tap.shortened(message)
         if shortened is None:
             with self._changed:
@@ -146,12 +148,6 @@ class OtlpExporter(Closing):
         self._changed = threading.Condition()
         self._queue.clear()
         self._closing = True
-
-    def _new_tap(self, message: Message) -> MessageMapper:
-        if len(self._taps) >= MAX_TAPS:
-            self._taps.clear()
-        tap = self._taps[message.consumer] = MessageMapper(message.consumer, len(message.arrays))
-        return tap
 
     def _lose(self, reason: str, count: int) -> None:
         self._counters.lost[reason] += count
