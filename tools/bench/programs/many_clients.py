@@ -87,7 +87,9 @@ def main() -> None:
         if arguments.bare:
             clients.append(BareClient(arguments.address, block_of(4, MESSAGES).data.size))
         else:
-            clients.append(Client(hcb.Forward(arguments.address, spool=arguments.spool), number))
+            clients.append(
+                Client(hcb.Forward(arguments.address, spool=arguments.spool, control=False), number)
+            )
     for client in clients:
         client.send()
         client.drain()

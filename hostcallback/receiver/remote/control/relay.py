@@ -229,7 +229,8 @@ class ControlService:
     async def _serve(self, link: ProcessSession, requests: AsyncIterator[bytes], context: Any) -> None:
         # No await until the tasks start: rules that change meanwhile are either in the first request or in a later one.
         key = link.process.key
-        older, self._links[key] = self._links.get(key), link
+        older = self._links.pop(key, None)
+        self._links[key] = link  # the last one, also if it replaces another
         if older is not None:
             older.end(Code.ABORTED, f"a newer connection of {link.process}")
         link.request(NOBODY, self._rules(link))

@@ -12,9 +12,8 @@ from hostcallback.receiver.remote.streams import SegmentSlice, StreamKey, Stream
 
 def find_orphans(spool: Path, run: str) -> list[StreamFolder]:
     """Locks and returns the stream folders that dead processes of a run left, the oldest first."""
-    found = _taken(spool, lambda key: key.run == run)
     # The oldest first: their messages were emitted before those of later processes.
-    return sorted(found, key=lambda folder: folder.path.stat().st_mtime_ns)
+    return sorted(_taken(spool, lambda key: key.run == run), key=_begun)
 
 
 def left_by_other_runs(spool: Path, run: str) -> dict[str, int]:
@@ -39,6 +38,12 @@ def _taken(spool: Path, is_wanted: Callable[[StreamKey], bool]) -> Iterator[Stre
                 folder = StreamFolder.take(path)
                 if folder is not None:
                     yield folder
+
+
+def _begun(folder: StreamFolder) -> int:
+    with contextlib.suppress(OSError):
+        return folder.path.stat().st_mtime_ns
+    return 0
 
 
 class OrphanSpool:
