@@ -97,15 +97,4 @@ def end_forwarding(forwarder: Forwarder, *, drain_sec: float | None = None) -> l
     # Unregistered only after it is closed: a SIGTERM during the wait must still reach it.
     forwarder.close()
     watch_termination.remove(forwarder)
-    outcome = forwarder.outcome()
-    found = []
-    if outcome.lost_messages:
-        found.append(
-            f"{outcome.lost_messages} message(s) were not forwarded: {outcome.failure}. The collector is told which"
-        )
-    if outcome.unsent_bytes:
-        found.append(
-            f"{outcome.unsent_bytes} bytes of messages were not forwarded yet: {outcome.why}. They stay in "
-            f"{outcome.folder}; the next process of the run {forwarder.run!r} sends them"
-        )
-    return found
+    return forwarder.missing()

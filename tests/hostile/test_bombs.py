@@ -58,7 +58,7 @@ def chunk(kind: Kind, data: bytes, raw_bytes: int, **fields: int) -> Callable[[P
     """A log with one compressed chunk, whatever it holds, with correct checksums."""
 
     def write(path: Path) -> None:
-        start = layout.encode_file_header({**segment_info(1, 0, None), **INFO})
+        start = layout.encode_file_header({**segment_info(1), **INFO})
         table = page_checksums(data).tobytes()
         header = ChunkHeader(kind, Codec.ZSTD, 0, len(start), len(data), raw_bytes, **fields)
         parts = [start, layout.encode_chunk_header(header), table, layout.padding(len(table)), data]

@@ -18,7 +18,7 @@ from hostcallback.receiver.taplog.format.errors import NotATapLogError
 from hostcallback.receiver.taplog.reading.segment_reader import SegmentReader
 from hostcallback.receiver.taplog.writing.segment_writer import segment_info
 
-INFO = segment_info(1, 0, None)
+INFO = segment_info(1)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from hostcallback.receiver.cli import CommandError
 from hostcallback.receiver.cli.output.messages import report_damage, show_progress
 from hostcallback.receiver.cli.output.tables import report_unmatched
+from hostcallback.receiver.remote.brokers import DIRECT
 from hostcallback.receiver.remote.options import Forward
 from hostcallback.receiver.taplog.format.errors import Damage
 from hostcallback.receiver.taplog.reading.reader import LogReader
@@ -54,7 +55,7 @@ def reaching(address: str, arguments: argparse.Namespace, *, prefix: str = "") -
         )  # fmt: skip
     except ValueError as error:
         raise CommandError(str(error)) from error
-    if found.scheme:
+    if found.broker is not DIRECT:
         raise CommandError(
             f"{found.shown_address} is a {found.broker.title}, and this needs a collector to which processes "
             "forward directly: give the HOST:PORT of hcb collect --listen"

@@ -35,11 +35,6 @@ class ControlClient(Closing):
         """Closes the connection."""
         self._socket.close()
 
-    @property
-    def socket(self) -> socket.socket:
-        """The connected socket, for data that the protocol does not carry, such as file descriptors."""
-        return self._socket
-
     def ask(self, command: str, **arguments: Any) -> Any:
         """Sends a command and returns the process's answer.
 
@@ -77,7 +72,9 @@ def _connect(pid: int, timeout_sec: float) -> socket.socket:
     path = sockets().get(pid)
     if path is None:
         raise ControlSocketError(_why_not(pid))
-    refuse_others_than(path)
+    if os.geteuid() != 0:  # root may talk to all processes
+        refuse_others(path.parent)
+        refuse_others(path)
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.settimeout(timeout_sec)
     try:
@@ -89,8 +86,7 @@ def _connect(pid: int, timeout_sec: float) -> socket.socket:
     except OSError as error:
         connection.close()
         raise ControlSocketError(_why_not(pid)) from error
-    # Root may talk to all processes, but a process of a third user that listens in this user's folder is a
-    # trap.
+    # A process of a third user that listens in this user's folder is a trap.
     if not may_control(peer) and os.geteuid() != 0:
         connection.close()
         raise ControlSocketError(
@@ -98,13 +94,6 @@ def _connect(pid: int, timeout_sec: float) -> socket.socket:
             "socket"
         )
     return connection
-
-
-def refuse_others_than(path: Any) -> None:
-    """Raises ControlSocketError if a socket or its folder belongs to another user. The superuser may talk to all."""
-    if os.geteuid() != 0:
-        refuse_others(path.parent)
-        refuse_others(path)
 
 
 def _why_not(pid: int) -> str:

@@ -132,17 +132,15 @@ class _Accounted:
         self._runtime.count_taps(False)
 
 
+_NOTHING_COUNTED: dict[str, Any] = {"messages": 0, "bytes": 0, "failed": 0, "tap_sec": 0.0}
+
+
 def figures(runtime: Runtime) -> dict[str, Any]:
     """Current metrics of all devices and taps. Taps are counted from the first request of a connected client."""
     taps: dict[tuple[str, str], dict[str, Any]] = {}
     for consumers in _taps(runtime):
         known = _tap(runtime, consumers)
-        taps[known["name"], known["source_line"]] = known | {
-            "messages": 0,
-            "bytes": 0,
-            "failed": 0,
-            "tap_sec": 0.0,
-        }
+        taps[known["name"], known["source_line"]] = known | _NOTHING_COUNTED
     receivers = runtime.receivers()
     for receiver in receivers:
         for consumer, counted in (
@@ -153,8 +151,7 @@ def figures(runtime: Runtime) -> dict[str, Any]:
                 (consumer.name, consumer.source_line),
                 {
                     "name": consumer.name, "source_line": consumer.source_line, "check": consumer.is_check,
-                    "enabled": True, "rules": "", "suppressed": 0,
-                    "messages": 0, "bytes": 0, "failed": 0, "tap_sec": 0.0,
+                    "enabled": True, "rules": "", "suppressed": 0, **_NOTHING_COUNTED,
                 },
             )  # fmt: skip
             row["messages"] += counted.messages
@@ -226,9 +223,14 @@ def described_rules(said: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
     """Describes rules in one line, for logs."""
     if not said:
         return "no rules apply to this process's taps any more"
-    texts = [f"{pattern!r} {settings_text(settings)}" for pattern, settings in said[:MAX_SHOWN]]
-    more = f" and {len(said) - MAX_SHOWN} more" if len(said) > MAX_SHOWN else ""
-    return f"{len(said)} rule(s) apply to this process's taps: {', '.join(texts)}{more}"
+    texts = [f"{pattern!r} {settings_text(settings)}" for pattern, settings in said]
+    return f"{len(said)} rule(s) apply to this process's taps: {shortened(texts)}"
+
+
+def shortened(rules: Sequence[str]) -> str:
+    """The first `MAX_SHOWN` rules in one text, and how many more there are."""
+    more = f" and {len(rules) - MAX_SHOWN} more" if len(rules) > MAX_SHOWN else ""
+    return ", ".join(rules[:MAX_SHOWN]) + more
 
 
 def _checked(said: Any) -> list[tuple[str, dict[str, Any]]]:

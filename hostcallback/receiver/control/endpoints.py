@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import atexit
 import threading
-from collections.abc import Mapping
 from pathlib import Path
 
 from hostcallback.receiver import environment, processes
 from hostcallback.receiver.control.commands import commands
-from hostcallback.receiver.control.protocol import ControlError, Handler, RuleFileError
+from hostcallback.receiver.control.protocol import ControlError, RuleFileError
 from hostcallback.receiver.control.rule_file import POLL_SEC, RuleFile
 from hostcallback.receiver.control.server import ControlServer
 from hostcallback.receiver.log import logger
@@ -17,7 +16,11 @@ from hostcallback.receiver.runtime.runtime import Runtime, runtime
 
 
 class ControlEndpoints:
-    """The rule file and the control socket of a process. Any thread."""
+    """The rule file and the control socket of a process. Any thread.
+
+    Attributes:
+        handlers: of this process's commands, by command.
+    """
 
     def __init__(self, runtime: Runtime) -> None:
         """Nothing is opened until `start`."""
@@ -27,17 +30,12 @@ class ControlEndpoints:
         self._file: RuleFile | None = None
         self._server: ControlServer | None = None
         self._followed: Path | None = None  # the parent's file, for a forked child to follow
-        self._handlers = commands(runtime)
+        self.handlers = commands(runtime)
 
     @property
     def socket_path(self) -> Path | None:
         """Path of the control socket; None while none is open."""
         return None if self._server is None else self._server.path
-
-    @property
-    def handlers(self) -> Mapping[str, Handler]:
-        """Handlers of this process's commands, by command."""
-        return self._handlers
 
     def start(self) -> None:
         """Opens the endpoints that the environment asks for, once. Failures are logged.
@@ -63,7 +61,7 @@ class ControlEndpoints:
 
     def _open_socket(self) -> None:
         try:
-            self._server = ControlServer(self._handlers)
+            self._server = ControlServer(self.handlers)
         except (ControlError, OSError) as error:
             logger.warning("`hcb ctl` and `hcb top` cannot reach this process: %s", error)
         else:

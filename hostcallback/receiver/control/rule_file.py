@@ -99,7 +99,12 @@ def _line_of(text: str, key: str, after: int = 0) -> int:
 
 
 class RuleFile:
-    """Applies the rules of a file to a process; a thread follows the file's changes."""
+    """Applies the rules of a file to a process; a thread follows the file's changes.
+
+    Attributes:
+        path: of the file.
+        problem: the current error of the file; empty if it has none.
+    """
 
     def __init__(
         self, path: Path, switches: RuleTable, registry: Registry, poll_sec: float = POLL_SEC
@@ -111,14 +116,14 @@ class RuleFile:
         self._poll_sec = poll_sec
         self._stopped = threading.Event()
         self._state: State | None = None
-        self._problem = ""
+        self.problem = ""
         self._unmatched: list[str] = []
         self._thread = threading.Thread(target=self._run, name="hostcallback-control-file", daemon=True)
 
     def start(self) -> None:
         """Applies the file now, and starts the thread that follows it."""
         self.look()
-        if self._state is None and not self._problem:
+        if self._state is None and not self.problem:
             logger.warning("control file %s does not exist: its rules apply once it does", self.path)
         self._thread.start()
 
@@ -129,11 +134,6 @@ class RuleFile:
         if self._thread.is_alive():
             self._thread.join()
         self._switches.replace_rules(self._registry, (), FILE)
-
-    @property
-    def problem(self) -> str:
-        """The current error of the file; empty if it has none."""
-        return self._problem
 
     def _run(self) -> None:
         while not self._stopped.wait(self._poll_sec):
@@ -162,7 +162,7 @@ class RuleFile:
                 self._switches.replace_rules(self._registry, table.items(), FILE)
                 self._unmatched = list(table)
                 logger.info("control file %s: %d rule(s) applied", self.path, len(table))
-                self._problem = ""
+                self.problem = ""
             elif state is None and self._state is not None:
                 self._switches.replace_rules(self._registry, (), FILE)
                 self._unmatched = []
@@ -174,9 +174,9 @@ class RuleFile:
         self._say_unmatched()
 
     def _say(self, problem: str) -> None:
-        if problem != self._problem:
+        if problem != self.problem:
             logger.error("control file: %s", problem)
-        self._problem = problem
+        self.problem = problem
 
     def _say_unmatched(self) -> None:
         # As long as the program has traced no tap, nothing can be said about a glob that matches none.

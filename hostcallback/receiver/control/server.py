@@ -14,7 +14,6 @@ from hostcallback.receiver.control import protocol
 from hostcallback.receiver.control.protocol import Client, ControlSocketError, Handler, handle_request
 from hostcallback.receiver.control.socket_path import (
     SUFFIX,
-    Peer,
     is_own_socket,
     locked,
     make_directory,
@@ -36,19 +35,11 @@ SEND_SEC = 5.0
 """Seconds after which the server gives up a client that does not take its answer."""
 
 
-class Connection(Client):
-    """One connected client.
+class _Connection(Client):
+    # A connected client, and the beginning of its next request.
 
-    Attributes:
-        socket: connection to the client. A handler may send descriptors over it before it returns.
-        peer: user and process of the client; None where the system does not tell.
-    """
-
-    def __init__(self, connection: socket.socket, peer: Peer | None) -> None:
-        """`connection` belongs to a client that may control this process."""
+    def __init__(self) -> None:
         super().__init__()
-        self.socket = connection
-        self.peer = peer
         self.received = b""
 
 
@@ -72,7 +63,7 @@ class ControlServer:
         self._inode = _inode(self.path)
         # A pipe wakes the thread in `stop`: closing a socket does not end a `select` that waits for it.
         self._wake_reader, self._wake_writer = os.pipe()
-        self._connections: dict[socket.socket, Connection] = {}
+        self._connections: dict[socket.socket, _Connection] = {}
         self._thread = threading.Thread(target=self._run, name="hostcallback-control", daemon=True)
         self._thread.start()
 
@@ -122,9 +113,8 @@ class ControlServer:
     def _accept(self, selector: selectors.BaseSelector) -> None:
         try:
             accepted, _ = self._listener.accept()
-        except (
-            OSError
-        ) as error:  # such as too many open files: the client stays in the queue, and is tried again
+        except OSError as error:
+            # Such as too many open files: the client stays in the queue, and is tried again.
             logger.warning("the control socket cannot accept: %s", error)
             time.sleep(1.0)
             return
@@ -135,7 +125,7 @@ class ControlServer:
             accepted.close()
             return
         accepted.settimeout(SEND_SEC)
-        self._connections[accepted] = Connection(accepted, peer)
+        self._connections[accepted] = _Connection()
         selector.register(accepted, selectors.EVENT_READ)
 
     def _serve(self, client: socket.socket, selector: selectors.BaseSelector) -> None:

@@ -23,11 +23,12 @@ class Broker:
         schemes: with which its addresses begin, such as "nats" in `nats://host:port`.
         example: an address.
         summary: what `--NAME` does, for the help.
-        transport: makes the sending side, `Callable[[Forward], Transport]`.
-        service: makes the collecting side, `Callable[[CollectFrom, Store, Grown], CollectingService]`; empty if
-            collectors listen by themselves.
-        control: starts the thread that answers `hcb ctl --via`, `Callable[[Transport, StreamKey], Control | None]`;
-            empty if there is none.
+        transport: makes the sending side, `Callable[[Forward], Transport]`. It raises HostCallbackError if a package
+            is missing, or a file is not a certificate or a key.
+        service: makes the collecting side, `Callable[[CollectFrom, Store, Grown], CollectingService]`, which tells
+            `Grown` what it has stored; empty if collectors listen by themselves. It may raise ValueError for the URL.
+        control: starts the thread that answers `hcb ctl --via`, `Callable[[Transport, StreamKey], ControlThread]`;
+            empty if the broker carries no requests.
     """
 
     name: str
@@ -46,7 +47,7 @@ DIRECT = Broker(
     schemes=(),
     example="localhost:7070",
     transport="hostcallback.receiver.remote.sending.grpc_transport:GrpcTransport",
-    control="hostcallback.receiver.remote.control.agent:start_control",
+    control="hostcallback.receiver.remote.control.agent:ControlThread",
 )
 """Without a broker: processes reach the collector by gRPC at `host:port`."""
 
@@ -64,16 +65,10 @@ BROKERS = [
 """Those that are known. Adding one before addresses are used makes it known, too."""
 
 
-def scheme_of(address: str) -> str:
-    """The scheme of an address if a broker has it, else the empty text."""
-    scheme, separator, _ = address.partition("://")
-    return scheme if separator and any(scheme in broker.schemes for broker in BROKERS) else ""
-
-
 def broker_of(address: str) -> Broker:
-    """The broker of an address; `DIRECT` if none has its scheme."""
-    scheme = scheme_of(address)
-    return next((broker for broker in BROKERS if scheme in broker.schemes), DIRECT)
+    """The broker of an address, by its scheme; `DIRECT` if none has it."""
+    scheme, separator, _ = address.partition("://")
+    return next((broker for broker in BROKERS if separator and scheme in broker.schemes), DIRECT)
 
 
 def expected(brokers: Sequence[Broker] = BROKERS) -> str:

@@ -7,7 +7,6 @@ import tempfile
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import grpc
 
@@ -15,8 +14,7 @@ from hostcallback.receiver.files import Closing
 from hostcallback.receiver.remote import protocol
 from hostcallback.receiver.remote.credentials import BadStreamError, TransportError
 from hostcallback.receiver.remote.options import Forward
-from hostcallback.receiver.remote.sending.grpc_transport import explain_grpc_error, make_channel, metadata_of
-from hostcallback.receiver.text import foreign
+from hostcallback.receiver.remote.sending.grpc_transport import GrpcTransport
 
 ANSWER_SEC = 60.0
 
@@ -31,15 +29,13 @@ class RemoteLog(Closing):
     def __init__(self, options: Forward, run: str) -> None:
         """Asks the collector at `options` for a run, or for the runs that match a pattern."""
         self._address = options.address
-        self._tls = options.tls_ca is not None
         self._temporary = tempfile.TemporaryDirectory(prefix="hostcallback-tail-")
         self.folder = Path(self._temporary.name)
         self._caught_up = threading.Event()
         self._error: TransportError | None = None
-        self._channel = make_channel(options)
-        method = self._channel.unary_stream(f"/{protocol.SERVICE}/{protocol.FOLLOW}")
+        self._transport = GrpcTransport(options)
         request = protocol.encode_map(version=protocol.VERSION, run=run)
-        self._call = method(request, metadata=metadata_of(options))
+        self._call = self._transport.call(protocol.FOLLOW, iter([request]))
         self._thread = threading.Thread(target=self._receive, name="hostcallback-tail", daemon=True)
         self._thread.start()
 
@@ -73,7 +69,7 @@ class RemoteLog(Closing):
         self._call.cancel()
         # At most 5 s: a daemon thread that hangs in gRPC must not keep the command from ending.
         self._thread.join(5.0)
-        self._channel.close()
+        self._transport.close()
         self._temporary.cleanup()
 
     def _receive(self) -> None:
@@ -85,9 +81,7 @@ class RemoteLog(Closing):
                     self._caught_up.set()
             self._error = TransportError(f"the collector at {self._address} has ended")
         except grpc.RpcError as error:
-            found: Any = error
-            said = explain_grpc_error(foreign(found.details()), self._address, tls=self._tls)
-            self._error = TransportError(f"{said} ({self._address}, {found.code().name})")
+            self._error = self._transport.translated(error)
         except (BadStreamError, OSError) as error:
             self._error = TransportError(
                 f"what the collector at {self._address} sends cannot be followed: {error}"

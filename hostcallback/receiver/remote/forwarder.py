@@ -4,35 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from hostcallback.receiver.log import logger
+from hostcallback.receiver.remote.brokers import load
 from hostcallback.receiver.remote.options import Forward
-from hostcallback.receiver.remote.sending.orphan_sender import OrphanSender
-from hostcallback.receiver.remote.sending.sender import Sender
-from hostcallback.receiver.remote.sending.transport import Transport, make_transport, start_control
+from hostcallback.receiver.remote.sending.sender import OrphanSender, Sender
+from hostcallback.receiver.remote.sending.transport import Transport
 from hostcallback.receiver.remote.spool.orphan_spool import find_orphans, left_by_other_runs
 from hostcallback.receiver.remote.spool.spool import Spool
 from hostcallback.receiver.taplog.writing.recorder import Recorder
-
-
-@dataclass(frozen=True, slots=True)
-class ForwardingReport:
-    """Result of forwarding.
-
-    Attributes:
-        lost_messages: messages that were not written to the spool.
-        failure: reason why not.
-        unsent_bytes: spooled bytes that the collector does not have.
-        why: reason why not.
-        folder: folder of the spool.
-    """
-
-    lost_messages: int
-    failure: str
-    unsent_bytes: int
-    why: str
-    folder: str
 
 
 class Forwarder(Recorder):
@@ -68,17 +48,17 @@ class Forwarder(Recorder):
         self.options = options
         self._drain_sec = options.drain_sec
         self._says_unsent = True
-        self._transport = transport or make_transport(options)
+        self._transport: Transport = transport or load(options.broker.transport)(options)
         try:
             self._spool = Spool(options, process_index=process_index, local_devices=local_devices, job=job)
         except BaseException:
             self._transport.close()
             raise
-        super().__init__(self._spool)
+        super().__init__(self._spool.log)
         self._spool.on_closed = self._end
         self._control = None
-        if options.control:
-            self._control = start_control(options, self._transport, self._spool.key)
+        if options.control and options.broker.control:
+            self._control = load(options.broker.control)(self._transport, self._spool.key)
         # After the control, and the orphans last: each needs the transport, and this process's own messages
         # go first.
         self._sender = Sender(self._spool, self._transport, window_bytes=options.window_bytes)
@@ -106,13 +86,22 @@ class Forwarder(Recorder):
         """The reason for which the collector refuses the stream; empty if it does not."""
         return self._sender.refused
 
-    def outcome(self) -> ForwardingReport:
-        """Reports the messages that were lost or not forwarded so far."""
-        counters, own = self.counters, self._spool.folder
-        why = self.refused or f"the collector at {self.options.shown_address} did not take them in time"
-        return ForwardingReport(
-            counters.lost_messages, counters.failure, self.unsent_bytes, why, str(own.path)
-        )
+    def missing(self) -> list[str]:
+        """Says which messages the collector does not have, and why; nothing if it has all."""
+        found = []
+        counters, unsent_bytes = self.counters, self.unsent_bytes
+        if counters.lost_messages:
+            found.append(
+                f"{counters.lost_messages} message(s) were not forwarded: {counters.failure}. The collector is told "
+                "which"
+            )
+        if unsent_bytes:
+            why = self.refused or f"the collector at {self.options.shown_address} did not take them in time"
+            found.append(
+                f"{unsent_bytes} bytes of messages were not forwarded yet: {why}. They stay in "
+                f"{self._spool.folder.path}; the next process of the run {self.run!r} sends them"
+            )
+        return found
 
     def drain(self, timeout_sec: float) -> bool:
         """Writes queued messages and waits until the collector has stored all; False if `timeout_sec` passes first."""
@@ -136,8 +125,7 @@ class Forwarder(Recorder):
         if self._control is not None:
             self._control.stop()
         self._transport.close()
-        # After the senders have ended, since they read with the same descriptor.
-        self._spool.stop_reading()
+        # After the senders have ended, since they read in this folder.
         own = self._spool.folder
         if sent and self._spool.is_sent():
             own.remove()

@@ -77,17 +77,18 @@ class Forward:
     def __post_init__(self) -> None:
         """Raises ValueError for an option out of range."""
         address = self.address if isinstance(self.address, str) else ""
+        is_direct = brokers.broker_of(address) is brokers.DIRECT
         scheme, separator, rest = address.partition("://")
-        if separator and not self.scheme and scheme != "dns":  # gRPC's own: dns:///host:port
+        if separator and is_direct and scheme != "dns":  # gRPC's own: dns:///host:port
             raise ValueError(
                 f"forward is {without_password(address)!r}, and a collector's address has no {scheme}://: give "
                 f"{without_password(rest)!r}, expected {brokers.expected()}"
             )
         host, _, port = address.rpartition(":")
-        if not self.scheme and (not host or not port.isdecimal() or not 0 < int(port) < 65536):
+        if is_direct and (not host or not port.isdecimal() or not 0 < int(port) < 65536):
             shown = without_password(address) if address else self.address
             raise ValueError(f"forward is {shown!r}, expected {brokers.expected()}")
-        if not self.scheme and "@" in address:
+        if is_direct and "@" in address:
             raise ValueError(
                 f"forward is {self.shown_address!r} with a user or a password, which a collector does not take: give "
                 "token="
@@ -113,7 +114,7 @@ class Forward:
             raise ValueError(
                 "a client certificate needs TLS: give tls_ca, the certificates that verify the collector's"
             )
-        if not self.scheme and self.token and self.tls_ca is None and not self.insecure:
+        if is_direct and self.token and self.tls_ca is None and not self.insecure:
             refuse_clear(
                 host,
                 self.address,
@@ -133,11 +134,6 @@ class Forward:
     def named(self) -> Forward:
         """Returns a copy whose `run` is `run_name`: another process would make another name."""
         return replace(self, run=self.run_name)
-
-    @property
-    def scheme(self) -> str:
-        """The scheme of a broker's address, such as "nats"; empty if the address is a collector's."""
-        return brokers.scheme_of(self.address) if isinstance(self.address, str) else ""
 
     @property
     def broker(self) -> brokers.Broker:

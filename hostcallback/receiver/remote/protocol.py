@@ -24,6 +24,9 @@ FOLLOW = "Follow"
 CONTROL = "Control"
 """The gRPC method by which processes wait for requests."""
 
+ASK = "Ask"
+"""The gRPC method of controlling clients."""
+
 MAX_MESSAGE_BYTES = PIECE_BYTES + 4096
 MAX_HELLO_BYTES = 4096
 

@@ -13,6 +13,7 @@ PIECE_BYTES = 1 << 20
 """Largest slice in bytes."""
 
 _EPOCH = re.compile(r"[0-9a-f]{16}")
+_SEGMENT = re.compile(rf"p(\d{{6,10}})-({_EPOCH.pattern})-(\d{{6}})\.hcblog")
 _FOLDER = re.compile(rf"([^~]{{1,64}})~(\d{{1,10}})~({_EPOCH.pattern})")
 
 MAX_PROCESS = 2**31 - 1
@@ -64,6 +65,14 @@ class StreamKey:
     def segment_name(self, number: int) -> str:
         """Name of one of its segments in a collector's folder of the run."""
         return f"p{self.process:06d}-{self.epoch}-{number:06d}.hcblog"
+
+
+def stored_segment(run: str, name: str) -> tuple[StreamKey, int] | None:
+    """The stream and the number of a segment in a collector's folder of a run; None if no collector names files so."""
+    found = _SEGMENT.fullmatch(name)
+    if found is None or int(found[1]) > MAX_PROCESS:
+        return None
+    return StreamKey(run, int(found[1]), found[2]), int(found[3])
 
 
 class StreamOffset(NamedTuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -39,10 +40,8 @@ def test_a_spool_that_cannot_be_shortened_breaks_the_connection_so_that_the_send
     def fail(position: StreamOffset) -> None:
         raise PermissionError(13, "Permission denied", "000001.hcblog")
 
-    def method(requests: Iterator[bytes], metadata: Any) -> _Call:
-        return call
-
-    stream = GrpcStream(method, (), "host:7070", StreamKey("run", 0, "0" * 16), fail)
+    transport: Any = SimpleNamespace(address="host:7070", call=lambda method, messages: call)
+    stream = GrpcStream(transport, StreamKey("run", 0, "0" * 16), fail)
     try:
         stream.check()
         call.acknowledges.set()

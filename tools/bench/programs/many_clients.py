@@ -8,7 +8,6 @@ import threading
 import time
 from collections import deque
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -34,7 +33,7 @@ class Client:
         self._written: deque[tuple[StreamOffset, float]] = deque()
         with self._changed:  # the first acknowledgement may arrive before the spool exists
             self._forwarder = Forwarder(options, process_index=process, transport=self)
-            self._log: Any = self._forwarder._log
+            self._log = self._forwarder._log
         self._log.describe(TAP)
 
     def connect(self, key: StreamKey, on_ack: OnAck) -> TransportStream:
@@ -55,7 +54,8 @@ class Client:
         self._log.append("cpu:0", block_of(4, MESSAGES))
         with self._changed:  # no acknowledgement is missed
             self._log.flush()
-            self._written.append((self._log.end, time.perf_counter()))
+            number, path = self._forwarder._spool.folder.segments()[-1]
+            self._written.append((StreamOffset(number, path.stat().st_size), time.perf_counter()))
 
     def drain(self) -> None:
         """Until all is acknowledged."""
@@ -87,7 +87,9 @@ def main() -> None:
         if arguments.bare:
             clients.append(BareClient(arguments.address, block_of(4, MESSAGES).data.size))
         else:
-            clients.append(Client(hcb.Forward(arguments.address, spool=arguments.spool), number))
+            clients.append(
+                Client(hcb.Forward(arguments.address, spool=arguments.spool, control=False), number)
+            )
     for client in clients:
         client.send()
         client.drain()

@@ -20,7 +20,7 @@ from hostcallback.receiver.cli.output.messages import make_safe
 from hostcallback.receiver.files import PRIVATE, Permissions
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.messages import Sink
-from hostcallback.receiver.remote.brokers import BROKERS, Broker
+from hostcallback.receiver.remote.brokers import BROKERS, Broker, load
 from hostcallback.receiver.sinks.scalars import scalars_into
 from hostcallback.receiver.text import printable, printable_report
 
@@ -210,8 +210,7 @@ def _address(arguments: argparse.Namespace) -> tuple[str, str, str]:
 def _prepare_listening(arguments: argparse.Namespace) -> Callable[[Store, Delivery], CollectingService]:
     """Checks who may connect, and returns the function that makes the server of `--listen`."""
     from hostcallback.receiver.remote.collector.access import Access, Limits, server_credentials
-    from hostcallback.receiver.remote.collector.service import Collector
-    from hostcallback.receiver.remote.collector_server import CollectorServer
+    from hostcallback.receiver.remote.collector.service import Collector, CollectorServer
     from hostcallback.receiver.remote.control.relay import ControlService
 
     _check_exposure(arguments)
@@ -228,9 +227,8 @@ def _prepare_listening(arguments: argparse.Namespace) -> Callable[[Store, Delive
         control = ControlService(store.directory, access=access, limits=limits)
         if not arguments.no_control and control.remembered():
             print(f"hcb: {printable(control.remembered())}", file=sys.stderr, flush=True)
-        return CollectorServer(
-            collector, arguments.listen, credentials, control=None if arguments.no_control else control
-        )
+        handlers = () if arguments.no_control else (control.handlers(),)
+        return CollectorServer(collector, arguments.listen, credentials, handlers=handlers)
 
     return listen
 
@@ -280,7 +278,7 @@ def _url(arguments: argparse.Namespace, broker: Broker) -> str | None:
 
 
 def _services(arguments: argparse.Namespace, store: Store, delivery: Delivery) -> list[CollectingService]:
-    from hostcallback.receiver.remote.collector.services import CollectFrom, make_service
+    from hostcallback.receiver.remote.collector.services import CollectFrom
 
     found = []
     for broker in BROKERS:
@@ -292,7 +290,7 @@ def _services(arguments: argparse.Namespace, store: Store, delivery: Delivery) -
             url=url, run=run, token=environment.TOKEN.read(), tls_ca=tls_ca, insecure=arguments.insecure
         )
         try:
-            found.append(make_service(broker, source, store, delivery.grown))
+            found.append(load(broker.service)(source, store, delivery.grown))
         except ValueError as error:
             raise CommandError(f"--{broker.name}: {error}") from error
     return found

@@ -17,7 +17,7 @@ from typing import Any
 
 import grpc
 
-from hostcallback.receiver.remote.credentials import RemoteError, check_tls_files
+from hostcallback.receiver.remote.credentials import RemoteError, read_tls_files
 
 Code = grpc.StatusCode
 
@@ -132,11 +132,8 @@ def server_credentials(cert: str, key: str, ca: str | None) -> Any:
         RemoteError: a file is not a certificate or a key.
         OSError: a file cannot be read.
     """
-    check_tls_files(ca, cert, key)
-    clients = None if ca is None else Path(ca).read_bytes()
-    return grpc.ssl_server_credentials(
-        [(Path(key).read_bytes(), Path(cert).read_bytes())], clients, require_client_auth=ca is not None
-    )
+    clients, chain, secret = read_tls_files(ca, cert, key)
+    return grpc.ssl_server_credentials([(secret, chain)], clients, require_client_auth=ca is not None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from hostcallback.receiver.remote import brokers
-from hostcallback.receiver.remote.collector.store import Store
 from hostcallback.receiver.remote.streams import StreamKey, StreamOffset
 from hostcallback.receiver.text import representation
 
@@ -69,20 +67,6 @@ class CollectingService(Protocol):
 
     def end(self) -> None:
         """Makes `serve` return soon; everything stored is acknowledged first. Any thread."""
-
-
-def make_service(
-    broker: brokers.Broker, source: CollectFrom, store: Store, on_grown: Grown
-) -> CollectingService:
-    """The collecting side of a broker, which stores what it fetches and calls `on_grown` then.
-
-    Raises:
-        ValueError: the URL is invalid.
-        HostCallbackError: a package is missing, or a file is not a certificate or a key.
-        OSError: a file cannot be read.
-    """
-    made: CollectingService = brokers.load(broker.service)(source, store, on_grown)
-    return made
 
 
 def _first(events: queue.SimpleQueue[bool]) -> bool:

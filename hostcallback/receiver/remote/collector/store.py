@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import fcntl
 import os
-import re
 import threading
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator
@@ -19,9 +18,7 @@ from hostcallback.receiver.processes import is_run
 from hostcallback.receiver.remote import protocol
 from hostcallback.receiver.remote.collector.stored_stream import Known, StoredStream
 from hostcallback.receiver.remote.credentials import BadStreamError, RemoteError
-from hostcallback.receiver.remote.streams import MAX_PROCESS, StreamKey, StreamOffset
-
-_SEGMENT = re.compile(r"p(\d{6,10})-([0-9a-f]{16})-(\d{6})\.hcblog")
+from hostcallback.receiver.remote.streams import StreamKey, StreamOffset, stored_segment
 
 
 class Store:
@@ -119,20 +116,14 @@ class Store:
                 found[key] = StreamOffset(number, path.stat().st_size)
         return found
 
-    def segments(self, key: StreamKey) -> list[tuple[int, Path]]:
-        """Stored segments of a stream, by number."""
-        return sorted((number, path) for found, number, path in self._segments(key.run) if found == key)
-
-    def _segments(self, only: str = "") -> Iterator[tuple[StreamKey, int, Path]]:
+    def _segments(self) -> Iterator[tuple[StreamKey, int, Path]]:
         for folder in sorted(self.directory.iterdir()):
-            if not is_run(folder.name) or (only and folder.name != only) or not folder.is_dir():
+            if not is_run(folder.name) or not folder.is_dir():
                 continue
             for path in sorted(folder.iterdir()):
-                found = _SEGMENT.fullmatch(path.name)
-                if found is None or int(found[1]) > MAX_PROCESS:
-                    continue  # no collector names files like this
-                if path.is_file():
-                    yield StreamKey(folder.name, int(found[1]), found[2]), int(found[3]), path
+                found = stored_segment(folder.name, path.name)
+                if found is not None and path.is_file():
+                    yield *found, path
 
 
 ACK_SEC = 0.02

@@ -12,7 +12,7 @@ from hostcallback.receiver.files import PRIVATE, Permissions
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.remote.collector.segment_validator import SegmentValidator, check_file
 from hostcallback.receiver.remote.credentials import BadStreamError, GapError
-from hostcallback.receiver.remote.streams import START, StreamKey, StreamOffset
+from hostcallback.receiver.remote.streams import START, StreamKey, StreamOffset, stored_segment
 
 
 class Known(NamedTuple):
@@ -63,9 +63,8 @@ class StoredStream:
         self._permissions = permissions
         self._fd = -1
         self._check: SegmentValidator | None = None
-        self._lock = (
-            threading.Lock()
-        )  # protects the files: a reconnected client may meet its old connection's write
+        # Protects the files: a reconnected client may meet its old connection's write.
+        self._lock = threading.Lock()
         if not self._resume(known):
             self._find()
 
@@ -132,12 +131,9 @@ class StoredStream:
         return True
 
     def _find(self) -> None:
-        start = self.key.segment_name(0)[: -len("000000.hcblog")]
-        numbers = [
-            int(path.stem[-6:])
-            for path in self._folder.glob(f"{start}*.hcblog")
-            if len(path.name) == len(start) + len("000000.hcblog") and path.stem[-6:].isdecimal()
-        ]
+        start = f"p{self.key.process:06d}-{self.key.epoch}-*"
+        found = [stored_segment(self.key.run, path.name) for path in self._folder.glob(start)]
+        numbers = [segment[1] for segment in found if segment is not None and segment[0] == self.key]
         if not numbers:
             return
         number = max(numbers)

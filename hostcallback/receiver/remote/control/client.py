@@ -10,17 +10,12 @@ import grpc
 
 from hostcallback.receiver.control.protocol import ControlError, pack, unpack
 from hostcallback.receiver.files import Closing
-from hostcallback.receiver.remote.control.protocol import ASK, Controlled, decode_told, encode_asking
+from hostcallback.receiver.remote.control.protocol import NO_CONTROL, Controlled, decode_told, encode_asking
 from hostcallback.receiver.remote.control.rule_store import RuleSetting
 from hostcallback.receiver.remote.credentials import BadStreamError, TransportError
 from hostcallback.receiver.remote.options import Forward
-from hostcallback.receiver.remote.protocol import SERVICE
-from hostcallback.receiver.remote.sending.grpc_transport import (
-    make_channel,
-    metadata_of,
-    no_control,
-    translated,
-)
+from hostcallback.receiver.remote.protocol import ASK
+from hostcallback.receiver.remote.sending.grpc_transport import GrpcTransport
 from hostcallback.receiver.text import foreign, printable
 
 
@@ -72,13 +67,10 @@ class CollectorControl(Closing):
             RemoteError: a file is not a certificate or a key.
             OSError: a file cannot be read.
         """
-        self._address = options.address
-        self._tls = options.tls_ca is not None
         self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._requests.put(encode_asking(runs))
-        self._channel = make_channel(options)
-        method = self._channel.stream_stream(f"/{SERVICE}/{ASK}")
-        self._call = method(iter(self._requests.get, None), metadata=metadata_of(options))
+        self._transport = GrpcTransport(options)
+        self._call = self._transport.call(ASK, iter(self._requests.get, None))
 
     def ask(self, command: str, *, seconds: float, **arguments: Any) -> Answers:
         """Sends a command to all processes of the runs, and waits at most `seconds` for their answers.
@@ -99,19 +91,18 @@ class CollectorControl(Closing):
                 answers.told.sort(key=lambda told: told.process.instance)
                 return answers
         except grpc.RpcError as error:
-            found: Any = error
-            if found.code() is grpc.StatusCode.UNIMPLEMENTED:
-                raise TransportError(no_control(self._address)) from None
-            raise translated(error, self._address, tls=self._tls) from None
+            raise self._transport.translated(error, unimplemented=NO_CONTROL) from None
         except BadStreamError as error:
-            raise TransportError(f"the program at {self._address} is not a collector: {error}") from error
-        raise TransportError(f"the collector at {self._address} has ended")
+            raise TransportError(
+                f"the program at {self._transport.address} is not a collector: {error}"
+            ) from error
+        raise TransportError(f"the collector at {self._transport.address} has ended")
 
     def close(self) -> None:
         """Closes the connection."""
         self._requests.put(None)
         self._call.cancel()
-        self._channel.close()
+        self._transport.close()
 
 
 def _told(process: Controlled, line: bytes | None) -> ProcessAnswer:

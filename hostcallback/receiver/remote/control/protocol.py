@@ -19,11 +19,11 @@ from hostcallback.receiver.remote.protocol import MAX_HELLO_BYTES, VERSION, deco
 from hostcallback.receiver.remote.streams import PIECE_BYTES, StreamKey
 from hostcallback.receiver.text import printable
 
-CONTROL = "Control"
-"""The gRPC method by which processes wait for requests."""
-
-ASK = "Ask"
-"""The gRPC method of controlling clients."""
+NO_CONTROL = (
+    "the collector at {} does not relay control requests: it was started with --no-control, or is of an older "
+    "version"
+)
+"""Explains that a collector, whose address is to be inserted, does not implement live control."""
 
 COMMANDS = ("process", "taps", "rules", "figures")
 """Commands that processes answer through a collector. The control socket has more."""

@@ -6,13 +6,14 @@ import asyncio
 import contextlib
 import functools
 import itertools
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import grpc
 
-from hostcallback.receiver.control.commands import MAX_SHOWN
+from hostcallback.receiver.control.commands import shortened
 from hostcallback.receiver.control.protocol import MAX_REQUEST, ControlError, pack, unpack
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.remote import protocol
@@ -25,10 +26,19 @@ from hostcallback.receiver.remote.collector.access import (
     known,
     may,
 )
-from hostcallback.receiver.remote.control import protocol as control_protocol
-from hostcallback.receiver.remote.control.agent import NOBODY, ProcessSession, ProcessSessions
-from hostcallback.receiver.remote.control.rule_store import StatementsFile, covers, overlap
+from hostcallback.receiver.remote.control.protocol import (
+    COMMANDS,
+    MAX_SEC,
+    Controlled,
+    decode_answer,
+    decode_asking,
+    decode_process,
+    encode_request,
+    encode_told,
+)
+from hostcallback.receiver.remote.control.rule_store import NAME, RuleStore, covers, overlap
 from hostcallback.receiver.remote.credentials import BadStreamError
+from hostcallback.receiver.remote.streams import StreamKey
 from hostcallback.receiver.runtime.rules.rules import checked, checked_glob, settings_text
 
 MAX_CLIENTS = 64
@@ -38,6 +48,92 @@ END_SEC = 2.0
 
 TELL_SEC = 60.0
 """Seconds in which a client must receive all answers, in addition to the processes' time."""
+
+
+MAX_UNANSWERED = 256
+"""Limit of unanswered requests, beyond which a process is disconnected. When it reconnects it receives all rules."""
+
+NOBODY = 0
+"""Session number of the collector's own requests."""
+
+
+class ProcessSession:
+    """The session with one process. Runs in the collector's event loop.
+
+    Attributes:
+        process: the process.
+        ended: resolved with the reason when the collector ends the session.
+    """
+
+    def __init__(self, process: Controlled) -> None:
+        """The process has just connected."""
+        self.process = process
+        self.ended: asyncio.Future[Refused] = asyncio.get_running_loop().create_future()
+        self._outgoing: asyncio.Queue[bytes | None] = asyncio.Queue()  # None ends it
+        self._is_gone = False
+        self._last = 0
+        self._unanswered: dict[int, tuple[int, asyncio.Future[bytes | None]]] = {}
+        self._sessions: Counter[int] = Counter()  # unanswered requests, by client session
+
+    def request(self, session: int, line: bytes) -> asyncio.Future[bytes | None]:
+        """Sends a request. The future gets the answer, or None when none can come any more."""
+        future: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
+        if self.ended.done():
+            future.set_result(None)
+            return future
+        self._last += 1
+        self._unanswered[self._last] = session, future
+        self._sessions[session] += 1
+        self._outgoing.put_nowait(encode_request(session, self._last, line))
+        if len(self._unanswered) > MAX_UNANSWERED:
+            self.end(Code.RESOURCE_EXHAUSTED, "the process does not answer")
+        return future
+
+    def is_behind(self, session: int) -> bool:
+        """Whether a client session has unanswered requests."""
+        return bool(self._sessions[session])
+
+    def close_session(self, session: int) -> None:
+        """Ends a client session, and tells the process if it knows the session."""
+        if session in self._sessions:
+            del self._sessions[session]
+            self._outgoing.put_nowait(encode_request(session, 0, b""))
+
+    def end(self, code: object, text: str) -> None:
+        """Has the collector end the session, with a status and a reason."""
+        if not self.ended.done():
+            self.ended.set_result(Refused(code, text))
+
+    def gone(self) -> None:
+        """Resolves all pending requests with None: the process has disconnected."""
+        self.end(Code.UNAVAILABLE, "the process has disconnected")
+        self._is_gone = True
+        for _, future in self._unanswered.values():
+            if not future.done():
+                future.set_result(None)
+        self._unanswered.clear()
+        self._outgoing.put_nowait(None)
+
+    async def send(self, context: Any) -> None:
+        """Writes the requests to a call, until the process disconnects."""
+        while (request := await self._outgoing.get()) is not None and not self._is_gone:
+            await context.write(request)
+
+    async def receive(self, answers: AsyncIterator[bytes]) -> None:
+        """Takes the answers.
+
+        Raises:
+            BadStreamError: one is not an answer, or answers no pending request.
+        """
+        async for data in answers:
+            number, line = decode_answer(data)
+            session, future = self._unanswered.pop(number, (NOBODY, None))
+            if future is None:
+                raise BadStreamError(f"there is no request {number}")
+            if session in self._sessions:
+                self._sessions[session] -= 1
+            if not future.done():
+                future.set_result(line)
 
 
 class _Session:
@@ -78,12 +174,11 @@ class ControlService:
             access: which clients may control, and which processes may be controlled.
             limits: on processes and clients.
         """
-        self._file = StatementsFile(directory)
-        self._kept = self._file.read()
-        self._saying = (
-            asyncio.Lock()
-        )  # held while rules change, so that the file is written in the same order
-        self._links = ProcessSessions()
+        self._path = directory / NAME
+        self._kept = RuleStore.read(self._path)
+        # Held while rules change, so that the file is written in the same order.
+        self._saying = asyncio.Lock()
+        self._links: dict[StreamKey, ProcessSession] = {}
         self._sessions = itertools.count(NOBODY + 1)
         self._access = access or Access()
         self._limits = limits or Limits()
@@ -92,17 +187,17 @@ class ControlService:
 
     def remembered(self) -> str:
         """Returns a line about the remembered rules, which processes get when they connect; empty without rules."""
-        if not self._kept.statements:
+        kept = self._kept.statements
+        if not kept:
             return ""
         texts = [
             f"{s.pattern!r} {settings_text({s.field: s.value})}"
             + ("" if s.run == "*" else f" in runs {s.run!r}")
-            for s in self._kept.statements[:MAX_SHOWN]
+            for s in kept
         ]
-        more = len(self._kept.statements) - len(texts)
         return (
-            f"{len(self._kept.statements)} remembered rule(s) apply to processes that connect: {', '.join(texts)}"
-            f"{f' and {more} more' if more > 0 else ''}; hcb ctl --via HOST:PORT '*' --reset removes them"
+            f"{len(kept)} remembered rule(s) apply to processes that connect: {shortened(texts)}; "
+            "hcb ctl --via HOST:PORT '*' --reset removes them"
         )
 
     def handlers(self) -> Any:
@@ -111,7 +206,7 @@ class ControlService:
             protocol.SERVICE,
             {
                 protocol.CONTROL: grpc.stream_stream_rpc_method_handler(self._control),
-                control_protocol.ASK: grpc.stream_stream_rpc_method_handler(self._ask),
+                protocol.ASK: grpc.stream_stream_rpc_method_handler(self._ask),
             },
         )
 
@@ -120,7 +215,7 @@ class ControlService:
         try:
             with self._processes.taken(peer):
                 runs = known(self._access.runs_of(context.invocation_metadata() or ()))
-                process = await self._first(requests, control_protocol.decode_process)
+                process = await self._first(requests, decode_process)
                 if not may(runs, process.key.run):
                     raise Refused(
                         Code.PERMISSION_DENIED, f"this token does not grant the run {process.key.run}"
@@ -133,10 +228,14 @@ class ControlService:
 
     async def _serve(self, link: ProcessSession, requests: AsyncIterator[bytes], context: Any) -> None:
         # No await until the tasks start: rules that change meanwhile are either in the first request or in a later one.
-        self._links.add(link)
+        key = link.process.key
+        older = self._links.pop(key, None)
+        self._links[key] = link  # the last one, also if it replaces another
+        if older is not None:
+            older.end(Code.ABORTED, f"a newer connection of {link.process}")
         link.request(NOBODY, self._rules(link))
-        sending = asyncio.ensure_future(_send(link, context))
-        receiving = asyncio.ensure_future(_receive(link, requests))
+        sending = asyncio.ensure_future(link.send(context))
+        receiving = asyncio.ensure_future(link.receive(requests))
         try:
             await asyncio.wait((sending, receiving, link.ended), return_when=asyncio.FIRST_COMPLETED)
             if link.ended.done():
@@ -147,7 +246,9 @@ class ControlService:
         except BadStreamError as error:
             raise Refused(Code.INVALID_ARGUMENT, str(error)) from error
         finally:
-            self._links.remove(link)
+            link.gone()
+            if self._links.get(key) is link:
+                del self._links[key]
             receiving.cancel()
             # gRPC loses the status of a call whose write is cancelled, so pending writes get time first.
             await asyncio.wait((sending,), timeout=END_SEC)
@@ -165,7 +266,7 @@ class ControlService:
                         "this token may not control processes: grant it in the collector's token file, with a line "
                         "of the token, +control and runs",
                     )
-                wanted = await self._first(requests, control_protocol.decode_asking)
+                wanted = await self._first(requests, decode_asking)
                 session = _Session(next(self._sessions), controls, wanted)
                 try:
                     async for line in requests:
@@ -175,7 +276,7 @@ class ControlService:
                 except TimeoutError:
                     raise Refused(Code.DEADLINE_EXCEEDED, "the client does not take its answers") from None
                 finally:
-                    for link in self._links.all():
+                    for link in self._links.values():
                         link.close_session(session.number)
         except Refused as refused:
             logger.warning("%s may not control: %s", peer, refused)
@@ -197,12 +298,12 @@ class ControlService:
                 await self._say(session, arguments, context.peer())
         except (ControlError, ValueError) as error:
             response = {"error": str(error), "kind": type(error).__name__}
-            await context.write(control_protocol.encode_told(None, pack(response)))
+            await context.write(encode_told(None, pack(response)))
             return
         async with asyncio.timeout(seconds + TELL_SEC):
             await self._tell(session, command, arguments, seconds, context)
             kept = [s for s in self._kept.statements if session.may_know_of(s.run)]
-            await context.write(control_protocol.encode_told(None, pack({"result": {"kept": kept}})))
+            await context.write(encode_told(None, pack({"result": {"kept": kept}})))
 
     async def _tell(
         self, session: _Session, command: str, arguments: dict[str, Any], seconds: float, context: Any
@@ -211,7 +312,10 @@ class ControlService:
         waiting: dict[ProcessSession, None] = {}
         plain = pack({"command": command, "arguments": arguments})
         behind: list[ProcessSession] = []
-        for link in self._links.processes():
+        # Of a process with several streams, the session that was added last.
+        links = {link.process.instance: link for link in self._links.values()}
+        for instance in sorted(links):
+            link = links[instance]
             if not session.includes(link.process.key.run):
                 continue
             if command == "rules":
@@ -229,13 +333,12 @@ class ControlService:
                     link, line = await came.get()
                     del waiting[link]
                     now = limit.when()
-                    limit.reschedule(
-                        None
-                    )  # the processes' time does not include the time that the client takes
-                    await context.write(control_protocol.encode_told(link.process, line))
+                    # The processes' time does not include the time that the client takes.
+                    limit.reschedule(None)
+                    await context.write(encode_told(link.process, line))
                     limit.reschedule(now)
         for link in (*waiting, *behind):
-            await context.write(control_protocol.encode_told(link.process, None))
+            await context.write(encode_told(link.process, None))
 
     async def _say(self, session: _Session, arguments: dict[str, Any], peer: str) -> None:
         # Stores the rules: in the file first, so that no process applies a rule that a restarted collector has
@@ -255,7 +358,7 @@ class ControlService:
                 kept = kept.without(run, pattern) if reset else kept
                 kept = kept.with_setting(run, pattern, settings)
             try:
-                await asyncio.to_thread(self._file.write, kept)
+                await asyncio.to_thread(kept.write, self._path)
             except OSError as error:
                 raise ControlError(f"the collector cannot store the rules: {error.strerror}") from error
             self._kept = kept
@@ -277,28 +380,12 @@ def _request(line: bytes) -> tuple[str, dict[str, Any], float]:
     if len(line) > MAX_REQUEST // 8:
         raise BadStreamError(f"a request has {len(line)} bytes, expected {MAX_REQUEST // 8} at most")
     found = unpack(line)
-    command, arguments, seconds = (
-        found.get("command"),
-        found.get("arguments", {}),
-        found.get("seconds", DEFAULT_SEC),
-    )
-    if command not in control_protocol.COMMANDS or not isinstance(arguments, dict):
-        known_ones = ", ".join(control_protocol.COMMANDS)
+    command, arguments = found.get("command"), found.get("arguments", {})
+    seconds = found.get("seconds", DEFAULT_SEC)
+    if command not in COMMANDS or not isinstance(arguments, dict):
         raise ControlError(
-            f"{command!r:.80} cannot be sent to processes through a collector, only {known_ones}"
+            f"{command!r:.80} cannot be sent to processes through a collector, only {', '.join(COMMANDS)}"
         )
-    if not isinstance(seconds, int | float) or not 0 < seconds <= control_protocol.MAX_SEC:
-        raise ControlError(
-            f"{seconds!r:.80} is not a time to wait, expected seconds, up to {control_protocol.MAX_SEC:g}"
-        )
+    if not isinstance(seconds, int | float) or not 0 < seconds <= MAX_SEC:
+        raise ControlError(f"{seconds!r:.80} is not a time to wait, expected seconds, up to {MAX_SEC:g}")
     return command, arguments, float(seconds)
-
-
-async def _send(link: ProcessSession, context: Any) -> None:
-    async for request in link.requests():
-        await context.write(request)
-
-
-async def _receive(link: ProcessSession, requests: AsyncIterator[bytes]) -> None:
-    async for data in requests:
-        link.answered(data)

@@ -14,6 +14,8 @@ from hostcallback.receiver.log import logger
 from hostcallback.receiver.runtime.rules.rules import DEFAULT, FIELDS, checked, checked_glob
 
 NAME = ".control.json"
+"""The file of rules in a collector's folder."""
+
 VERSION = 1
 MAX_BYTES = 32 << 10
 """Limit of the encoded rules: all of them must fit into one request."""
@@ -100,34 +102,27 @@ class RuleStore:
             ) from error
         return kept
 
-
-class StatementsFile:
-    """The rule file in a collector's folder. One thread at a time."""
-
-    def __init__(self, directory: Path) -> None:
-        """The file is not read yet."""
-        self._path = directory / NAME
-
-    def read(self) -> RuleStore:
-        """Reads the rules. An invalid file is logged and counts as empty."""
+    @classmethod
+    def read(cls, path: Path) -> RuleStore:
+        """Reads a file of rules. An invalid file is logged and counts as empty."""
         try:
-            return RuleStore.decoded(self._path.read_bytes())
+            return cls.decoded(path.read_bytes())
         except FileNotFoundError:
-            return RuleStore()
+            return cls()
         except (OSError, ValueError, RecursionError) as error:
-            logger.error("%s cannot be read: %s; earlier rules of taps are lost", self._path, error)
-            return RuleStore()
+            logger.error("%s cannot be read: %s; earlier rules of taps are lost", path, error)
+            return cls()
 
-    def write(self, kept: RuleStore) -> None:
-        """Replaces the file.
+    def write(self, path: Path) -> None:
+        """Replaces a file of rules.
 
         Raises:
             OSError: it cannot be written; the old file stays.
         """
         # A new file, synced before the rename: a crash leaves either the old rules or the new ones, never a part.
-        new = self._path.with_suffix(".new")
-        write_private(new, kept.encoded(), sync=True)
-        os.replace(new, self._path)
+        new = path.with_suffix(".new")
+        write_private(new, self.encoded(), sync=True)
+        os.replace(new, path)
 
 
 def _overrules(said: RuleSetting, earlier: RuleSetting) -> bool:

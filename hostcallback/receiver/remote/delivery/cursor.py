@@ -264,25 +264,22 @@ def _survives(action: str, path: Path, key: StreamKey, position: StreamOffset) -
 
 def main(action: str, path: Path, key: StreamKey, position: StreamOffset) -> None:
     """Reads one chunk, or only what stands before it; raises or dies if that is not possible."""
-    # Both are limits of this process alone: what killed the collector must not be able to take the machine
-    # with it.
+    # Both are limits of this process alone: what killed the collector must not take the machine with it.
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_SEC, CPU_SEC))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     if action == "open":
         for item in SegmentReader(path).chunks():
-            if (
-                not isinstance(item, Damage)
-                and item.kind is not Kind.DESCRIPTIONS
-                and item.end > position.offset
-            ):
+            if isinstance(item, Damage) or item.kind is Kind.DESCRIPTIONS:
+                continue
+            if item.end > position.offset:
                 return
         return
     runs = StoredRuns(
         lambda number: path.with_name(key.segment_name(number)), position, lambda described: True
     )
     printer = StreamPrinter(
-        lambda: f"p{key.process}", runs.local_device, lambda message: None, everything=True
+        lambda: f"p{key.process}", runs.local_devices.get, lambda message: None, everything=True
     )
     scope = Scope("probe", 100, on_error=OnError.WARN)
     delivery = RunDelivery(scope, Selection(), sinks=[printer], printers=False)

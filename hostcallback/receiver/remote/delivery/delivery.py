@@ -88,9 +88,8 @@ class Delivery:
         self._everything = everything
         self._cursor = Cursor(store.directory)
         self._streams: dict[StreamKey, DeliveredStream] = {}
-        self._epochs: dict[
-            tuple[str, int], set[str]
-        ] = {}  # of the printed streams, by run and process number
+        # Epochs of the printed streams, by run and process number.
+        self._epochs: dict[tuple[str, int], set[str]] = {}
         self._jobs = None if shards else ProgramRunStreams(patience_sec)
         self._held: dict[StreamKey, StreamOffset] = {}
         self.scope = Scope("collector", MAX_LINES, on_error=OnError.WARN, log_failures=False)
@@ -173,8 +172,7 @@ class Delivery:
                     turn_at = 0.0
                     with self._changed:  # `setdefault`: `grown` may have noted a later position meanwhile
                         self._grown.setdefault(key, stored)
-                # Also within a round: after a crash, what was delivered since the last save is delivered
-                # again.
+                # Also within a round: after a crash, what was delivered since the last save is delivered again.
                 if time.monotonic() >= save_at:
                     save_at = time.monotonic() + SAVE_SEC
                     self._save()
@@ -334,7 +332,7 @@ class Delivery:
             epochs.add(key.epoch)
             printer = StreamPrinter(
                 lambda: runs.process_label(key, alone=len(epochs) == 1),
-                runs.local_device,
+                lambda name: runs.local_devices.get(name),
                 stream.step_of,
                 everything=self._everything,
             )
@@ -387,8 +385,7 @@ class Delivery:
             logger.warning("%d value(s) of %s", count, reason)
         checks = self.scope.deferred.take_checks()
         report = self.scope.deferred.take()
-        # Failed checks stay in the scope: `failed_checks` is about the whole time, and the report only about
-        # new errors.
+        # Failed checks stay in the scope: `failed_checks` is about the whole time, the report about new errors.
         self.scope.deferred.put_back(checks)
         if report is not None:
             self._raised.log(report)

@@ -243,9 +243,8 @@ class DeliveredStream:
 
     def everything(self, stored: StreamOffset) -> Iterator[Record]:
         """Yields all new records up to `stored`, then what must be read again of a chunk that was delivered in part."""
-        for record in itertools.chain(
-            self._read(stored, math.inf, lambda: False), self._read_again_of_done()
-        ):
+        again = map(self._placed, self.runs.read_again_of_done())
+        for record in itertools.chain(self._read(stored, math.inf, lambda: False), again):
             if isinstance(record, MessageRun):
                 yield from self._parts(record)
             else:
@@ -279,9 +278,6 @@ class DeliveredStream:
         self._is_open = True
         for record in self.runs.read(stored, limit_bytes, is_enough):
             yield self._placed(record)
-
-    def _read_again_of_done(self) -> Iterator[Record]:
-        return map(self._placed, self.runs.read_again_of_done())
 
     def _placed(self, record: Record) -> Record:
         if isinstance(record, MessageRun):

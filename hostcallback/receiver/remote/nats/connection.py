@@ -20,7 +20,7 @@ from hostcallback.receiver.log import logger
 from hostcallback.receiver.remote.credentials import (
     StreamRefusedError,
     TransportError,
-    check_tls_files,
+    read_tls_files,
     refuse_clear,
 )
 from hostcallback.receiver.text import foreign, representation, without_password
@@ -137,6 +137,8 @@ class NatsConnection:
     """Connects when it is first used, and again when the server returns. Any thread.
 
     Attributes:
+        client: of nats-py; valid after `open`.
+        jetstream: the connection's JetStream context; valid after `open`.
         losses: how often JetStream had lost messages that it had acknowledged.
     """
 
@@ -147,7 +149,7 @@ class NatsConnection:
             HostCallbackError: the package nats-py is missing, or a file is not a certificate or a key.
             OSError: a file cannot be read.
         """
-        check_tls_files(server.tls_ca, server.tls_cert, server.tls_key)
+        read_tls_files(server.tls_ca, server.tls_cert, server.tls_key)
         try:
             import nats
             import nats.errors
@@ -162,27 +164,17 @@ class NatsConnection:
         self.losses = 0
         self._created: Any = None
         self._last_seq = 0
-        self._client: Any = None
-        self._jetstream: Any = None
+        self.client: Any = None
+        self.jetstream: Any = None
         self._opening = asyncio.Lock()  # held while connecting, since several streams may begin at once
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="hostcallback-nats", daemon=True)
         self._thread.start()
 
     @property
-    def client(self) -> Any:
-        """The client of nats-py; valid after `open`."""
-        return self._client
-
-    @property
-    def jetstream(self) -> Any:
-        """The connection's JetStream context; valid after `open`."""
-        return self._jetstream
-
-    @property
     def max_payload(self) -> int:
         """Largest message in bytes that the server accepts."""
-        return int(self._client.max_payload)
+        return int(self.client.max_payload)
 
     def open(self) -> None:
         """Connects if there is no connection, and creates the stream if it does not exist.
@@ -232,7 +224,7 @@ class NatsConnection:
 
     def check(self) -> None:
         """Raises TransportError if the connection is broken."""
-        if self._client is None or not self._client.is_connected:
+        if self.client is None or not self.client.is_connected:
             raise TransportError(f"the NATS server at {self.server.shown} cannot be reached at present")
 
     def close(self) -> None:
@@ -258,20 +250,20 @@ class NatsConnection:
         await asyncio.sleep(0)  # closed transports are released in the loop's next round
 
     async def _drop(self) -> None:
-        client, self._client = self._client, None
+        client, self.client = self.client, None
         if client is not None:
             await _discard(client)
 
     async def _open(self) -> None:
-        if self._client is None or not self._client.is_connected:
+        if self.client is None or not self.client.is_connected:
             await self._drop()
-            self._client = await self._connect()
-            self._jetstream = self._client.jetstream(timeout=REQUEST_SEC)
+            self.client = await self._connect()
+            self.jetstream = self.client.jetstream(timeout=REQUEST_SEC)
         errors = self.nats.js.errors
         try:
-            info = await self._jetstream.stream_info(self.server.stream)
+            info = await self.jetstream.stream_info(self.server.stream)
         except errors.NotFoundError:
-            info = await self._jetstream.add_stream(
+            info = await self.jetstream.add_stream(
                 name=self.server.stream, subjects=[ALL], duplicate_window=DUPLICATE_SEC, max_age=MAX_AGE_SEC
             )
         except (errors.ServiceUnavailableError, errors.NoStreamResponseError) as error:

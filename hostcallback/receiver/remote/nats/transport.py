@@ -21,7 +21,7 @@ from hostcallback.receiver.remote.sending.transport import OnAck, Transport
 from hostcallback.receiver.remote.spool.directory import SUFFIX
 from hostcallback.receiver.remote.spool.stream_reader import StoredRuns
 from hostcallback.receiver.remote.streams import START, SegmentSlice, StreamKey, StreamOffset
-from hostcallback.receiver.taplog.format.errors import Damage, Lost
+from hostcallback.receiver.taplog.format.errors import Lost
 from hostcallback.receiver.taplog.reading.merge import LostRun, MessageRun
 
 HEADER_BYTES = 64 << 10
@@ -110,15 +110,16 @@ class NatsStream:
     def _units(self, end: StreamOffset) -> Iterator[Publication]:
         for record in self._runs.read(end, 1 << 62):
             if isinstance(record, MessageRun):
-                # Never less than half of what the server takes, or a small `max_payload` would leave no room
-                # for frames.
+                # At least half of what the server takes, or a small `max_payload` would leave no room for frames.
                 limit = max(self._max_bytes - HEADER_BYTES, self._max_bytes // 2)
                 for unit in publications_of(self._key, record, self._runs.local_devices, limit):
                     yield from self._fitting(unit)
             elif isinstance(record, LostRun):
                 yield publication_of_lost(self._key, record, self._runs.local_devices)
             elif not record.torn:
-                self._report(record)
+                logger.warning(
+                    "%s: part of the spool cannot be read, and is not forwarded: %s", self._key, record
+                )
 
     def _fitting(self, unit: Publication) -> Iterator[Publication]:
         if unit.block.data.size + HEADER_BYTES // 2 < self._max_bytes or len(unit.encode()) < self._max_bytes:
@@ -134,9 +135,6 @@ class NatsStream:
         unit.block.data = unit.block.data[:0]
         unit.folded, unit.described = [], {}
         yield unit
-
-    def _report(self, damage: Damage) -> None:
-        logger.warning("%s: part of the spool cannot be read, and is not forwarded: %s", self._key, damage)
 
     def _publish(self, unit: Publication) -> None:
         with self._lock:
@@ -187,7 +185,7 @@ class NatsStream:
 
 
 def make_transport(options: Forward) -> Transport:
-    """See `hostcallback.receiver.remote.sending.transport.make_transport`."""
+    """See `transport` of `hostcallback.receiver.remote.brokers.Broker`."""
     server = NatsServer(
         url=options.address, token=options.token, tls_ca=options.tls_ca, tls_cert=options.tls_cert,
         tls_key=options.tls_key, insecure=options.insecure,
@@ -196,7 +194,7 @@ def make_transport(options: Forward) -> Transport:
 
 
 def make_service(source: CollectFrom, store: Store, on_grown: Grown) -> CollectingService:
-    """See `make_service` of `receiver/remote/collector/services.py`. Collectors of the same run share the messages."""
+    """See `service` of `hostcallback.receiver.remote.brokers.Broker`. Collectors of the same run share the messages."""
     server = NatsServer(url=source.url, token=source.token, tls_ca=source.tls_ca, insecure=source.insecure)
     durable = f"hcb-collect-{token(source.run)}" if source.run else "hcb-collect"
     return NatsCollector(store, server, durable=durable, run=source.run, on_grown=on_grown)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import threading
 import time
 import weakref
@@ -18,12 +17,9 @@ from hostcallback.receiver.log import logger
 from hostcallback.receiver.messages import Consumer, Message
 from hostcallback.receiver.remote.otlp.client import ExportResult, OtlpClient, OtlpOptions
 from hostcallback.receiver.remote.otlp.mapping import Event, MessageMapper, Point
+from hostcallback.receiver.remote.sending.transport import BackOff
 from hostcallback.receiver.runtime.metrics import collect_metrics
 from hostcallback.receiver.runtime.runtime import runtime
-
-FIRST_BACK_OFF_SEC, LAST_BACK_OFF_SEC = 0.2, 10.0
-
-_random = random.Random()  # separate from the program's generator, which may be seeded
 
 ROOM_FOR_FAILURES = 1_000
 """Extra room in the queue for failures of checks, when other messages have filled it."""
@@ -87,7 +83,9 @@ class OtlpExporter(Closing):
             return  # messages of calls and breakpoints belong to no tap
         tap = self._taps.get(message.consumer)
         if tap is None or not tap.takes(message):
-            tap = self._new_tap(message)
+            if len(self._taps) >= MAX_TAPS:
+                self._taps.clear()
+            tap = self._taps[message.consumer] = MessageMapper(message.consumer, len(message.arrays))
         shortened = tap.shortened(message)
         if shortened is None:
             with self._changed:
@@ -129,8 +127,7 @@ class OtlpExporter(Closing):
             self._closing = self._hurry = True
             self._give_up_at = time.monotonic() + self._options.drain_sec
             self._changed.notify_all()
-        # Twice: within the drain time it ends by itself; then closing the channel cancels the request that it
-        # waits for.
+        # Twice: within the drain time it ends by itself; then closing the channel cancels the request it waits for.
         self._thread.join(self._options.drain_sec)
         self._link.close()
         self._thread.join(self._options.timeout_sec)
@@ -151,12 +148,6 @@ class OtlpExporter(Closing):
         self._changed = threading.Condition()
         self._queue.clear()
         self._closing = True
-
-    def _new_tap(self, message: Message) -> MessageMapper:
-        if len(self._taps) >= MAX_TAPS:
-            self._taps.clear()
-        tap = self._taps[message.consumer] = MessageMapper(message.consumer, len(message.arrays))
-        return tap
 
     def _lose(self, reason: str, count: int) -> None:
         self._counters.lost[reason] += count
@@ -181,8 +172,7 @@ class OtlpExporter(Closing):
                     lambda: self._link.figures_request(collect_metrics(runtime), time.time_ns()), 0
                 )
             with self._changed:
-                # Also if the batch was lost: `flush` waits until each message was tried, not until it was
-                # stored.
+                # Also if the batch was lost: `flush` waits until each message was tried, not until it was stored.
                 self._done += len(batch)
                 self._changed.notify_all()
                 if closing or (self._closing and time.monotonic() >= self._give_up_at):
@@ -219,7 +209,7 @@ class OtlpExporter(Closing):
     def _send(self, request: Any, count: int) -> None:
         if request is None:
             return
-        back_off, said = FIRST_BACK_OFF_SEC, False
+        back_off, said = BackOff(), False
         while True:
             answer = self._link.send(request)
             with self._changed:
@@ -245,8 +235,7 @@ class OtlpExporter(Closing):
                         "%s cannot be reached at present: %s; the exporter retries",
                         self._options.endpoint, answer.text,
                     )  # fmt: skip
-                wait = _random.uniform(0.5, 1.0) * back_off
-                until = min(time.monotonic() + wait, self._give_up_at)
+                until = min(time.monotonic() + back_off.next_sec(), self._give_up_at)
                 # `close` does not end this wait, but it sets the time at which the exporter gives up.
                 while time.monotonic() < until:
                     self._changed.wait(until - time.monotonic())
@@ -254,7 +243,6 @@ class OtlpExporter(Closing):
                 if time.monotonic() >= self._give_up_at:
                     self._lose("not sent before the exporter was closed", count)
                     return
-            back_off = min(2 * back_off, LAST_BACK_OFF_SEC)
 
 
 def otlp(endpoint: str | None = None, **options: Any) -> OtlpExporter:

@@ -14,9 +14,8 @@ from hostcallback.receiver.messages import NAME, Consumer, Message, array_names,
 from hostcallback.receiver.sinks.factory import own_sink, texts_of
 from hostcallback.receiver.taplog.render.json import plain_array
 from hostcallback.receiver.taplog.render.text import joined
-from hostcallback.receiver.taplog.writing.recorder import description_of
+from hostcallback.receiver.taplog.writing.recorder import description_of, unstacked
 from hostcallback.receiver.wire import pytree as tree
-from hostcallback.receiver.wire.truncation import row
 
 Attributes = dict[str, str | int | float | bool]
 
@@ -110,7 +109,7 @@ class MessageMapper:
 
     def made_of(self, message: Message) -> Iterator[Event | Point]:
         """Yields the events or points of a message. Raises the exceptions of the tap's own code, such as formatting."""
-        for arrays in _unstacked(message):
+        for arrays in unstacked(message):
             one = message._replace(arrays=arrays, stacked=0)
             if self._make is not None:
                 yield from self._make(one)
@@ -141,9 +140,7 @@ class MessageMapper:
         text = explained.text or "a check failed"
         event = self._event(message, _ERROR, text.splitlines()[0])
         attributes = event.attributes
-        attributes["exception.type"] = (
-            explained.error.__name__ if explained.error is not None else "CheckError"
-        )
+        attributes["exception.type"] = "CheckError" if explained.error is None else explained.error.__name__
         attributes["exception.message"] = f"{text} ({explained.where})" if explained.where else text
         stack = explained.places[0].stack if explained.places else ()
         if stack:
@@ -212,20 +209,7 @@ def metric_name(name: str) -> str:
     return (name if name[:1].isalpha() else f"tap.{name}")[:255]
 
 
-def _unstacked(message: Message) -> list[list[Any]]:
-    if not message.stacked:
-        return [list(message.arrays)]
-    return [
-        [array if array is _NOTHING else row(array, k) for array in message.arrays]
-        for k in range(message.stacked)
-    ]
-
-
 def _code(file: str, line: int, function: str) -> Attributes:
     # https://opentelemetry.io/docs/specs/semconv/code/
-    found: Attributes = {
-        "code.file.path": file,
-        "code.line.number": line,
-        "code.function.name": function,
-    }
+    found: Attributes = {"code.file.path": file, "code.line.number": line, "code.function.name": function}
     return {key: value for key, value in found.items() if value}

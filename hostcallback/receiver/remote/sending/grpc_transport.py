@@ -5,8 +5,7 @@ from __future__ import annotations
 import queue
 import socket
 import threading
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import grpc
@@ -16,24 +15,65 @@ from hostcallback.receiver.remote.credentials import (
     BadStreamError,
     StreamRefusedError,
     TransportError,
-    check_tls_files,
+    read_tls_files,
 )
 from hostcallback.receiver.remote.options import Forward
 from hostcallback.receiver.remote.sending.transport import OnAck
 from hostcallback.receiver.remote.streams import SegmentSlice, StreamKey, StreamOffset
 from hostcallback.receiver.text import foreign
 
-_Says = Callable[[str, bool], str]
-"""Returns an explanation for an address; the flag tells whether TLS is used."""
+_NOBODY = (
+    "connection refused at {}: no collector is listening. Start `hcb collect` there or correct the address"
+)
+_NO_HOST = "this machine cannot resolve the host name in {}: correct the address"
+_SILENT = "the program that listens at {} does not answer: is it a collector, and not stopped?"
+_NO_COLLECTOR = (
+    "the program that listens at {} is not a collector, or one with TLS: correct the address, or give tls_ca"
+)
+_NO_COLLECTOR_WITH_TLS = "the program that listens at {} is not a collector: correct the address"
+_NO_TLS = (
+    "the program that listens at {} does not use TLS: leave out tls_ca, or give the collector --tls-cert and "
+    "--tls-key"
+)
+_BAD_CERTIFICATE = (
+    "the certificate of the server at {} is invalid: it must be valid now, signed by a certificate in tls_ca, and "
+    "issued for the host in the address"
+)
+_HUNG_UP = "the program that listens at {} closed the connection: it may require TLS (give tls_ca)"
+_HUNG_UP_WITH_TLS = (
+    "the program that listens at {} closed the connection: does it require a client certificate (tls_cert, tls_key) "
+    "that is valid and signed by its --tls-ca?"
+)
+_BAD_FILES = "tls_ca, tls_cert or tls_key cannot be used: expected PEM files, and the key of that certificate"
+
+_CAUSES = (
+    ("Connection refused", _NOBODY, _NOBODY),
+    ("Domain name not found", _NO_HOST, _NO_HOST),
+    ("DNS resolution failed", _NO_HOST, _NO_HOST),
+    ("errors resolving", _NO_HOST, _NO_HOST),
+    ("before receiving SETTINGS", _SILENT, _SILENT),
+    ("Expected SETTINGS frame", _NO_COLLECTOR, _NO_COLLECTOR_WITH_TLS),
+    ("Failed parsing HTTP/2", _NO_COLLECTOR, _NO_COLLECTOR_WITH_TLS),
+    ("Method not found", _NO_COLLECTOR, _NO_COLLECTOR_WITH_TLS),
+    ("WRONG_VERSION_NUMBER", _NO_TLS, _NO_TLS),
+    ("CERTIFICATE_VERIFY_FAILED", _BAD_CERTIFICATE, _BAD_CERTIFICATE),
+    ("Hostname Verification", _BAD_CERTIFICATE, _BAD_CERTIFICATE),
+    ("create security handshaker", _BAD_FILES, _BAD_FILES),
+    ("Socket closed", _HUNG_UP, _HUNG_UP_WITH_TLS),
+    ("Connection reset", _HUNG_UP, _HUNG_UP_WITH_TLS),
+)
+"""Parts of gRPC's error texts, and cause and cure, without TLS and with it; the first that matches counts."""
 
 
-def _nobody(address: str, tls: bool) -> str:
-    if _listens(address):  # the error is of the last address of a host that has several: another one answers
-        return _no_collector(address, tls)
-    return (
-        f"connection refused at {address}: no collector is listening. Start `hcb collect` there or correct the "
-        "address"
-    )
+def _explained(details: str, address: str, *, tls: bool) -> str:
+    # Cause and cure before gRPC's own text; only that text if the error is unknown.
+    for text, plain, secure in _CAUSES:
+        if text in details and text != details:  # the text alone means that an established connection broke
+            # A host with several addresses may refuse the last one, and a program answers at another.
+            if plain is _NOBODY and _listens(address):
+                plain, secure = _NO_COLLECTOR, _NO_COLLECTOR_WITH_TLS
+            return f"{(secure if tls else plain).format(address)} ({details})"
+    return details
 
 
 def _listens(address: str) -> bool:
@@ -44,91 +84,6 @@ def _listens(address: str) -> bool:
             return True
     except (OSError, ValueError):
         return False
-
-
-def _no_host(address: str, tls: bool) -> str:
-    return f"this machine cannot resolve the host name in {address}: correct the address"
-
-
-def _silent(address: str, tls: bool) -> str:
-    return f"the program that listens at {address} does not answer: is it a collector, and not stopped?"
-
-
-def _no_collector(address: str, tls: bool) -> str:
-    if tls:
-        return f"the program that listens at {address} is not a collector: correct the address"
-    return (
-        f"the program that listens at {address} is not a collector, or one with TLS: correct the address, or give "
-        "tls_ca"
-    )
-
-
-def _no_tls(address: str, tls: bool) -> str:
-    return (
-        f"the program that listens at {address} does not use TLS: leave out tls_ca, or give the collector --tls-cert "
-        "and --tls-key"
-    )
-
-
-def _bad_certificate(address: str, tls: bool) -> str:
-    return (
-        f"the certificate of the server at {address} is invalid: it must be valid now, signed by a certificate in "
-        "tls_ca, and issued for the host in the address"
-    )
-
-
-def _hung_up(address: str, tls: bool) -> str:
-    if tls:
-        return (
-            f"the program that listens at {address} closed the connection: does it require a client certificate "
-            "(tls_cert, tls_key) that is valid and signed by its --tls-ca?"
-        )
-    return f"the program that listens at {address} closed the connection: it may require TLS (give tls_ca)"
-
-
-def _bad_files(address: str, tls: bool) -> str:
-    return "tls_ca, tls_cert or tls_key cannot be used: expected PEM files, and the key of that certificate"
-
-
-_KNOWN: tuple[tuple[str, _Says], ...] = (
-    ("Connection refused", _nobody),
-    ("Domain name not found", _no_host),
-    ("DNS resolution failed", _no_host),
-    ("errors resolving", _no_host),
-    ("before receiving SETTINGS", _silent),
-    ("Expected SETTINGS frame", _no_collector),
-    ("Failed parsing HTTP/2", _no_collector),
-    ("Method not found", _no_collector),
-    ("WRONG_VERSION_NUMBER", _no_tls),
-    ("CERTIFICATE_VERIFY_FAILED", _bad_certificate),
-    ("Hostname Verification", _bad_certificate),
-    ("create security handshaker", _bad_files),
-    ("Socket closed", _hung_up),
-    ("Connection reset", _hung_up),
-)
-"""Parts of gRPC's error texts; the first that matches counts."""
-
-
-def no_control(address: str) -> str:
-    """Explains that a collector does not implement live control."""
-    return (
-        f"the collector at {address} does not relay control requests: it was started with --no-control, or is of an "
-        "older version"
-    )
-
-
-def explain_grpc_error(details: str, address: str, *, tls: bool) -> str:
-    """Returns cause and cure before gRPC's own text; only that text if the error is unknown.
-
-    Args:
-        details: gRPC's text.
-        address: the collector's.
-        tls: whether TLS was used.
-    """
-    for text, says in _KNOWN:
-        if text in details and text != details:  # the text alone means that an established connection broke
-            return f"{says(address, tls)} ({details})"
-    return details
 
 
 CONNECT_SEC = 10.0
@@ -162,71 +117,49 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
 )
 
 
-def make_channel(options: Forward) -> Any:
-    """Creates a channel to the collector.
-
-    Raises:
-        RemoteError: a file is not a certificate or a key.
-        OSError: a file cannot be read.
-    """
+def _make_channel(options: Forward) -> Any:
     if options.tls_ca is None:
         return grpc.insecure_channel(options.address, options=CHANNEL_OPTIONS)
-    check_tls_files(options.tls_ca, options.tls_cert, options.tls_key)
-    read = {
-        name: None if path is None else Path(path).read_bytes()
-        for name, path in (
-            ("root_certificates", options.tls_ca),
-            ("private_key", options.tls_key),
-            ("certificate_chain", options.tls_cert),
-        )
-    }
-    credentials = grpc.ssl_channel_credentials(**read)
+    root, chain, key = read_tls_files(options.tls_ca, options.tls_cert, options.tls_key)
+    credentials = grpc.ssl_channel_credentials(root, key, chain)
     return grpc.secure_channel(options.address, credentials, options=CHANNEL_OPTIONS)
 
 
-def metadata_of(options: Forward) -> tuple[tuple[str, str], ...]:
-    """Metadata of each call: the client's token."""
-    return (("authorization", f"Bearer {options.token}"),) if options.token else ()
-
-
-def translated(error: Any, address: str, *, tls: bool) -> TransportError:
-    """Translates the error of a call to the collector at `address`; `tls`: whether the call used TLS."""
-    code = error.code()
-    said = explain_grpc_error(foreign(error.details()) or "no reason given", address, tls=tls)
-    text = f"{said} ({address}, {code.name})"
-    return StreamRefusedError(text) if code in REFUSALS else TransportError(text)
-
-
 class GrpcTransport:
-    """Transport of streams to one collector. See `hostcallback.receiver.remote.sending.transport.Transport`.
+    """A channel to one collector. See `hostcallback.receiver.remote.sending.transport.Transport`.
 
     Attributes:
         address: of the collector.
-        tls: whether it uses TLS.
     """
 
     def __init__(self, options: Forward) -> None:
-        """The channel connects with the first stream.
+        """The channel connects with the first call.
 
         Raises:
             RemoteError: a file is not a certificate or a key.
             OSError: a file cannot be read.
         """
         self.address = options.address
-        self.tls = options.tls_ca is not None
-        self._metadata = metadata_of(options)
-        self._channel = make_channel(options)
-        self._forward = self._channel.stream_stream(f"/{protocol.SERVICE}/{protocol.FORWARD}")
+        self._tls = options.tls_ca is not None
+        self._metadata = (("authorization", f"Bearer {options.token}"),) if options.token else ()
+        self._channel = _make_channel(options)
 
     def connect(self, key: StreamKey, on_ack: OnAck) -> GrpcStream:
         """Starts to send a stream, or continues it."""
-        return GrpcStream(self._forward, self._metadata, self.address, key, on_ack, tls=self.tls)
+        return GrpcStream(self, key, on_ack)
 
-    def serve(self, messages: Iterator[bytes]) -> Any:
-        """Returns the call that receives control requests through the collector and sends `messages`."""
-        return self._channel.stream_stream(f"/{protocol.SERVICE}/{protocol.CONTROL}")(
-            messages, metadata=self._metadata
-        )
+    def call(self, method: str, messages: Iterator[bytes]) -> Any:
+        """Starts a call that sends `messages` until they end; iterating over it yields the collector's."""
+        return self._channel.stream_stream(f"/{protocol.SERVICE}/{method}")(messages, metadata=self._metadata)
+
+    def translated(self, error: Any, *, unimplemented: str = "") -> TransportError:
+        """Translates the error of a call; `unimplemented` explains that the collector {} does not have its method."""
+        code = error.code()
+        if unimplemented and code is grpc.StatusCode.UNIMPLEMENTED:
+            return StreamRefusedError(unimplemented.format(self.address))
+        said = _explained(foreign(error.details()) or "no reason given", self.address, tls=self._tls)
+        text = f"{said} ({self.address}, {code.name})"
+        return StreamRefusedError(text) if code in REFUSALS else TransportError(text)
 
     def close(self) -> None:
         """Closes the channel."""
@@ -236,24 +169,15 @@ class GrpcTransport:
 class GrpcStream:
     """One stream that is being sent. See `hostcallback.receiver.remote.sending.transport.TransportStream`."""
 
-    def __init__(
-        self,
-        method: Callable[..., Any],
-        metadata: Any,
-        address: str,
-        key: StreamKey,
-        on_ack: OnAck,
-        *,
-        tls: bool = False,
-    ) -> None:
+    def __init__(self, transport: GrpcTransport, key: StreamKey, on_ack: OnAck) -> None:
         """Connects, and waits for the collector's position in the stream.
 
         Raises:
             StreamRefusedError: the collector refuses the stream.
             TransportError: the collector cannot be reached.
         """
-        self._address = address
-        self._tls = tls
+        self._transport = transport
+        self._address = transport.address
         self._on_ack = on_ack
         self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._requests.put(protocol.encode_hello(key))
@@ -264,13 +188,13 @@ class GrpcStream:
         self._error: TransportError | None = None
         self._opened = threading.Event()
         self.stored = StreamOffset(0, 0)
-        self._call = method(iter(self._requests.get, None), metadata=metadata)
+        self._call = transport.call(protocol.FORWARD, iter(self._requests.get, None))
         self._thread = threading.Thread(target=self._receive, name="hostcallback-acks", daemon=True)
         self._thread.start()
         # The call's own deadline would also end a connected stream, which lives as long as the process.
         if not self._opened.wait(CONNECT_SEC):
             self.close()
-            raise TransportError(f"the collector at {address} did not answer in {CONNECT_SEC:g} s")
+            raise TransportError(f"the collector at {self._address} did not answer in {CONNECT_SEC:g} s")
         self.check()
 
     def send(self, piece: SegmentSlice) -> None:
@@ -296,17 +220,17 @@ class GrpcStream:
     def _receive(self) -> None:
         try:
             responses: Iterator[bytes] = iter(self._call)
-            self.stored = protocol.decode_position(next(responses))
-            self._opened.set()
+            first = next(responses, None)
+            if first is not None:
+                self.stored = protocol.decode_position(first)
+                self._opened.set()
             for response in responses:
                 self._on_ack(protocol.decode_position(response))
-            self._error = TransportError(f"the collector at {self._address} ended the stream")
-        except StopIteration:
             self._error = TransportError(f"the collector at {self._address} ended the stream")
         except StreamRefusedError as error:  # what the sender says of an acknowledgement
             self._error = error
         except grpc.RpcError as error:
-            self._error = translated(error, self._address, tls=self._tls)
+            self._error = self._transport.translated(error)
         except OSError as error:
             # Of the spool. Without this the sender would wait for acknowledgements that no thread takes any more.
             self._error = TransportError(

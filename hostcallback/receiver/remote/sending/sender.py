@@ -1,11 +1,12 @@
-"""Sends one stream, slice by slice, with a window of unacknowledged bytes, over one connection after another."""
+"""Sends streams, slice by slice, with a window of unacknowledged bytes, over one connection after another."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.remote.credentials import StreamRefusedError, TransportError
@@ -15,11 +16,36 @@ from hostcallback.receiver.remote.sending.transport import (
     Transport,
     TransportStream,
 )
-from hostcallback.receiver.remote.spool.chunks import SliceSource
-from hostcallback.receiver.remote.streams import START, StreamOffset
+from hostcallback.receiver.remote.spool.directory import StreamFolder
+from hostcallback.receiver.remote.spool.orphan_spool import OrphanSpool
+from hostcallback.receiver.remote.streams import SegmentSlice, StreamKey, StreamOffset
 
 LOOK_SEC = 0.25
 """Seconds for which the sender waits for more data before it checks whether the connection is broken."""
+
+
+class SliceSource(Protocol):
+    """A stream that a sender sends.
+
+    Attributes:
+        key: identifies the stream.
+        sent_before: end of what another sender may have sent of it.
+    """
+
+    key: StreamKey
+    sent_before: StreamOffset
+
+    def read(self, position: StreamOffset, timeout_sec: float) -> SegmentSlice | None:
+        """Returns the next slice from `position` on; None if none came in `timeout_sec`.
+
+        The slice starts elsewhere if a new segment starts, or if the data at `position` was dropped.
+        """
+
+    def acked(self, position: StreamOffset) -> None:
+        """Notes that everything before `position` is safely stored by the collector."""
+
+    def is_sent(self) -> bool:
+        """Whether the collector has stored all data so far."""
 
 
 class Sender:
@@ -54,7 +80,6 @@ class Sender:
         self._on_end = on_end
         self.refused = ""
         self._changed = threading.Condition()  # protects everything below
-        self._stored = START
         self._sent = source.sent_before
         self._on_way: deque[tuple[StreamOffset, int]] = deque()
         self._on_way_bytes = 0
@@ -173,7 +198,66 @@ class Sender:
         # Without the lock: it takes the spool's, with which the writer may wait for room.
         self._source.acked(position)
         with self._changed:
-            self._stored = position
             while self._on_way and self._on_way[0][0] <= position:
                 self._on_way_bytes -= self._on_way.popleft()[1]
             self._changed.notify_all()
+
+
+class OrphanSender:
+    """Sends orphan spools while the process's own sender works."""
+
+    def __init__(self, folders: Sequence[StreamFolder], transport: Transport, *, window_bytes: int) -> None:
+        """Starts to send.
+
+        Args:
+            folders: of the streams, locked by this process.
+            transport: to the collector.
+            window_bytes: limit of unacknowledged bytes.
+        """
+        self._transport = transport
+        self._window_bytes = window_bytes
+        self._changed = threading.Condition()  # protects everything below
+        self._waiting = list(folders)
+        self._sender: Sender | None = None
+        self._ended = False
+        self._go_on()
+
+    def drain(self, timeout_sec: float) -> bool:
+        """Waits until all are sent or refused; False if `timeout_sec` passes first."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._sender is None, timeout_sec)
+
+    def stop(self) -> None:
+        """Ends the sending. Unsent spools are unlocked, so that another process can send them."""
+        with self._changed:
+            self._ended = True
+            waiting, self._waiting = self._waiting, []
+            sender = self._sender
+        for folder in waiting:
+            folder.release()
+        if sender is not None:
+            # Without the lock, which the ending sender takes in `_go_on`.
+            sender.stop()
+
+    def _go_on(self) -> None:
+        # The lock is a Condition's, which is reentrant: a sender may end at once.
+        with self._changed:
+            self._sender = None
+            while self._waiting and self._sender is None and not self._ended:
+                self._sender = self._sender_of(self._waiting.pop(0))
+            self._changed.notify_all()
+
+    def _sender_of(self, folder: StreamFolder) -> Sender | None:
+        try:
+            source = OrphanSpool(folder)
+        except Exception as error:  # whatever another process left there, this program goes on
+            logger.warning("%s cannot be read: %s: %s", folder.path, type(error).__name__, error)
+            folder.release()
+            return None
+        logger.info("forwarding the spool that the process of %s left", folder.key)
+
+        def end() -> None:
+            source.end()
+            self._go_on()
+
+        return Sender(source, self._transport, window_bytes=self._window_bytes, ends=True, on_end=end)

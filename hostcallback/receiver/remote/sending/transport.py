@@ -1,4 +1,4 @@
-"""The interface of transports to a collector or a broker, its choice by address, and waits between attempts."""
+"""The interface of transports to a collector or a broker, and the waits between attempts to reach it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import random
 from collections.abc import Callable
 from typing import Protocol
 
-from hostcallback.receiver.remote import brokers
-from hostcallback.receiver.remote.options import Forward
 from hostcallback.receiver.remote.streams import SegmentSlice, StreamKey, StreamOffset
 
 OnAck = Callable[[StreamOffset], None]
@@ -50,33 +48,6 @@ class Transport(Protocol):
 
     def close(self) -> None:
         """Closes all connections."""
-
-
-class Control(Protocol):
-    """A running thread that answers requests to this process that come through its collector."""
-
-    def stop(self) -> None:
-        """Ends it."""
-
-
-def make_transport(options: Forward) -> Transport:
-    """The transport to the address in the options.
-
-    Raises:
-        ValueError: the address is invalid.
-        HostCallbackError: a package is missing, or a file is not a certificate or a key.
-        OSError: a file cannot be read.
-    """
-    made: Transport = brokers.load(options.broker.transport)(options)
-    return made
-
-
-def start_control(options: Forward, transport: Transport, key: StreamKey) -> Control | None:
-    """Answers requests to the process of a stream from now on; None if the broker carries none."""
-    if not options.broker.control:
-        return None
-    started: Control | None = brokers.load(options.broker.control)(transport, key)
-    return started
 
 
 FIRST_BACK_OFF_SEC, LAST_BACK_OFF_SEC = 0.1, 10.0

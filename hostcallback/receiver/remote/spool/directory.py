@@ -12,7 +12,7 @@ from pathlib import Path
 from hostcallback.receiver import processes
 from hostcallback.receiver.files import PRIVATE
 from hostcallback.receiver.remote.credentials import SpoolError
-from hostcallback.receiver.remote.streams import StreamKey
+from hostcallback.receiver.remote.streams import PIECE_BYTES, SegmentSlice, StreamKey, StreamOffset
 
 LOCK = "lock"
 SUFFIX = ".hcblog"
@@ -43,6 +43,7 @@ class StreamFolder:
         self.key = key
         self.path = path
         self._lock = lock
+        self._reading = 0, -1  # number of the segment that is open for reading, and its descriptor
         _open_folders.add(self)
 
     @classmethod
@@ -88,19 +89,37 @@ class StreamFolder:
         found = [path for path in self.path.iterdir() if path.suffix == SUFFIX and path.stem.isdecimal()]
         return sorted((int(path.stem), path) for path in found)
 
+    def read(self, position: StreamOffset, nbytes: int = PIECE_BYTES) -> SegmentSlice:
+        """Reads up to `nbytes` at `position`, at most `PIECE_BYTES` and at most to the segment's end. One thread.
+
+        Raises:
+            OSError: the segment cannot be read.
+        """
+        if self._reading[0] != position.segment:
+            self._stop_reading()
+            descriptor = os.open(self.segment(position.segment), os.O_RDONLY | os.O_CLOEXEC)
+            self._reading = position.segment, descriptor
+        data = os.pread(self._reading[1], min(nbytes, PIECE_BYTES), position.offset)
+        return SegmentSlice(position, data)
+
+    def _stop_reading(self) -> None:
+        (_, descriptor), self._reading = self._reading, (0, -1)
+        if descriptor >= 0:
+            os.close(descriptor)
+
     def remove(self) -> None:
         """Removes the folder and its content. Never raises."""
         with contextlib.suppress(OSError):
             for _, path in self.segments():
                 path.unlink()
-            # Last of the files, and still locked: no other process may take the folder while it is being
-            # removed.
+            # Last of the files, and still locked: no other process may take the folder while it is being removed.
             (self.path / LOCK).unlink()
             self.path.rmdir()
         self.release()
 
     def release(self) -> None:
-        """Unlocks the folder, so that another process can take it."""
+        """Unlocks the folder, so that another process can take it. It is not read any more."""
+        self._stop_reading()
         lock, self._lock = self._lock, -1
         if lock >= 0:
             os.close(lock)

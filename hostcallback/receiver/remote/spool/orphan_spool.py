@@ -3,53 +3,51 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from hostcallback.receiver.remote.spool.chunks import SliceFiles
 from hostcallback.receiver.remote.spool.directory import StreamFolder
 from hostcallback.receiver.remote.streams import SegmentSlice, StreamKey, StreamOffset
 
 
 def find_orphans(spool: Path, run: str) -> list[StreamFolder]:
     """Locks and returns the stream folders that dead processes of a run left, the oldest first."""
-    found: list[tuple[int, StreamFolder]] = []
-    # Another process may remove or take a folder at any time. A process must start even if no orphan can be read.
-    with contextlib.suppress(OSError):
-        for path in spool.iterdir():
-            key = StreamKey.of_folder(path.name)
-            if key is None or key.run != run:
-                continue
-            with contextlib.suppress(OSError):
-                begun = path.stat().st_mtime_ns
-                folder = StreamFolder.take(path)
-                if folder is not None:
-                    found.append((begun, folder))
     # The oldest first: their messages were emitted before those of later processes.
-    return [folder for _, folder in sorted(found, key=lambda item: item[0])]
+    return sorted(_taken(spool, lambda key: key.run == run), key=_begun)
 
 
 def left_by_other_runs(spool: Path, run: str) -> dict[str, int]:
     """Returns by run the bytes that dead processes of other runs left, as far as they can be read."""
     found: dict[str, int] = {}
-    with contextlib.suppress(OSError):
-        for path in spool.iterdir():
-            key = StreamKey.of_folder(path.name)
-            if key is None or key.run == run:
-                continue
-            with contextlib.suppress(OSError):
-                folder = StreamFolder.take(path)
-                if folder is None:
-                    continue
-                try:
-                    nbytes = sum(segment.stat().st_size for _, segment in folder.segments())
-                finally:
-                    folder.release()
-                found[key.run] = found.get(key.run, 0) + nbytes
+    for folder in _taken(spool, lambda key: key.run != run):
+        with contextlib.suppress(OSError):
+            nbytes = sum(segment.stat().st_size for _, segment in folder.segments())
+            found[folder.key.run] = found.get(folder.key.run, 0) + nbytes
+        folder.release()
     return found
 
 
+def _taken(spool: Path, is_wanted: Callable[[StreamKey], bool]) -> Iterator[StreamFolder]:
+    # Another process may remove or take a folder at any time. A process must start even if no orphan can be read.
+    with contextlib.suppress(OSError):
+        for path in spool.iterdir():
+            key = StreamKey.of_folder(path.name)
+            if key is None or not is_wanted(key):
+                continue
+            with contextlib.suppress(OSError):
+                folder = StreamFolder.take(path)
+                if folder is not None:
+                    yield folder
+
+
+def _begun(folder: StreamFolder) -> int:
+    with contextlib.suppress(OSError):
+        return folder.path.stat().st_mtime_ns
+    return 0
+
+
 class OrphanSpool:
-    """The unsent data of a dead process. One thread. See `chunk_source.SliceSource`."""
+    """The unsent data of a dead process. One thread. See `hostcallback.receiver.remote.sending.sender.SliceSource`."""
 
     def __init__(self, folder: StreamFolder) -> None:
         """Takes ownership of the locked folder.
@@ -59,13 +57,10 @@ class OrphanSpool:
         """
         self.key = folder.key
         self._folder = folder
-        self._files = SliceFiles(folder)
-        self._acked = StreamOffset(0, 0)
         self._sizes = {number: path.stat().st_size for number, path in folder.segments()}
         last = max(self._sizes, default=0)
-        self.sent_before = StreamOffset(
-            last, self._sizes.get(last, 0)
-        )  # the dead process may have sent all of it
+        # The dead process may have sent all of it.
+        self.sent_before = StreamOffset(last, self._sizes.get(last, 0))
 
     def read(self, position: StreamOffset, timeout_sec: float) -> SegmentSlice | None:
         """Returns the next slice. Never waits: the stream does not grow any more."""
@@ -74,11 +69,10 @@ class OrphanSpool:
             if not later:
                 return None
             position = StreamOffset(later[0], 0)
-        return self._files.read(position)
+        return self._folder.read(position)
 
     def acked(self, position: StreamOffset) -> None:
         """Deletes the segments before `position`, which the collector has stored."""
-        self._acked = max(self._acked, position)
         for number, nbytes in list(self._sizes.items()):
             if (number, nbytes) <= tuple(position):
                 del self._sizes[number]
@@ -90,7 +84,6 @@ class OrphanSpool:
 
     def end(self) -> None:
         """Removes the folder if all data is stored, otherwise unlocks it for another process."""
-        self._files.close()
         if self.is_sent():
             self._folder.remove()
         else:

@@ -7,21 +7,19 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.remote.credentials import SpoolError
 from hostcallback.receiver.remote.options import Forward, WhenFull
-from hostcallback.receiver.remote.spool.chunks import FlushPolicy, SliceFiles
 from hostcallback.receiver.remote.spool.directory import StreamFolder, making
 from hostcallback.receiver.remote.streams import PIECE_BYTES, SegmentSlice, StreamKey, StreamOffset
 from hostcallback.receiver.taplog.format.block import FrameBlock
 from hostcallback.receiver.taplog.format.errors import Lost
 from hostcallback.receiver.taplog.writing.log_writer import LogWriter
-from hostcallback.receiver.taplog.writing.options import LogOptions
-from hostcallback.receiver.taplog.writing.segment_writer import SegmentWriter, WriteBuffer
+from hostcallback.receiver.taplog.writing.segment_writer import SegmentWriter
+from hostcallback.receiver.taplog.writing.segments import Folded, LogOptions, Losses, Segments
 from hostcallback.receiver.wire import Flags
 from hostcallback.receiver.wire.frame_layout import Array
 
@@ -47,13 +45,65 @@ class _Kept:
     lost: list[Lost] = field(default_factory=list)  # the notes of lost messages that it contains
 
 
-class Spool(LogWriter):
-    """The spool of one stream. Any thread writes, as to a log; the sender's thread reads.
+SEND_BYTES = 256 << 10
+SEND_SEC = 0.1
+"""Seconds between slices of less than `SEND_BYTES`: each slice wakes several threads on both sides."""
+
+BUSY_SEC = 1.0
+"""The same while the last slice is not acknowledged: a busy collector gets fewer and larger slices."""
+
+
+class SendPolicy:
+    """Decides when the data of one stream is sent. Its owner's lock protects it."""
+
+    def __init__(self, send_bytes: int = SEND_BYTES) -> None:
+        """No data was sent yet. `send_bytes` is the amount that is sent at once; at most `SEND_BYTES`."""
+        self._send_bytes = min(send_bytes, SEND_BYTES)
+        self._sent_at = -BUSY_SEC
+        self._hurries = False
+        self._written = 0
+        self._is_idle = True
+
+    def hurry(self) -> None:
+        """Sends all data written so far without waiting for more."""
+        self._hurries = True
+
+    def wrote(self, nbytes: int) -> bool:
+        """Notes that bytes were written; returns whether the sender should look at them now."""
+        self._written += nbytes
+        return self._is_idle or self._hurries or self._written >= self._send_bytes
+
+    def wait_sec(self, nbytes: int, *, acked: bool) -> float:
+        """Returns the seconds for which `nbytes` wait before they are sent, unless more are written.
+
+        Args:
+            nbytes: unsent bytes.
+            acked: whether all sent data is acknowledged.
+        """
+        self._is_idle = False
+        if self._hurries or nbytes >= self._send_bytes:
+            return 0.0
+        return max(0.0, self._sent_at + (SEND_SEC if acked else BUSY_SEC) - time.monotonic())
+
+    def sends(self, *, everything: bool) -> None:
+        """Notes that a slice is sent now. `everything`: it contains all unsent data."""
+        self._sent_at = time.monotonic()
+        self._written = 0
+        self._hurries = self._hurries and not everything
+
+    def has_nothing(self) -> None:
+        """Notes that all written data is sent, so that the sender looks at the next write."""
+        self._is_idle = True
+
+
+class Spool(Segments):
+    """The spool of one stream. Any thread writes to its log, whose segments the spool is; the sender's thread reads.
 
     Attributes:
         key: identifies the stream.
         folder: of its segments.
-        on_closed: called after the spool has been closed.
+        log: writes messages into them.
+        on_closed: called after the log has been closed.
     """
 
     def __init__(
@@ -79,36 +129,30 @@ class Spool(LogWriter):
         self.folder = StreamFolder.make(options.folder, self.key)
         self.on_closed: Callable[[], None] = lambda: None
         self._forward = options
-        self._local_devices = dict(local_devices or {})
-        self._kept: dict[int, _Kept] = {}
+        self._info = {
+            "process": self.key.epoch,
+            "process_index": process_index,
+            "job": job,
+            "run": self.key.run,
+            "stream_process": self.key.process,
+            "local_devices": dict(local_devices or {}),
+        }
         self._acked = self.sent_before = StreamOffset(0, 0)
         self._reading = 0
         self._is_closing = False
         self._sampled = 0
         segment_bytes = max(1 << 14, min(SEGMENT_BYTES, options.spool_bytes // PARTS))
         flush_bytes = min(FLUSH_BYTES, segment_bytes)
-        self._files = SliceFiles(self.folder)
-        self._pace = FlushPolicy(segment_bytes)
+        self._policy = SendPolicy(segment_bytes)
         log_options = LogOptions(
-            segment_bytes=segment_bytes,
-            fsync=options.fsync,
-            process_index=process_index,
-            flush_bytes=flush_bytes,
-            flush_sec=FLUSH_SEC,
-            job=job,
+            segment_bytes=segment_bytes, fsync=options.fsync, flush_bytes=flush_bytes, flush_sec=FLUSH_SEC
         )
         try:
             with making(options.folder):
-                super().__init__(self.folder.path, log_options)
+                self.log = LogWriter(self.folder.path, log_options, self)
         except SpoolError:
             self.folder.remove()
             raise
-
-    def _start_anew(self) -> None:
-        super()._start_anew()
-        self._changed = threading.Condition(
-            self._lock
-        )  # shares the log's lock, which also protects the fields above
 
     @property
     def waiting_bytes(self) -> int:
@@ -116,35 +160,14 @@ class Spool(LogWriter):
         with self._lock:
             return self._waiting()
 
-    @property
-    def end(self) -> StreamOffset:
-        """Position after all written data."""
-        with self._lock:
-            number = max(self._kept, default=0)
-            return StreamOffset(number, self._kept[number].nbytes if number else 0)
-
     def _waiting(self) -> int:
         total = sum(kept.nbytes for kept in self._kept.values() if kept.number >= self._acked.segment)
         return total - (self._acked.offset if self._acked.segment in self._kept else 0)
 
-    def close(self) -> None:
-        """Writes all queued messages, completes the segment, and calls `on_closed`."""
-        with self._lock:
-            self._is_closing = True
-            self._changed.notify_all()
-        super().close()
-        # Without the lock, since it waits for the sender, which reads with the lock.
-        self.on_closed()
-
-    def after_fork_in_child(self) -> None:
-        """Drops the parent's segments in a forked child."""
-        super().after_fork_in_child()
-        self._kept = {}
-
     # Reading.
 
     def read(self, position: StreamOffset, timeout_sec: float) -> SegmentSlice | None:
-        """See `chunk_source.SliceSource`."""
+        """See `SliceSource`."""
         # The policy holds back only the end of the stream: earlier segments do not grow, so waiting would gain nothing.
         deadline = time.monotonic() + timeout_sec
         with self._lock:
@@ -152,11 +175,11 @@ class Spool(LogWriter):
                 found = self._next(position)
                 left_sec = deadline - time.monotonic()
                 if found is None:
-                    self._pace.has_nothing()
+                    self._policy.has_nothing()
                 else:
                     is_last = found[0].segment == max(self._kept) and not self._is_closing
                     wait_sec = (
-                        self._pace.wait_sec(found[1], acked=self._acked >= position) if is_last else 0.0
+                        self._policy.wait_sec(found[1], acked=self._acked >= position) if is_last else 0.0
                     )
                     if wait_sec <= 0:
                         break
@@ -166,9 +189,9 @@ class Spool(LogWriter):
                 self._changed.wait(left_sec)
             position, nbytes = found
             self._reading = position.segment
-            self._pace.sends(everything=is_last and nbytes <= PIECE_BYTES)
+            self._policy.sends(everything=is_last and nbytes <= PIECE_BYTES)
         # Read without the lock, which devices need to write: written bytes of a segment do not change.
-        return self._files.read(position, nbytes)
+        return self.folder.read(position, nbytes)
 
     def _next(self, position: StreamOffset) -> tuple[StreamOffset, int] | None:
         kept = self._kept.get(position.segment)
@@ -182,7 +205,7 @@ class Spool(LogWriter):
         return None
 
     def acked(self, position: StreamOffset) -> None:
-        """See `chunk_source.SliceSource`. Deletes the segments that the collector has stored."""
+        """See `SliceSource`. Deletes the segments that the collector has stored."""
         with self._lock:
             self._acked = max(self._acked, position)
             for number, kept in list(self._kept.items()):
@@ -195,13 +218,9 @@ class Spool(LogWriter):
             self._changed.notify_all()
 
     def is_sent(self) -> bool:
-        """See `chunk_source.SliceSource`."""
+        """See `SliceSource`."""
         with self._lock:
             return not self._waiting()
-
-    def stop_reading(self) -> None:
-        """Closes the segment that is open for reading."""
-        self._files.close()
 
     def _forget(self, number: int) -> None:
         del self._kept[number]
@@ -209,85 +228,80 @@ class Spool(LogWriter):
 
     # Writing.
 
-    def _new_segment(self) -> SegmentWriter:
-        self._number += 1
-        info: dict[str, Any] = {
-            "process": self.key.epoch,
-            "run": self.key.run,
-            "stream_process": self.key.process,
-            "local_devices": self._local_devices,
-        }
-        path = self.folder.segment(self._number)
-        segment = SegmentWriter(
-            path,
-            number=self._number,
-            process_index=self.options.process_index,
-            job=self.options.job,
-            info=info,
-        )
-        self._begun = time.monotonic()
-        self._kept[self._number] = _Kept(self._number, segment.nbytes)
+    def begin(self, lock: threading.Lock, losses: Losses) -> None:
+        """See `Segments`."""
+        self._lock = lock  # also protects the fields above
+        self._changed = threading.Condition(lock)
+        self._losses = losses
+        self._kept: dict[int, _Kept] = {}
+
+    def new(self, number: int) -> SegmentWriter:
+        """See `Segments`."""
+        segment = SegmentWriter(self.folder.segment(number), number=number, info=self._info)
+        self._kept[number] = _Kept(number, segment.nbytes)
         return segment
 
-    def _count(self, segment: SegmentWriter) -> None:
-        self._counters.nbytes += segment.nbytes
-        kept = self._kept.get(int(segment.path.stem))
+    def finished(self, segment: SegmentWriter) -> None:
+        """See `Segments`."""
+        kept = self._kept.get(segment.number)
         if kept is not None:
             kept.nbytes, kept.is_finished = segment.nbytes, True
             self._changed.notify_all()
 
-    def _wrote(
-        self, segment: SegmentWriter, device: str, block: FrameBlock, folded: Sequence[tuple[int, int]]
-    ) -> None:
-        kept = self._kept[int(segment.path.stem)]
+    def wrote(self, segment: SegmentWriter, device: str, block: FrameBlock, folded: Folded) -> None:
+        """See `Segments`."""
+        devices = self._kept[segment.number].devices
         first, last = int(block.seqs[0]), int(block.seqs[-1])
         count = len(block) + sum(number for _, number in folded)
-        before = kept.devices.get(device, (first, last, 0, 0))
-        kept.devices[device] = before[0], last, before[2] + count, before[3] + block.data.size
-        self._grew(kept, segment)
+        before = devices.get(device, (first, last, 0, 0))
+        devices[device] = before[0], last, before[2] + count, before[3] + block.data.size
+        self.noted(segment)
 
-    def _flush(self) -> None:
-        super()._flush()
-        if self._segment is not None:  # notes of lost messages may have been written
-            self._grew(self._kept[self._number], self._segment)
-
-    def _grew(self, kept: _Kept, segment: SegmentWriter) -> None:
+    def noted(self, segment: SegmentWriter, lost: Sequence[Lost] = ()) -> None:
+        """See `Segments`."""
+        kept = self._kept[segment.number]
+        kept.lost += lost
         nbytes = segment.nbytes - kept.nbytes
         kept.nbytes = segment.nbytes
-        if nbytes and self._pace.wrote(nbytes):
+        if nbytes and self._policy.wrote(nbytes):
             self._changed.notify_all()
 
-    def _hasten(self) -> None:
-        self._pace.hurry()
+    def hurry(self) -> None:
+        """See `Segments`. Has the sender send everything written so far."""
+        self._policy.hurry()
         self._changed.notify_all()
 
-    def _open_segment(self) -> SegmentWriter:
-        notes = list(self._lost.values())
-        segment = super()._open_segment()
-        self._kept[int(segment.path.stem)].lost += notes
-        return segment
+    def closing(self) -> None:
+        """See `Segments`. The last messages wait for no room."""
+        self._is_closing = True
+        self._changed.notify_all()
+
+    def closed(self) -> None:
+        """See `Segments`. Without the lock, since `on_closed` waits for the sender, which reads with the lock."""
+        self.on_closed()
 
     def _has_room(self, nbytes: int) -> bool:
         # An empty spool takes any write: a batch larger than the spool would otherwise never fit.
         waiting = self._waiting()
         return not waiting or waiting + nbytes + OVERHEAD_BYTES <= self._forward.spool_bytes
 
-    def _wait_for_room(self, pending: WriteBuffer) -> None:
+    def wait_for_room(self, nbytes: int) -> None:
+        """See `Segments`. Waits or drops segments, as the policy for a full spool says."""
         if self._forward.when_full is WhenFull.DROP_OLDEST:
-            while not self._has_room(pending.nbytes) and self._drop_oldest():
+            while not self._has_room(nbytes) and self._drop_oldest():
                 pass
         if self._forward.when_full is not WhenFull.BLOCK:
             return
         said = False
-        while not self._has_room(pending.nbytes) and not self._is_closing:
+        while not self._has_room(nbytes) and not self._is_closing:
             if not said:
                 said = True
                 logger.warning(
                     "%s is full: %d bytes wait for the collector at %s; devices wait until the spool has room",
-                    self.directory, self._waiting(), self._forward.shown_address,
+                    self.folder.path, self._waiting(), self._forward.shown_address,
                 )  # fmt: skip
             # `wait` gives up the lock, so the sender can read and the acknowledgement can free room.
-            self._hasten()
+            self.hurry()
             self._changed.wait()
 
     def _drop_oldest(self) -> bool:
@@ -298,22 +312,19 @@ class Spool(LogWriter):
                 continue
             self._forget(number)
             for note in kept.lost:  # the collector must still receive the dropped segment's notes
-                self._note_lost(note)
+                self._losses.note(note)
+            reason = "the spool was full: the oldest messages were dropped"
             for device, (first, last, count, nbytes) in kept.devices.items():
-                self._lose(
-                    device, first, last, count, nbytes, "the spool was full: the oldest messages were dropped"
-                )
+                self._lose(device, first, last, count, nbytes, reason)
             return True
         return False
 
     def _lose(self, device: str, first: int, last: int, count: int, nbytes: int, reason: str) -> None:
-        self._note_lost(Lost(device, first, last, count, nbytes, time.time_ns(), reason))
-        self._counters.lost_messages += count
-        self._counters.lost_bytes += nbytes
-        self._counters.lost_by_device[device] += count
-        self._counters.failure = reason
+        self._losses.count(Lost(device, first, last, count, nbytes, time.time_ns(), reason))
+        self._losses.counters.failure = reason
 
-    def _choose(self, device: str, block: FrameBlock, folded: Sequence[tuple[int, int]]) -> Array | None:
+    def choose(self, device: str, block: FrameBlock, folded: Folded) -> Array | None:
+        """See `Segments`. Leaves messages out, as the policy for a full spool says."""
         policy = self._forward.when_full
         if policy is WhenFull.BLOCK or self._is_closing:
             return None

@@ -83,6 +83,7 @@ class StoredRuns:
     Attributes:
         position: end of the part that has been read.
         done: messages of the chunk after it that the caller has done with. They are left out when it is read again.
+        local_devices: indices of devices among their process's own, by name, as far as they are known.
     """
 
     def __init__(
@@ -113,7 +114,7 @@ class StoredRuns:
         self._on_chunk = on_chunk
         self._writer: Writer | None = None
         self._devices: set[str] = set()
-        self._local_devices: dict[str, int] = {}
+        self.local_devices: dict[str, int] = {}
         self._path_of = path_of
         self._reader: SegmentReader | None = None
         self._number = 0
@@ -128,11 +129,6 @@ class StoredRuns:
         """Number of descriptions that it keeps."""
         return len(self._described) + (0 if self._reader is None else len(self._reader.consumers))
 
-    @property
-    def local_devices(self) -> dict[str, int]:
-        """Indices of devices among their process's own, by name, as far as they are known."""
-        return self._local_devices
-
     def process_label(self, key: StreamKey, *, alone: bool) -> str:
         """Names the process: `p3` by its index, or `host:pid` if it has none and the run has others without one.
 
@@ -144,10 +140,6 @@ class StoredRuns:
         if alone or writer is None or writer.process_index is not None:
             return f"p{key.process}"
         return f"{writer.host}:{writer.pid}"
-
-    def local_device(self, name: str) -> int | None:
-        """Index of a device among its process's own; None if unknown."""
-        return self._local_devices.get(name)
 
     def read(
         self, stored: StreamOffset, limit_bytes: float, is_enough: Callable[[], bool] = lambda: False
@@ -295,7 +287,7 @@ class StoredRuns:
             raise NotATapLogError(f"{reader.path} is of another process than the segments before it")
         found = reader.info.get("local_devices")
         if isinstance(found, dict):
-            self._local_devices = {
+            self.local_devices = {
                 name: place for name, place in found.items() if isinstance(name, str) and type(place) is int
             }
         self._folded = {}

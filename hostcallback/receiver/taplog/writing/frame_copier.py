@@ -19,26 +19,21 @@ Room = Callable[[int], Array]
 """Returns that many bytes of memory, uint8, aligned to 8."""
 
 
-def new_memory(nbytes: int) -> Array:
-    """Allocates new memory, uint8, shape (nbytes,), uninitialized."""
-    return np.empty(nbytes, np.uint8)
-
-
 MIN_FRAMES = 12
 """Fewer frames are copied one by one: computing runs costs more than it saves."""
 
 _FLAGS = struct.Struct("<4xI")
 _LENGTHS = struct.Struct("<44xIQ")
 _EXTERNAL = int(Flags.EXTERNAL)
-_FLAGS_AT, _META_AT, _PAYLOAD_AT = 4, 44, 48
+_FLAGS_AT = 4
 
 
-def collect(batch: Batch, room: Room = new_memory) -> FrameBlock:
+def collect(batch: Batch, room: Room = lambda nbytes: np.empty(nbytes, np.uint8)) -> FrameBlock:
     """Copies the frames of a batch, before it is released. EXTERNAL frames become inline ones.
 
     Args:
         batch: the frames.
-        room: provides the memory of the block.
+        room: provides the memory of the block; new memory by default.
     """
     if batch.columns is not None and batch.count >= MIN_FRAMES:
         block = _collect_runs(batch.columns, batch.count, room)

@@ -22,7 +22,7 @@ from hostcallback.receiver.taplog.format.block import FrameBlock
 from hostcallback.receiver.taplog.format.errors import ThinnedTap
 from hostcallback.receiver.taplog.writing.frame_copier import Room, collect
 from hostcallback.receiver.taplog.writing.log_writer import LogWriter, Messages
-from hostcallback.receiver.taplog.writing.options import (
+from hostcallback.receiver.taplog.writing.segments import (
     SEGMENT_BYTES,
     SEGMENT_SEC,
     LogCounters,
@@ -149,7 +149,7 @@ class Recorder(Closing):
             "run_id": message.run_id,
             "device": getattr(device, "id", 0),
         }
-        for arrays in _unstacked(message):
+        for arrays in unstacked(message):
             if described.shards is not None:
                 described, arrays = _as_seen(described, arrays, message)
             self._log.describe(described)
@@ -216,10 +216,13 @@ def description_of(consumer: Consumer, arrays: int) -> TapDescriptor:
     )
 
 
-def _unstacked(message: Message) -> list[list[Any]]:
+def unstacked(message: Message) -> list[list[Any]]:
+    """The arrays of each message that a stacked one holds, None where it has None; its own if it is not stacked."""
     if not message.stacked:
         return [list(message.arrays)]
-    return [[row(array, k) for array in message.arrays] for k in range(message.stacked)]
+    return [
+        [None if array is None else row(array, k) for array in message.arrays] for k in range(message.stacked)
+    ]
 
 
 def _as_seen(
@@ -229,9 +232,8 @@ def _as_seen(
     consumer_id = (described.consumer_id + _AS_SINKS_SEE) % 2**64
     if message.shard_index is None:
         return replace(described, consumer_id=consumer_id, shards=None), arrays
-    places = [
-        ([part.stop for part in place], [part.start for part in place]) for place in message.shard_index
-    ]
+    index = message.shard_index
+    places = [([part.stop for part in place], [part.start for part in place]) for place in index]
     record = shard_record(places, shards=1, group=0, partition=0)
     described = replace(described, consumer_id=consumer_id + 1, shards="some", sharding="local")
     return described, [np.array(record, np.int64), *arrays]

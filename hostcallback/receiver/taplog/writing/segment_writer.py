@@ -25,9 +25,8 @@ from hostcallback.receiver.taplog.format.layout import ALL_CONSUMERS, NO_STEP, C
 from hostcallback.receiver.wire.frame_layout import Array
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 
-_process = uuid.uuid4().hex[
-    :16
-]  # identifies this process: process ids repeat, over time and between machines
+_process = uuid.uuid4().hex[:16]
+"""Identifies this process: process ids repeat, over time and between machines."""
 
 
 def _renew_after_fork() -> None:
@@ -38,10 +37,8 @@ def _renew_after_fork() -> None:
 processes.in_child(processes.Stage.TAPLOG, _renew_after_fork)
 
 
-def segment_info(
-    number: int, created_ns: int, process_index: int | None, job: str = "", run: str = ""
-) -> dict[str, Any]:
-    """Describes the writing process in a segment's header."""
+def segment_info(number: int) -> dict[str, Any]:
+    """Describes this process, as it writes a segment now, for the segment's header."""
     try:
         package = version("hostcallback")
     except PackageNotFoundError:
@@ -50,10 +47,10 @@ def segment_info(
         "host": platform.node(),
         "pid": os.getpid(),
         "process": _process,
-        "process_index": process_index,
-        "job": job,
-        "run": run,
-        "created_ns": created_ns,
+        "process_index": None,
+        "job": "",
+        "run": "",
+        "created_ns": time.time_ns(),
         "monotonic_ns": time.monotonic_ns(),
         "segment": number,
         "wire_version": wire.VERSION,
@@ -68,8 +65,8 @@ class SegmentWriter:
 
     Attributes:
         path: of the file.
+        number: of the segment among this process's.
         nbytes: its length.
-        messages: number of messages in it.
     """
 
     def __init__(
@@ -77,11 +74,8 @@ class SegmentWriter:
         path: str | os.PathLike[str],
         *,
         number: int = 1,
-        process_index: int | None = None,
-        job: str = "",
-        run: str = "",
-        compressor: Compressor | None = None,
         info: Mapping[str, Any] | None = None,
+        compressor: Compressor | None = None,
         permissions: Permissions = PRIVATE,
     ) -> None:
         """Creates the file.
@@ -89,19 +83,16 @@ class SegmentWriter:
         Args:
             path: of the file, which must not exist.
             number: of the segment among this process's.
-            process_index: of this process in a program of several.
-            job: identifies one run of that program, equal in all its processes.
-            run: name of the run.
+            info: replaces fields of `segment_info`: what the process does not know itself, or another process's.
             compressor: compresses frames, if given.
-            info: replaces fields of `segment_info`, for messages of another process.
             permissions: of the file.
 
         Raises:
             OSError: it cannot be created, or exists.
         """
         self.path = Path(path)
+        self.number = number
         self.nbytes = 0
-        self.messages = 0
         self._compressor = compressor
         self._headers: list[bytes] = []
         self._streams: dict[str, int] = {}
@@ -109,8 +100,7 @@ class SegmentWriter:
         self._described_bytes = 0
         self._fd = permissions.create(self.path, os.O_WRONLY)
         try:
-            own = segment_info(number, time.time_ns(), process_index, job, run)
-            self._write([layout.encode_file_header({**own, **(info or {})})])
+            self._write([layout.encode_file_header({**segment_info(number), **(info or {})})])
         except OSError:  # such as a full disk: a file without a header would be reported as damage
             self.abandon()
             with contextlib.suppress(OSError):
@@ -197,7 +187,6 @@ class SegmentWriter:
         self._write_chunks(chunks)
         # Only after the write: if it raises, the next one must write the descriptors again.
         self._streams, self._consumers = streams, known
-        self.messages += len(block)
 
     def lost(self, lost: Lost) -> None:
         """Writes a note of lost messages.
@@ -206,22 +195,15 @@ class SegmentWriter:
             OSError: it cannot be written.
         """
         packed = msgpack.packb(lost._asdict())
-        self._write_chunks(
-            [
-                (
-                    Kind.LOST,
-                    packed,
-                    {
-                        "stream": self._streams.get(lost.device, -1),
-                        "messages": lost.messages,
-                        "first_seq": lost.first_seq,
-                        "last_seq": lost.last_seq,
-                        "min_time_ns": lost.time_ns,
-                        "max_time_ns": lost.time_ns,
-                    },
-                )
-            ]
-        )
+        bounds = {
+            "stream": self._streams.get(lost.device, -1),
+            "messages": lost.messages,
+            "first_seq": lost.first_seq,
+            "last_seq": lost.last_seq,
+            "min_time_ns": lost.time_ns,
+            "max_time_ns": lost.time_ns,
+        }
+        self._write_chunks([(Kind.LOST, packed, bounds)])
 
     def rules(self, thinned: Sequence[ThinnedTap], time_ns: int) -> None:
         """Writes which taps rules thin out.

@@ -17,7 +17,7 @@ from hostcallback.receiver.cli import main
 from hostcallback.receiver.errors import HostCallbackError
 from hostcallback.receiver.files import PRIVATE, Permissions, write_private
 from hostcallback.receiver.remote.collector.store import Store
-from hostcallback.receiver.remote.control.rule_store import RuleStore, StatementsFile
+from hostcallback.receiver.remote.control.rule_store import NAME, RuleStore
 from hostcallback.receiver.remote.delivery.cursor import Cursor
 from hostcallback.receiver.remote.nats.store import NatsStore
 from hostcallback.receiver.remote.streams import StreamKey, StreamOffset
@@ -68,7 +68,7 @@ def store(folder: Path) -> None:
     cursor = Cursor(made.directory)
     cursor.move(KEY, StreamOffset(1, 0))
     cursor.save()
-    StatementsFile(made.directory).write(RuleStore())
+    RuleStore().write(made.directory / NAME)
     NatsStore(made)
     made.close()
 

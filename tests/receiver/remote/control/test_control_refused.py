@@ -20,10 +20,17 @@ import pytest
 from collecting import CollectorProcess, Emitter, forwarder, only, stored, wait_for
 from hostcallback.receiver.control.protocol import pack
 from hostcallback.receiver.remote.control.client import CollectorControl, ProcessAnswer
-from hostcallback.receiver.remote.control.protocol import ASK, encode_asking
+from hostcallback.receiver.remote.control.protocol import encode_asking
 from hostcallback.receiver.remote.forwarder import Forwarder
 from hostcallback.receiver.remote.options import Forward
-from hostcallback.receiver.remote.protocol import CONTROL, FORWARD, SERVICE, SliceDecoder, encode_position
+from hostcallback.receiver.remote.protocol import (
+    ASK,
+    CONTROL,
+    FORWARD,
+    SERVICE,
+    SliceDecoder,
+    encode_position,
+)
 from hostcallback.receiver.remote.streams import StreamOffset
 
 Code = grpc.StatusCode

@@ -21,7 +21,7 @@ from collecting import CollectorProcess, wait_for
 from controlled import Controlled, controlled
 from hostcallback.receiver.cli import main
 from hostcallback.receiver.remote.control.client import CollectorControl
-from hostcallback.receiver.remote.control.rule_store import StatementsFile
+from hostcallback.receiver.remote.control.rule_store import NAME, RuleStore
 from hostcallback.receiver.remote.options import Forward
 from hostcallback.receiver.runtime.rules.rules import Rules, rule_settings, settings_text
 from hostcallback.receiver.runtime.runtime import runtime
@@ -275,7 +275,7 @@ def test_processes_keep_remembered_rules_after_any_kill_and_stop(everywhere: Eve
         taps = [(one.process.key.run, tap) for one in told for tap in one.result or ()]
         return {(name, tap["name"]): tap["rules"] for name, tap in taps if not tap["check"]}
 
-    kept = StatementsFile(collector.log).read()
+    kept = RuleStore.read(collector.log / NAME)
     expected = {}
     for name in runs:
         rules = Rules()

@@ -15,7 +15,6 @@ from hostcallback.receiver.remote.control.rule_store import (
     MAX_BYTES,
     NAME,
     RuleStore,
-    StatementsFile,
     covers,
     overlap,
 )
@@ -116,27 +115,26 @@ def test_anything_else_is_refused(data: bytes) -> None:
 
 
 def test_the_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    file = StatementsFile(tmp_path)
-    assert not file.read().statements
+    assert not RuleStore.read(tmp_path / NAME).statements
     kept = RuleStore().with_setting("*", "loss", {"every": 3})
-    file.write(kept)
-    assert StatementsFile(tmp_path).read().statements == kept.statements
+    kept.write(tmp_path / NAME)
+    assert RuleStore.read(tmp_path / NAME).statements == kept.statements
     (tmp_path / NAME).with_suffix(".new").write_bytes(b"{")  # of a collector that was killed in the middle
-    assert StatementsFile(tmp_path).read().statements == kept.statements
+    assert RuleStore.read(tmp_path / NAME).statements == kept.statements
     assert not caplog.text
     for broken in (b"", b"{", b"[]", b'{"version": 2, "statements": []}', b"[" * 100_000, b"\xff"):
         (tmp_path / NAME).write_bytes(broken)
-        assert not StatementsFile(tmp_path).read().statements
+        assert not RuleStore.read(tmp_path / NAME).statements
         assert "cannot be read" in caplog.text
         caplog.clear()
-    file.write(kept)
-    assert StatementsFile(tmp_path).read().statements == kept.statements
+    kept.write(tmp_path / NAME)
+    assert RuleStore.read(tmp_path / NAME).statements == kept.statements
 
 
 def test_a_collector_announces_the_rules_that_it_remembers(tmp_path: Path) -> None:
     assert ControlService(tmp_path).remembered() == ""
     kept = RuleStore().with_setting("*", "loss", {"every": 10}).with_setting("exp*", "*", {"enabled": False})
-    StatementsFile(tmp_path).write(kept)
+    kept.write(tmp_path / NAME)
     assert ControlService(tmp_path).remembered() == (
         "2 remembered rule(s) apply to processes that connect: 'loss' every=10, '*' enabled=false in runs 'exp*'; "
         "hcb ctl --via HOST:PORT '*' --reset removes them"

@@ -14,7 +14,7 @@ import folder_broker
 from checkout import ROOT
 from collecting import LOSS, WAIT_SEC, CollectorProcess, Emitter, forwarder, only, stored, wait_for
 from hostcallback.receiver.cli import main
-from hostcallback.receiver.remote.brokers import BROKERS, DIRECT, broker_of, expected, scheme_of
+from hostcallback.receiver.remote.brokers import BROKERS, DIRECT, broker_of, expected
 from hostcallback.receiver.remote.options import Forward
 from hostcallback.receiver.text import without_password
 
@@ -41,18 +41,17 @@ def url(tmp_path: Path) -> Iterator[str]:
 
 
 @pytest.mark.parametrize(
-    ("address", "scheme", "name"),
+    ("address", "name"),
     [
-        ("localhost:7070", "", "listen"),
-        ("nats://localhost:4222", "nats", "nats"),
-        ("tls://one:4222,nats://two:4222", "tls", "nats"),
-        ("dns:///collector:7070", "", "listen"),
+        ("localhost:7070", "listen"),
+        ("nats://localhost:4222", "nats"),
+        ("tls://one:4222,nats://two:4222", "nats"),
+        ("dns:///collector:7070", "listen"),
     ],
 )
-def test_the_scheme_of_an_address_chooses_the_broker(address: str, scheme: str, name: str) -> None:
-    assert scheme_of(address) == scheme
+def test_the_scheme_of_an_address_chooses_the_broker(address: str, name: str) -> None:
     assert broker_of(address).name == name
-    assert (Forward(address).scheme, Forward(address).broker.name) == (scheme, name)
+    assert Forward(address).broker.name == name
 
 
 def test_a_broker_is_known_once_it_is_registered(url: str) -> None:

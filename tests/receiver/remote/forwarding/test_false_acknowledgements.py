@@ -55,7 +55,7 @@ def test_unsent_messages_are_kept(
     assert ended.wait(20)
     assert "was sent" in sender.refused
     assert "nothing is deleted" in caplog.text
-    spool.close()
+    spool.log.close()
     assert list(spool.folder.path.glob("*.hcblog"))
     sender.stop()
 
@@ -68,4 +68,4 @@ def test_sent_messages_are_acknowledged(tmp_path: Path) -> None:
     assert sender.drain(20)
     assert not sender.refused
     sender.stop()
-    spool.close()
+    spool.log.close()

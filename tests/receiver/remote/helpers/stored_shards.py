@@ -70,9 +70,9 @@ class StoredProcess:
         folder = store.folder("run")
         folder.mkdir(exist_ok=True)
         self._segment = SegmentWriter(
-            folder / self.key.segment_name(1), process_index=number, job=job,
-            info={"process": self.key.epoch, "run": "run", "stream_process": number,
-                  "local_devices": {f"cpu:{n}": n for n in range(devices)}},
+            folder / self.key.segment_name(1),
+            info={"process": self.key.epoch, "process_index": number, "job": job, "run": "run",
+                  "stream_process": number, "local_devices": {f"cpu:{n}": n for n in range(devices)}},
         )  # fmt: skip
 
     @property

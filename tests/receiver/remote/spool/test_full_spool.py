@@ -10,6 +10,10 @@ import numpy as np
 import pytest
 
 from collecting import LOSS, CollectorProcess, Emitter, forwarder, only, stored, wait_for
+from hostcallback.receiver.remote.options import Forward
+from hostcallback.receiver.remote.spool.spool import Spool
+from hostcallback.receiver.remote.streams import StreamOffset
+from hostcallback.receiver.taplog.writing.recorder import Recorder
 
 SPOOL_BYTES = 256 << 10
 COUNT = 6_000  # of 192 bytes
@@ -88,6 +92,24 @@ def test_blocking_waits_for_room_and_loses_no_message(tmp_path: Path) -> None:
     found, lost = stored(collector.log)
     assert only(found) == list(range(COUNT))
     assert not lost
+
+
+def test_a_device_begins_while_another_one_waits_for_room(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    spool = Spool(Forward("localhost:7070", spool=tmp_path, run="r", spool_bytes=1 << 16))
+    recorder = Recorder(spool.log)
+    waiting = Emitter(recorder, "cpu:0")
+    waiting.emit(LOSS, np.zeros(60_000, np.uint8), np.int32(0))
+    recorder.flush()
+    waiting.emit(LOSS, np.zeros(4_000, np.uint8), np.int32(1))
+    wait_for(lambda: "is full" in caplog.text, "the log's timer to wait")
+    Emitter(recorder, "cpu:1").losses(1)
+    number, path = spool.folder.segments()[-1]
+    spool.acked(StreamOffset(number, path.stat().st_size))
+    wait_for(lambda: recorder.counters.messages == 3, "all messages in the spool")
+    recorder.close()
+    spool.folder.remove()
 
 
 @pytest.mark.slow

@@ -35,7 +35,7 @@ COMPRESSED = [pytest.param(False, id="plain"), pytest.param(True, id="zstd")]
 
 def write_small(path: Path, *, close: bool, compress: bool = False, count: int = 20) -> Path:
     """Three chunks of messages of two devices, a note of lost ones, folded failures."""
-    writer = SegmentWriter(path, compressor=Compressor() if compress else None, process_index=3)
+    writer = SegmentWriter(path, info={"process_index": 3}, compressor=Compressor() if compress else None)
     steps = StepFinder(DESCRIBED)
     first = losses(0, 3)
     writer.frames("cpu:0", first, DESCRIBED, steps=steps.in_force(first, layout.NO_STEP))

@@ -13,7 +13,7 @@ from hostcallback.receiver.taplog.reading.reader import LogReader
 from hostcallback.receiver.taplog.reading.selection import Selection
 from hostcallback.receiver.taplog.render.tap_stats import gather
 from hostcallback.receiver.taplog.writing.log_writer import LogWriter
-from hostcallback.receiver.taplog.writing.options import LogOptions
+from hostcallback.receiver.taplog.writing.segments import LogOptions
 from logged_frames import DESCRIBED, losses, read, seqs
 
 

@@ -24,10 +24,10 @@ from hostcallback.receiver.taplog.format.errors import segment_name
 from hostcallback.receiver.taplog.reading.reader import LogReader
 from hostcallback.receiver.taplog.reading.segment_reader import SegmentReader
 from hostcallback.receiver.taplog.reading.selection import Selection
-from hostcallback.receiver.taplog.writing import log_writer, options as log_options
+from hostcallback.receiver.taplog.writing import log_writer, segments as log_segments
 from hostcallback.receiver.taplog.writing.log_writer import LogWriter
-from hostcallback.receiver.taplog.writing.options import LogOptions
 from hostcallback.receiver.taplog.writing.recorder import record
+from hostcallback.receiver.taplog.writing.segments import LogOptions
 from logged_frames import DESCRIBED, LOSS, NORM, block_of, frame, losses, read, seqs
 
 
@@ -57,7 +57,7 @@ def test_few_messages_are_written_soon(tmp_path: Path) -> None:
             log.append("cpu:0", losses(first, 3))
             assert len(read(tmp_path)[0]) == first
             wait_for(lambda first=first: len(read(tmp_path)[0]) == first + 3)
-            assert time.monotonic() - began >= log_options.FLUSH_SEC * 0.9
+            assert time.monotonic() - began >= log_segments.FLUSH_SEC * 0.9
 
 
 def test_many_messages_and_urgent_ones_are_written_at_once(tmp_path: Path) -> None:
@@ -65,11 +65,11 @@ def test_many_messages_and_urgent_ones_are_written_at_once(tmp_path: Path) -> No
         log.append("cpu:0", losses(0, 5))
         log.append("cpu:1", losses(0, 2), at_once=True)
         assert seqs(read(tmp_path)[0]) == [0, 1]
-        log.append("cpu:0", losses(5, log_options.FLUSH_BYTES // 192))
-        assert len(read(tmp_path)[0]) == 2 + 5 + log_options.FLUSH_BYTES // 192
+        log.append("cpu:0", losses(5, log_segments.FLUSH_BYTES // 192))
+        assert len(read(tmp_path)[0]) == 2 + 5 + log_segments.FLUSH_BYTES // 192
         log.append("cpu:1", losses(2, 1))
         log.flush()
-        assert len(read(tmp_path)[0]) == 3 + 5 + log_options.FLUSH_BYTES // 192
+        assert len(read(tmp_path)[0]) == 3 + 5 + log_segments.FLUSH_BYTES // 192
 
 
 def test_a_segment_has_no_more_taps_than_readers_take(

@@ -16,6 +16,7 @@ from hostcallback.receiver.remote.sending.sender import Sender
 from hostcallback.receiver.remote.spool.directory import StreamFolder
 from hostcallback.receiver.remote.spool.orphan_spool import OrphanSpool
 from hostcallback.receiver.remote.spool.spool import FLUSH_BYTES, Spool
+from hostcallback.receiver.taplog.writing.log_writer import LogWriter
 from tools.bench.blocks import TAP, block_with
 from tools.bench.row import Figure, Row, measure
 from tools.bench.rows import training
@@ -57,7 +58,7 @@ def _per_mib(start: float) -> float:
     return (perf_counter() - start) / (TOTAL_BYTES / (1 << 20)) * 1e3
 
 
-def _fill(log: Spool, message_bytes: int, total_bytes: int) -> int:
+def _fill(log: LogWriter, message_bytes: int, total_bytes: int) -> int:
     block = block_with(message_bytes, FLUSH_BYTES)
     log.describe(TAP)
     for _ in range(0, total_bytes, block.data.size):
@@ -67,11 +68,11 @@ def _fill(log: Spool, message_bytes: int, total_bytes: int) -> int:
 
 def _left(address: str, folder: Path) -> float:
     # Data already in a spool, as after a process was killed.
-    log = Spool(options_for(address, folder))
-    _fill(log, 64 << 10, TOTAL_BYTES)
-    log.close()
-    log.folder.release()
-    left = StreamFolder.take(log.folder.path)
+    spool = Spool(options_for(address, folder))
+    _fill(spool.log, 64 << 10, TOTAL_BYTES)
+    spool.log.close()
+    spool.folder.release()
+    left = StreamFolder.take(spool.folder.path)
     assert left is not None
     source = OrphanSpool(left)
     transport = GrpcTransport(options_for(address, folder))
@@ -90,7 +91,7 @@ def through_spool(address: str, folder: Path, message_bytes: int, total_bytes: i
     recorder = Forwarder(options_for(address, folder))
     assert recorder.drain(WAIT_SEC)
     start = perf_counter()
-    messages = _fill(recorder._log, message_bytes, total_bytes)  # type: ignore[arg-type]
+    messages = _fill(recorder._log, message_bytes, total_bytes)
     assert recorder.drain(WAIT_SEC)
     seconds = perf_counter() - start
     recorder.close()

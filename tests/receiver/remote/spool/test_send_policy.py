@@ -9,9 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from collecting import CollectorProcess, Emitter, forwarder, only, stored, wait_for
-from hostcallback.receiver.remote.spool import chunks as pace
-from hostcallback.receiver.remote.spool.chunks import SEND_BYTES, FlushPolicy
-from hostcallback.receiver.remote.spool.spool import Spool
+from hostcallback.receiver.remote.spool import spool as pace
+from hostcallback.receiver.remote.spool.spool import SEND_BYTES, SendPolicy, Spool
 from hostcallback.receiver.remote.streams import SegmentSlice, StreamOffset
 
 
@@ -24,13 +23,13 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def test_the_first_bytes_after_a_pause_are_sent_at_once(clock: list[float]) -> None:
-    mine = FlushPolicy()
+    mine = SendPolicy()
     assert mine.wrote(1)
     assert mine.wait_sec(1, acked=True) == 0.0
 
 
 def test_little_waits_until_the_last_piece_is_long_ago(clock: list[float]) -> None:
-    mine = FlushPolicy()
+    mine = SendPolicy()
     mine.sends(everything=True)
     mine.has_nothing()
     assert mine.wrote(100)  # the sender must look how long this write may wait
@@ -41,7 +40,7 @@ def test_little_waits_until_the_last_piece_is_long_ago(clock: list[float]) -> No
 
 
 def test_little_waits_longer_while_the_last_piece_is_not_acknowledged(clock: list[float]) -> None:
-    mine = FlushPolicy()
+    mine = SendPolicy()
     mine.sends(everything=True)
     clock[0] += pace.SEND_SEC
     assert mine.wait_sec(1, acked=True) == 0.0
@@ -51,7 +50,7 @@ def test_little_waits_longer_while_the_last_piece_is_not_acknowledged(clock: lis
 
 
 def test_large_and_urgent_data_is_sent_at_once(clock: list[float]) -> None:
-    mine = FlushPolicy()
+    mine = SendPolicy()
     mine.sends(everything=True)
     assert mine.wait_sec(SEND_BYTES, acked=False) == 0.0
     assert mine.wrote(SEND_BYTES)
