@@ -11,7 +11,7 @@ import numpy as np
 from hostcallback.receiver.taplog.format.block import FrameBlock
 from hostcallback.receiver.taplog.format.errors import Damage
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
-from hostcallback.receiver.taplog.reading.merge import LostRun
+from hostcallback.receiver.taplog.reading.merge import LostNote
 from hostcallback.receiver.taplog.reading.reader import LogReader
 from hostcallback.receiver.wire import Flags, encode_frame
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
@@ -62,15 +62,15 @@ def losses(first: int, count: int, **numbers: int) -> FrameBlock:
     )
 
 
-def read(*paths: Path) -> tuple[list[LoggedMessage], list[LostRun], list[Damage]]:
+def read(*paths: Path) -> tuple[list[LoggedMessage], list[LostNote], list[Damage]]:
     """All that logs hold."""
     messages: list[LoggedMessage] = []
-    lost: list[LostRun] = []
+    lost: list[LostNote] = []
     damaged: list[Damage] = []
     for record in LogReader(paths).records():
         if isinstance(record, LoggedMessage):
             messages.append(record)
-        elif isinstance(record, LostRun):
+        elif isinstance(record, LostNote):
             lost.append(record)
         else:
             damaged.append(record)

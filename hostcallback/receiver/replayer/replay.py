@@ -15,7 +15,7 @@ from hostcallback.receiver.failures.check_report import FailedCheck
 from hostcallback.receiver.failures.deferred_errors import MAX_KEPT, OnError
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.messages import Sink
-from hostcallback.receiver.replayer.run_delivery import Pace, RunDelivery
+from hostcallback.receiver.replayer.log_delivery import LogDelivery, Pace
 from hostcallback.receiver.runtime.device_stats import DeviceStats
 from hostcallback.receiver.runtime.dispatch.scope import Scope
 from hostcallback.receiver.sinks.factory import Binding
@@ -23,7 +23,7 @@ from hostcallback.receiver.sinks.progress.bars import bars
 from hostcallback.receiver.sinks.sharding.multi_process import ShardStream
 from hostcallback.receiver.taplog.format.errors import Damage, Lost
 from hostcallback.receiver.taplog.reading.logged_message import LoggedProgramRuns
-from hostcallback.receiver.taplog.reading.merge import MessageRun
+from hostcallback.receiver.taplog.reading.merge import Stretch
 from hostcallback.receiver.taplog.reading.reader import LogReader, Paths
 from hostcallback.receiver.taplog.reading.segment_reader import Writer
 from hostcallback.receiver.taplog.reading.selection import Selection
@@ -94,7 +94,7 @@ class Replay:
         self._jobs = None if shards else LoggedProgramRuns()
         self._shards = shards
         self._make_delivery = functools.partial(
-            RunDelivery,
+            LogDelivery,
             bind=bind,
             sinks=sinks,
             printers=printers,
@@ -123,7 +123,7 @@ class Replay:
             ):
                 if isinstance(record, Damage):
                     self._note_damage(record)
-                elif isinstance(record, MessageRun):
+                elif isinstance(record, Stretch):
                     delivery.deliver(record, parts)
                 else:
                     self.replayed.lost.append(record.lost)
@@ -146,7 +146,7 @@ class Replay:
         self.replayed.damaged.append(damage)
         self.scope.deferred.add_lost(str(damage), max(1, damage.messages))
 
-    def _finish(self, delivery: RunDelivery) -> None:
+    def _finish(self, delivery: LogDelivery) -> None:
         if self._jobs is not None:
             self._jobs.finish()
             self.replayed.incomplete = self._jobs.discarded()

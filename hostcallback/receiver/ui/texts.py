@@ -13,7 +13,7 @@ from hostcallback.receiver.messages import Message
 from hostcallback.receiver.sinks import described_template
 from hostcallback.receiver.sinks.metric_writers.reduction import TEXT, TapLayout
 from hostcallback.receiver.taplog.format.errors import Damage
-from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage, RunDecoder
+from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage, MessageDecoder
 from hostcallback.receiver.taplog.render.json import process_text, short_text
 from hostcallback.receiver.taplog.render.text import message_text
 from hostcallback.receiver.text import printable
@@ -235,7 +235,7 @@ def _in_chunk(
     places, _ = origin.places(lambda described: has_texts(described) and wanted.filter.allows_tap(described))
     times = origin.run.block.times_ns[places]
     order = np.argsort(times if forward else -times, kind="stable")
-    decoder = RunDecoder()
+    decoder = MessageDecoder()
     count = 0
     for place in places[order].tolist():
         cursor = Cursor(int(origin.run.block.times[place]), number, place)

@@ -22,7 +22,7 @@ from hostcallback.receiver.errors import TapFunctionException
 from hostcallback.receiver.failures.check_report import CheckError
 from hostcallback.receiver.sinks.scalars import scalars_into
 from hostcallback.receiver.taplog.format.errors import Lost
-from hostcallback.receiver.taplog.reading.merge import LostRun
+from hostcallback.receiver.taplog.reading.merge import LostNote
 
 SETS = sorted(path.parent for path in Path(__file__).parent.glob("*/log.jsonl"))
 RUN = "kept"
@@ -48,7 +48,7 @@ def check_same(found: str, expected: Path) -> None:
 
 def lost(log: Path) -> list[Lost]:
     """The noted losses of a log."""
-    return [record.lost for record in receiver.LogReader(log).records() if isinstance(record, LostRun)]
+    return [record.lost for record in receiver.LogReader(log).records() if isinstance(record, LostNote)]
 
 
 def test_a_log(kept: Path, capsys: pytest.CaptureFixture[str]) -> None:

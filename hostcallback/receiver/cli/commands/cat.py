@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from hostcallback.receiver.cli.arguments import SelectedLog, add_log, add_selection, add_shards, count
 from hostcallback.receiver.cli.output.messages import Show
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
-from hostcallback.receiver.taplog.reading.merge import LostRun
+from hostcallback.receiver.taplog.reading.merge import LostNote
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -31,7 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
     show = Show(as_json=arguments.json, full=arguments.full)
     shown = 0
     read = log.reader.records if arguments.shards else log.reader.values
-    records: Iterator[LoggedMessage | LostRun] = log.intact(read(log.wanted))
+    records: Iterator[LoggedMessage | LostNote] = log.intact(read(log.wanted))
     for record in records:
         if not isinstance(record, LoggedMessage):
             show.lost(record, several=several)

@@ -21,7 +21,7 @@ from hostcallback.receiver.taplog.convert.parquet import write_parquet
 from hostcallback.receiver.taplog.convert.perfetto import JaxProfile, TraceConversion, read_profile
 from hostcallback.receiver.taplog.convert.tensorboard import SUFFIX, write_tensorboard
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
-from hostcallback.receiver.taplog.reading.merge import LostRun
+from hostcallback.receiver.taplog.reading.merge import LostNote
 from hostcallback.receiver.taplog.reading.selection import Selection
 from hostcallback.receiver.text import printable
 
@@ -86,7 +86,7 @@ def _trace(arguments: argparse.Namespace, log: SelectedLog, profile: JaxProfile 
     messages = 0
     with new_text(arguments.output, force=arguments.force) as file:
         trace = TraceConversion(file, profile)
-        records: Iterator[LoggedMessage | LostRun] = log.intact(log.reader.records(log.wanted))
+        records: Iterator[LoggedMessage | LostNote] = log.intact(log.reader.records(log.wanted))
         for record in records:
             if isinstance(record, LoggedMessage):
                 trace.message(record)

@@ -17,7 +17,7 @@ from hostcallback.receiver.taplog.format.errors import Damage, Lost
 from hostcallback.receiver.taplog.format.layout import Kind
 from hostcallback.receiver.taplog.reading.chunk_reader import Chunk
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
-from hostcallback.receiver.taplog.reading.merge import LostRun, MessageRun, Record
+from hostcallback.receiver.taplog.reading.merge import LostNote, Record, Stretch
 from hostcallback.receiver.taplog.reading.reader import EVERYTHING, LogReader
 from hostcallback.receiver.taplog.reading.selection import Selection
 from hostcallback.receiver.taplog.render.json import as_dict, process_text, short_text
@@ -66,7 +66,7 @@ class Show:
         undelivered = [self._painted("not delivered", YELLOW)] if delivered is False else []
         print("  ".join([*parts, *undelivered]))
 
-    def lost(self, run: LostRun, *, several: bool) -> None:
+    def lost(self, run: LostNote, *, several: bool) -> None:
         """Writes a note of lost messages, in the text format only."""
         # Each line of JSON is one message: programs that read them would take a note for a message. A gap in
         # `seq` shows the loss, and `hcb stats` counts it.
@@ -164,7 +164,7 @@ class ReadingProgress:
         try:
             for record in records:
                 yield record
-                if isinstance(record, MessageRun):
+                if isinstance(record, Stretch):
                     self._count(record.stop - record.start, selection)
         finally:
             self._iterations -= 1

@@ -31,11 +31,11 @@ from hostcallback.receiver.remote.credentials import BadStreamError
 from hostcallback.receiver.remote.delivery.stream_printer import StreamPrinter
 from hostcallback.receiver.remote.spool.stream_reader import Again, StoredRuns
 from hostcallback.receiver.remote.streams import MAX_SEGMENT, StreamKey, StreamOffset
-from hostcallback.receiver.replayer.run_delivery import RunDelivery
+from hostcallback.receiver.replayer.log_delivery import LogDelivery
 from hostcallback.receiver.runtime.dispatch.scope import Scope
 from hostcallback.receiver.taplog.format.errors import Damage
 from hostcallback.receiver.taplog.format.layout import Kind
-from hostcallback.receiver.taplog.reading.merge import MessageRun
+from hostcallback.receiver.taplog.reading.merge import Stretch
 from hostcallback.receiver.taplog.reading.segment_reader import SegmentReader
 from hostcallback.receiver.taplog.reading.selection import Selection
 from hostcallback.receiver.wire.pytree import unpack_plain
@@ -282,9 +282,9 @@ def main(action: str, path: Path, key: StreamKey, position: StreamOffset) -> Non
         lambda: f"p{key.process}", runs.local_devices.get, lambda message: None, everything=True
     )
     scope = Scope("probe", 100, on_error=OnError.WARN)
-    delivery = RunDelivery(scope, Selection(), sinks=[printer], printers=False)
+    delivery = LogDelivery(scope, Selection(), sinks=[printer], printers=False)
     for record in runs.read(StreamOffset(MAX_SEGMENT, 0), 1):
-        if isinstance(record, MessageRun):
+        if isinstance(record, Stretch):
             delivery.deliver(record)
 
 

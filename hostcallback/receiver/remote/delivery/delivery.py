@@ -24,13 +24,13 @@ from hostcallback.receiver.remote.delivery.process_groups import (
 from hostcallback.receiver.remote.delivery.stream_printer import RateLimitedErrorLog, StreamPrinter
 from hostcallback.receiver.remote.spool.stream_reader import Again, StoredRuns, end_of_chunk
 from hostcallback.receiver.remote.streams import StreamKey, StreamOffset
-from hostcallback.receiver.replayer.run_delivery import RunDelivery
+from hostcallback.receiver.replayer.log_delivery import LogDelivery
 from hostcallback.receiver.runtime.dispatch.scope import Scope
 from hostcallback.receiver.sinks.progress.bars import bars
 from hostcallback.receiver.sinks.sharding.multi_process import ShardStream
 from hostcallback.receiver.tap_arguments import matches
 from hostcallback.receiver.taplog.format.errors import Damage, Lost, TapLogError
-from hostcallback.receiver.taplog.reading.merge import MessageRun
+from hostcallback.receiver.taplog.reading.merge import Stretch
 from hostcallback.receiver.taplog.reading.segment_reader import Writer
 from hostcallback.receiver.taplog.reading.selection import Selection
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
@@ -235,7 +235,7 @@ class Delivery:
         self._again.pop(key, None)
         self._save()
 
-    def _deliver_run(self, key: StreamKey, stream: DeliveredStream, run: MessageRun) -> None:
+    def _deliver_run(self, key: StreamKey, stream: DeliveredStream, run: Stretch) -> None:
         stream.run = run
         try:
             stream.delivery.deliver(run)
@@ -280,7 +280,7 @@ class Delivery:
             return False
         before = stream.runs.position, stream.runs.done
         for record in stream.everything(stored) if everything else stream.turn(stored, is_enough):
-            if isinstance(record, MessageRun):
+            if isinstance(record, Stretch):
                 self._deliver_run(key, stream, record)
             elif isinstance(record, Damage):
                 if not record.torn:
@@ -352,7 +352,7 @@ class Delivery:
                 see=see,
             )
 
-        stream.delivery = RunDelivery(
+        stream.delivery = LogDelivery(
             self.scope,
             EVERYTHING,
             bind=self._bind,

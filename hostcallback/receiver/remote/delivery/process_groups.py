@@ -15,10 +15,10 @@ from hostcallback.receiver import limits
 from hostcallback.receiver.messages import Message, Sink
 from hostcallback.receiver.remote.spool.stream_reader import StoredRuns
 from hostcallback.receiver.remote.streams import StreamKey, StreamOffset
-from hostcallback.receiver.replayer.run_delivery import RunDelivery
+from hostcallback.receiver.replayer.log_delivery import LogDelivery
 from hostcallback.receiver.sinks.sharding.multi_process import ProgramRun, ShardStream
 from hostcallback.receiver.taplog.format.layout import NO_STEP
-from hostcallback.receiver.taplog.reading.merge import MessageRun, Record
+from hostcallback.receiver.taplog.reading.merge import Record, Stretch
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 
 PATIENCE_SEC = 300.0
@@ -201,8 +201,8 @@ class DeliveredStream:
     def __init__(self, runs: StoredRuns) -> None:
         """Nothing of the stream has been read yet."""
         self.runs = runs
-        self.delivery: RunDelivery
-        self.run: MessageRun | None = None
+        self.delivery: LogDelivery
+        self.run: Stretch | None = None
         self.at = runs.position, ""
         self.read_at = -math.inf
         self._is_open = False
@@ -232,7 +232,7 @@ class DeliveredStream:
             if until == math.inf:
                 now = time.monotonic()
                 until = now + max(TURN_SEC, now - began)
-            if not isinstance(record, MessageRun):
+            if not isinstance(record, Stretch):
                 yield record
                 continue
             for part in self._parts(record):
@@ -245,12 +245,12 @@ class DeliveredStream:
         """Yields all new records up to `stored`, then what must be read again of a chunk that was delivered in part."""
         again = map(self._placed, self.runs.read_again_of_done())
         for record in itertools.chain(self._read(stored, math.inf, lambda: False), again):
-            if isinstance(record, MessageRun):
+            if isinstance(record, Stretch):
                 yield from self._parts(record)
             else:
                 yield record
 
-    def _parts(self, run: MessageRun) -> Iterator[MessageRun]:
+    def _parts(self, run: Stretch) -> Iterator[Stretch]:
         # In parts, so that no more messages are decoded at a time, a failure takes no more of them along, and slow
         # consumers end the turn in time.
         start = run.start
@@ -280,6 +280,6 @@ class DeliveredStream:
             yield self._placed(record)
 
     def _placed(self, record: Record) -> Record:
-        if isinstance(record, MessageRun):
+        if isinstance(record, Stretch):
             self.at = self.runs.position, record.device
         return record

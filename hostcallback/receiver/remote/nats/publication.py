@@ -14,7 +14,7 @@ from hostcallback.receiver.remote.nats.connection import subject
 from hostcallback.receiver.remote.streams import StreamKey
 from hostcallback.receiver.taplog.format.block import FrameBlock
 from hostcallback.receiver.taplog.format.errors import Lost
-from hostcallback.receiver.taplog.reading.merge import LostRun, MessageRun
+from hostcallback.receiver.taplog.reading.merge import LostNote, Stretch
 from hostcallback.receiver.wire import Flags, WireError, decode_header
 from hostcallback.receiver.wire.frame_layout import Array
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
@@ -158,7 +158,7 @@ def _check(block: FrameBlock) -> None:
 
 
 def publications_of(
-    key: StreamKey, run: MessageRun, local_devices: dict[str, int], max_bytes: int
+    key: StreamKey, run: Stretch, local_devices: dict[str, int], max_bytes: int
 ) -> Iterator[Publication]:
     """Splits the messages of a run by tap. A publication exceeds `max_bytes` of frames only if one message does.
     Removes the counts that it takes from `run.folded`.
@@ -187,7 +187,7 @@ def publications_of(
         )  # fmt: skip
 
 
-def publication_of_lost(key: StreamKey, found: LostRun, local_devices: dict[str, int]) -> Publication:
+def publication_of_lost(key: StreamKey, found: LostNote, local_devices: dict[str, int]) -> Publication:
     """Returns a note of lost messages."""
     nothing = FrameBlock(np.empty(0, np.uint8), np.empty(0, np.int64))
     writer, none = _writer(found, local_devices), np.empty(0, np.int64)
@@ -216,7 +216,7 @@ def _parts(block: FrameBlock, places: Array, max_bytes: int) -> Iterator[Array]:
         start = stop
 
 
-def _writer(run: MessageRun | LostRun, local_devices: dict[str, int]) -> dict[str, Any]:
+def _writer(run: Stretch | LostNote, local_devices: dict[str, int]) -> dict[str, Any]:
     found = run.writer
     return {
         "host": found.host,

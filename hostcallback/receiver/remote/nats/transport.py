@@ -22,7 +22,7 @@ from hostcallback.receiver.remote.spool.directory import SUFFIX
 from hostcallback.receiver.remote.spool.stream_reader import StoredRuns
 from hostcallback.receiver.remote.streams import START, SegmentSlice, StreamKey, StreamOffset
 from hostcallback.receiver.taplog.format.errors import Lost
-from hostcallback.receiver.taplog.reading.merge import LostRun, MessageRun
+from hostcallback.receiver.taplog.reading.merge import LostNote, Stretch
 
 HEADER_BYTES = 64 << 10
 """Bytes of a message that are reserved for everything but frames."""
@@ -109,12 +109,12 @@ class NatsStream:
 
     def _units(self, end: StreamOffset) -> Iterator[Publication]:
         for record in self._runs.read(end, 1 << 62):
-            if isinstance(record, MessageRun):
+            if isinstance(record, Stretch):
                 # At least half of what the server takes, or a small `max_payload` would leave no room for frames.
                 limit = max(self._max_bytes - HEADER_BYTES, self._max_bytes // 2)
                 for unit in publications_of(self._key, record, self._runs.local_devices, limit):
                     yield from self._fitting(unit)
-            elif isinstance(record, LostRun):
+            elif isinstance(record, LostNote):
                 yield publication_of_lost(self._key, record, self._runs.local_devices)
             elif not record.torn:
                 logger.warning(

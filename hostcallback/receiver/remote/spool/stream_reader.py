@@ -17,7 +17,7 @@ from hostcallback.receiver.taplog.format.errors import Damage, NotATapLogError
 from hostcallback.receiver.taplog.format.layout import Kind
 from hostcallback.receiver.taplog.format.steps import StepFinder
 from hostcallback.receiver.taplog.reading.chunk_reader import Chunk, read_frames
-from hostcallback.receiver.taplog.reading.merge import NOTES, MessageRun, Record, read_note
+from hostcallback.receiver.taplog.reading.merge import NOTES, Record, Stretch, read_note
 from hostcallback.receiver.taplog.reading.segment_reader import SegmentReader, Writer
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 
@@ -256,8 +256,8 @@ class StoredRuns:
                 return
             self._described[consumer_id] = described
 
-    def _chosen_again(self, record: Record, *, before: int | None = None) -> MessageRun | None:
-        if self._again is None or not isinstance(record, MessageRun):
+    def _chosen_again(self, record: Record, *, before: int | None = None) -> Stretch | None:
+        if self._again is None or not isinstance(record, Stretch):
             return None
         seqs = self._again.seqs.get(record.device, ())
         # All other messages of this part were delivered before the restart.
@@ -272,7 +272,7 @@ class StoredRuns:
     def _not_done(self, record: Record) -> Record | None:
         if not self.done:
             return record
-        if isinstance(record, MessageRun) and self.done < record.stop:
+        if isinstance(record, Stretch) and self.done < record.stop:
             return record._replace(start=self.done)
         return None  # it was reported when the chunk was read first
 
@@ -321,7 +321,7 @@ class StoredRuns:
                     return
                 steps = self._steps.as_they_come(device, block, item.step_before)
                 folded_here = self._folded.setdefault(item.stream, {})
-                yield MessageRun(
+                yield Stretch(
                     reader.writer,
                     device,
                     block,

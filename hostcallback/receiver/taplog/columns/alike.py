@@ -11,8 +11,8 @@ from hostcallback.receiver.sinks.call import WHOLE_ID
 from hostcallback.receiver.taplog.format.block import FrameBlock, alike_groups, even_stride, words_of
 from hostcallback.receiver.taplog.format.errors import Damage
 from hostcallback.receiver.taplog.format.layout import NO_STEP
-from hostcallback.receiver.taplog.reading.logged_message import Leaf, LoggedMessage, LoggedTap, RunDecoder
-from hostcallback.receiver.taplog.reading.merge import MessageRun
+from hostcallback.receiver.taplog.reading.logged_message import Leaf, LoggedMessage, LoggedTap, MessageDecoder
+from hostcallback.receiver.taplog.reading.merge import Stretch
 from hostcallback.receiver.taplog.reading.reader import LogReader
 from hostcallback.receiver.taplog.reading.segment_reader import Writer
 from hostcallback.receiver.taplog.reading.selection import Selection
@@ -96,17 +96,17 @@ class AlikeReader:
     def __init__(self) -> None:
         """No tap is known yet."""
         self._decoder = Decoder()
-        self._taps = RunDecoder()
+        self._taps = MessageDecoder()
 
     def read(self, reader: LogReader, selection: Selection) -> Iterator[AlikeMessages | Damage]:
         """Yields the messages of a log as the devices sent them, by time, with damage in its place."""
         for record in reader.message_runs(selection):
-            if isinstance(record, MessageRun):
+            if isinstance(record, Stretch):
                 yield from self.of_run(record, lambda described, name: selection.wants_name(name))
             elif isinstance(record, Damage):
                 yield record
 
-    def of_run(self, run: MessageRun, wants: Wants) -> Iterator[AlikeMessages | Damage]:
+    def of_run(self, run: Stretch, wants: Wants) -> Iterator[AlikeMessages | Damage]:
         """Yields the wanted messages of a run, those of a tap and layout together."""
         block = run.block.part(run.start, run.stop)
         parts: list[tuple[int, Array]] = []
@@ -142,7 +142,7 @@ class AlikeReader:
         fits = plan.stackable and plan.payload_bytes == int(block.payload_bytes[places[0]])
         return plan if fits else None
 
-    def _one_by_one(self, run: MessageRun, places: Array, wants: Wants) -> Iterator[AlikeMessages | Damage]:
+    def _one_by_one(self, run: Stretch, places: Array, wants: Wants) -> Iterator[AlikeMessages | Damage]:
         for place in (places + run.start).tolist():
             for logged in self._taps.messages(run._replace(start=place, stop=place + 1)):
                 if isinstance(logged, Damage):
@@ -166,7 +166,7 @@ class AlikeReader:
 
 
 def _stacked(
-    run: MessageRun, block: FrameBlock, places: Array, tap: LoggedTap, arrays: list[Array]
+    run: Stretch, block: FrameBlock, places: Array, tap: LoggedTap, arrays: list[Array]
 ) -> AlikeMessages:
     if 2 * sum(array.nbytes for array in arrays) < block.data.nbytes:
         arrays = [array.copy() for array in arrays]  # views would keep the whole block

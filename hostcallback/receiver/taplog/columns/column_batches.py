@@ -20,7 +20,7 @@ from hostcallback.receiver.taplog.reading.logged_message import (
     LoggedMessage,
     LoggedTap,
 )
-from hostcallback.receiver.taplog.reading.merge import LostRun, MessageRun
+from hostcallback.receiver.taplog.reading.merge import LostNote, Stretch
 from hostcallback.receiver.taplog.reading.reader import LogReader
 from hostcallback.receiver.taplog.reading.segment_reader import Writer
 from hostcallback.receiver.taplog.reading.selection import Selection
@@ -163,23 +163,23 @@ class ColumnReader:
         At the end it logs a warning if messages are missing, because parts of the log are damaged or messages were
         dropped before they were recorded.
         """
-        missing: list[Damage | LostRun] = []
+        missing: list[Damage | LostNote] = []
         assembler = _Assembler()
         records = (
             self._reader.values(selection) if whole else self._reader.message_runs(selection, by_time=False)
         )
         for record in records:
-            if isinstance(record, MessageRun):
+            if isinstance(record, Stretch):
                 found = self._alike.of_run(record, wants)
                 yield from _in_order(self._batch(each) for each in found if not isinstance(each, Damage))
             elif isinstance(record, LoggedMessage):
                 if wants(record.tap.described, record.message.consumer.name):
                     yield from (self._batch(AlikeMessages.one(each)) for each in assembler.take(record))
-            elif isinstance(record, LostRun) or not record.torn:
+            elif isinstance(record, LostNote) or not record.torn:
                 missing.append(record)
         assembler.warn()
         if missing and warns:
-            first = missing[0].lost.reason if isinstance(missing[0], LostRun) else missing[0]
+            first = missing[0].lost.reason if isinstance(missing[0], LostNote) else missing[0]
             logger.warning("messages are missing in %d place(s) of the log, first: %s", len(missing), first)
 
     def exported(self) -> list[TapDescriptor]:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TextIO
 from hostcallback.receiver.messages import NAME
 from hostcallback.receiver.taplog.convert.output import ConvertError
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
-from hostcallback.receiver.taplog.reading.merge import LostRun
+from hostcallback.receiver.taplog.reading.merge import LostNote
 from hostcallback.receiver.taplog.reading.segment_reader import Writer
 from hostcallback.receiver.taplog.render.json import plain_array, process_text, short_text
 from hostcallback.receiver.taplog.render.text import joined, message_text
@@ -205,7 +205,7 @@ class TraceConversion:
                     }
                 )
 
-    def lost(self, run: LostRun) -> None:
+    def lost(self, run: LostNote) -> None:
         """Writes an instant for a note of lost messages."""
         lost = run.lost
         pid, tid = self._track(run.writer, lost.device, lost.time_ns)

@@ -15,11 +15,11 @@ from hostcallback.receiver.taplog.format.steps import StepFinder
 from hostcallback.receiver.taplog.reading.chunk_reader import Chunk, read_frames
 from hostcallback.receiver.taplog.reading.logged_message import (
     LoggedMessage,
-    RunDecoder,
+    MessageDecoder,
     ShardMerger,
     is_alone,
 )
-from hostcallback.receiver.taplog.reading.merge import NOTES, LostRun, MessageRun, read_note
+from hostcallback.receiver.taplog.reading.merge import NOTES, LostNote, Stretch, read_note
 from hostcallback.receiver.taplog.reading.segment_reader import SegmentReader, Writer
 from hostcallback.receiver.taplog.reading.selection import RunCatalog, Selection, is_run as matches
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
@@ -27,7 +27,7 @@ from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 AT_ONCE = 64
 """Number of chunks that are decoded and sorted by time together."""
 
-Found = LoggedMessage | LostRun | Damage
+Found = LoggedMessage | LostNote | Damage
 
 
 @dataclass(slots=True)
@@ -74,7 +74,7 @@ class Follower:
         self._selection = selection
         self._wait = wait
         self._followed: dict[Path, _Followed | None] = {}
-        self._decoder = RunDecoder()
+        self._decoder = MessageDecoder()
         self._wholes = None if shards or selection.devices else self._merger()
         self._described: dict[Writer, tuple[dict[int, TapDescriptor], StepFinder]] = {}
         self.writers: set[Writer] = set()
@@ -253,7 +253,7 @@ class Follower:
         mask = selection.choose(block.times_ns, steps)
         folded = followed.folded.get(chunk.stream, {})
         block = block.chosen(mask)
-        run = MessageRun(
+        run = Stretch(
             reader.writer,
             device,
             block,
@@ -285,6 +285,6 @@ def _by_time(found: list[Found]) -> list[Found]:
     def time_of(item: Found) -> int:
         if isinstance(item, LoggedMessage):
             return item.message.time_ns
-        return item.lost.time_ns if isinstance(item, LostRun) else 0
+        return item.lost.time_ns if isinstance(item, LostNote) else 0
 
     return sorted(found, key=time_of)

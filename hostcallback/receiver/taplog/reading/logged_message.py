@@ -17,7 +17,7 @@ from hostcallback.receiver.sinks.sharding.multi_process import ProgramRun, Shard
 from hostcallback.receiver.sinks.sharding.shard_record import PLACES_FROM, RecordReader, Shard
 from hostcallback.receiver.taplog.format.errors import Damage
 from hostcallback.receiver.taplog.format.layout import NO_STEP
-from hostcallback.receiver.taplog.reading.merge import MessageRun
+from hostcallback.receiver.taplog.reading.merge import Stretch
 from hostcallback.receiver.taplog.reading.segment_reader import Writer
 from hostcallback.receiver.wire import Decoder, Flags, WireError, pytree as tree
 from hostcallback.receiver.wire.frame_layout import Array
@@ -145,7 +145,7 @@ class LoggedMessage(NamedTuple):
         return self.tap.leaves(self.message.arrays, self.message.shard_index)
 
 
-class RunDecoder:
+class MessageDecoder:
     """Decodes message runs, and remembers their taps."""
 
     def __init__(self) -> None:
@@ -154,7 +154,7 @@ class RunDecoder:
         self._taps: dict[tuple[str, int], LoggedTap] = {}
         self._exported: dict[bytes, LoggedTap] = {}
 
-    def messages(self, run: MessageRun) -> Iterator[LoggedMessage | Damage]:
+    def messages(self, run: Stretch) -> Iterator[LoggedMessage | Damage]:
         """Yields the messages of a run in order; a `Damage` for one that cannot be decoded."""
         steps = run.steps[run.start : run.stop].tolist()
         for offset, step in zip(run.block.starts[run.start : run.stop], steps, strict=True):
@@ -165,7 +165,7 @@ class RunDecoder:
             except (WireError, ValueError) as error:
                 yield Damage(run.path, offset, 0, 1, f"a message cannot be decoded ({error})")
 
-    def _message(self, run: MessageRun, offset: int, step: int) -> LoggedMessage | None:
+    def _message(self, run: Stretch, offset: int, step: int) -> LoggedMessage | None:
         # None for a message of which no element takes part.
         consumer_id, flags, seq, time_ns, run_id, _, arrays = self._decoder.decode(run.block.data, offset)
         if flags & _TRUNCATED:
@@ -191,7 +191,7 @@ class RunDecoder:
             shard,
         )
 
-    def tap(self, run: MessageRun, consumer_id: int) -> LoggedTap:
+    def tap(self, run: Stretch, consumer_id: int) -> LoggedTap:
         """The tap of messages that do not carry their descriptor."""
         key = run.writer.process, consumer_id
         tap = self._taps.get(key)
@@ -213,7 +213,7 @@ class RunDecoder:
             tap = self._exported[description] = LoggedTap(described.consumer_id, described)
         return tap
 
-    def _tap_of(self, run: MessageRun, consumer_id: int, arrays: list[Any]) -> tuple[LoggedTap, list[Any]]:
+    def _tap_of(self, run: Stretch, consumer_id: int, arrays: list[Any]) -> tuple[LoggedTap, list[Any]]:
         if consumer_id not in (WHOLE_ID, SHARDS_ID):
             return self.tap(run, consumer_id), arrays
         sharded = consumer_id == SHARDS_ID

@@ -32,7 +32,7 @@ from hostcallback.receiver.wire.frame_layout import Array
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 
 
-class MessageRun(NamedTuple):
+class Stretch(NamedTuple):
     """Consecutive messages of one device: a part of a block.
 
     Attributes:
@@ -58,26 +58,26 @@ class MessageRun(NamedTuple):
     path: Path
 
 
-class LostRun(NamedTuple):
+class LostNote(NamedTuple):
     """A note of lost messages, and the process that wrote it."""
 
     writer: Writer
     lost: Lost
 
 
-Record = MessageRun | LostRun | Damage
+Record = Stretch | LostNote | Damage
 
 NOTES = (Kind.LOST, Kind.FOLDED)
 """Kinds of chunks that describe messages that are not in the log."""
 
 
-def read_note(segment: SegmentReader, chunk: Chunk, folded: dict[int, int]) -> Iterator[LostRun | Damage]:
+def read_note(segment: SegmentReader, chunk: Chunk, folded: dict[int, int]) -> Iterator[LostNote | Damage]:
     """Reads a chunk of such a kind. Counts of left out failures go into `folded`, by sequence number."""
     found = segment.lost_in(chunk) if chunk.kind is Kind.LOST else segment.folded_in(chunk)
     if isinstance(found, Damage):
         yield found
     elif isinstance(found, Lost):
-        yield LostRun(segment.writer, found)
+        yield LostNote(segment.writer, found)
     else:
         room = max(0, limits.FOLDED - len(folded))
         folded.update(itertools.islice(found.items(), room))
@@ -389,7 +389,7 @@ def _feed(heap: list[Any], count: Iterator[int], process: _Process) -> Iterator[
         heapq.heappush(heap, (time_ns, next(count), process, None))
 
 
-def _run(process: _Process, stream: _Stream, until_ns: int | None) -> MessageRun:
+def _run(process: _Process, stream: _Stream, until_ns: int | None) -> Stretch:
     block = stream.block
     assert block is not None
     start, stop = stream.done, len(block)
@@ -399,7 +399,7 @@ def _run(process: _Process, stream: _Stream, until_ns: int | None) -> MessageRun
     stream.done = stop
     if stop == len(block):
         stream.block = None
-    return MessageRun(
+    return Stretch(
         process.writer,
         stream.device,
         block,
@@ -471,14 +471,14 @@ class SequenceDeduplicator:
         seen: defaultdict[tuple[str, str], SequenceRanges] = defaultdict(SequenceRanges)
         notes: set[tuple[str, Any]] = set()
         for record in records:
-            stream = self._streams.get(record.writer, "") if isinstance(record, MessageRun | LostRun) else ""
+            stream = self._streams.get(record.writer, "") if isinstance(record, Stretch | LostNote) else ""
             if stream not in self._copied:
                 yield record
-            elif isinstance(record, LostRun):
+            elif isinstance(record, LostNote):
                 if (stream, record.lost) not in notes:
                     notes.add((stream, record.lost))
                     yield record
-            elif isinstance(record, MessageRun):
+            elif isinstance(record, Stretch):
                 seqs = record.block.seqs[record.start : record.stop]
                 new = seen[stream, record.device].add(seqs)
                 if new.all():

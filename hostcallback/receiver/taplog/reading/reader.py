@@ -21,16 +21,16 @@ from hostcallback.receiver.taplog.format.layout import Kind
 from hostcallback.receiver.taplog.reading.chunk_reader import Chunk
 from hostcallback.receiver.taplog.reading.logged_message import (
     LoggedMessage,
-    RunDecoder,
+    MessageDecoder,
     ShardMerger,
     is_alone,
 )
 from hostcallback.receiver.taplog.reading.merge import (
-    LostRun,
-    MessageRun,
+    LostNote,
     Order,
     Record,
     SequenceDeduplicator,
+    Stretch,
     merged,
 )
 from hostcallback.receiver.taplog.reading.segment_reader import SegmentReader, Writer
@@ -219,7 +219,7 @@ class LogReader:
         records = self._copies.once(merged(self._processes, selection, by_time=by_time, order=order))
         yield from records if self.watch is None else self.watch(selection, records)
 
-    def values(self, selection: Selection = EVERYTHING) -> Iterator[LoggedMessage | LostRun | Damage]:
+    def values(self, selection: Selection = EVERYTHING) -> Iterator[LoggedMessage | LostNote | Damage]:
         """Yields as `records` does, but assembles the shards of programs of several processes: a value is one message.
 
         Shards of incomplete values come late, one by one. If only some devices are selected, all shards come one by
@@ -238,11 +238,11 @@ class LogReader:
 
     def records(
         self, selection: Selection = EVERYTHING, *, order: Order | None = None
-    ) -> Iterator[LoggedMessage | LostRun | Damage]:
+    ) -> Iterator[LoggedMessage | LostNote | Damage]:
         """Yields messages, with notes of lost messages and damage in their places; `order`: see `message_runs`."""
-        decoder = RunDecoder()
+        decoder = MessageDecoder()
         for record in self.message_runs(selection, order=order):
-            if not isinstance(record, MessageRun):
+            if not isinstance(record, Stretch):
                 yield record
                 continue
             for message in decoder.messages(record):

@@ -12,8 +12,8 @@ import numpy as np
 from hostcallback.receiver.sinks.call import SHARDS_ID, WHOLE_ID
 from hostcallback.receiver.taplog.format.errors import Damage
 from hostcallback.receiver.taplog.format.layout import NO_STEP
-from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage, RunDecoder
-from hostcallback.receiver.taplog.reading.merge import LostRun, MessageRun, Record
+from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage, MessageDecoder
+from hostcallback.receiver.taplog.reading.merge import LostNote, Record, Stretch
 from hostcallback.receiver.taplog.reading.selection import Selection
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 
@@ -94,25 +94,25 @@ class LogStats:
     """
 
     taps: dict[tuple[str, str, str], TapStats] = field(default_factory=dict)
-    lost: list[LostRun] = field(default_factory=list)
+    lost: list[LostNote] = field(default_factory=list)
     damaged: list[Damage] = field(default_factory=list)
 
 
 def gather(records: Iterable[Record], selection: Selection) -> LogStats:
     """Counts the selected messages of a log."""
     found = LogStats()
-    decoder = RunDecoder()
+    decoder = MessageDecoder()
     for record in records:
         if isinstance(record, Damage):
             found.damaged.append(record)
-        elif isinstance(record, LostRun):
+        elif isinstance(record, LostNote):
             found.lost.append(record)
         else:
             _count(found, record, decoder, selection)
     return found
 
 
-def _count(found: LogStats, run: MessageRun, decoder: RunDecoder, selection: Selection) -> None:
+def _count(found: LogStats, run: Stretch, decoder: MessageDecoder, selection: Selection) -> None:
     block = run.block.part(run.start, run.stop)
     steps = run.steps[run.start : run.stop]
     ids, padded = block.consumer_ids, np.uint64(2**64 - 64)
@@ -134,7 +134,7 @@ def _count(found: LogStats, run: MessageRun, decoder: RunDecoder, selection: Sel
 
 
 def _count_exported(
-    found: LogStats, run: MessageRun, nbytes: int, decoder: RunDecoder, selection: Selection
+    found: LogStats, run: Stretch, nbytes: int, decoder: MessageDecoder, selection: Selection
 ) -> None:
     # Messages of exported programs name their tap themselves.
     for message in decoder.messages(run):

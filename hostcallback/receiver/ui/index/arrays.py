@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from hostcallback.receiver.taplog.format.errors import Damage
-from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage, RunDecoder
+from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage, MessageDecoder
 from hostcallback.receiver.taplog.render.json import plain_value
 from hostcallback.receiver.ui.index.log_index import LogIndex, Origin
 from hostcallback.receiver.ui.index.series import DETAIL_CHUNKS
@@ -162,7 +162,7 @@ def _messages(index: LogIndex, tap: Tap, numbers: list[int]) -> Iterator[Found]:
         if at < len(chunks):
             first = int(ends[at - 1]) if at else 0
             wanted.setdefault(int(chunks[at]), []).append(number - first)
-    decoder = RunDecoder()
+    decoder = MessageDecoder()
     for chunk, places in wanted.items():
         with index.lock:
             origin = index.read_chunk(chunk)
@@ -170,7 +170,7 @@ def _messages(index: LogIndex, tap: Tap, numbers: list[int]) -> Iterator[Found]:
             yield from _in_chunk(origin, tap, set(places), decoder)
 
 
-def _in_chunk(origin: Origin, tap: Tap, places: set[int], decoder: RunDecoder) -> Iterator[Found]:
+def _in_chunk(origin: Origin, tap: Tap, places: set[int], decoder: MessageDecoder) -> Iterator[Found]:
     run = origin.run
     candidates, decodes_all = origin.places(partial(_is_of, tap))
     number = -1

@@ -16,8 +16,8 @@ from hostcallback.receiver.taplog.columns.tables import kept_columns
 from hostcallback.receiver.taplog.format.block import FrameBlock, alike_groups
 from hostcallback.receiver.taplog.format.errors import Damage
 from hostcallback.receiver.taplog.format.layout import NO_STEP
-from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage, RunDecoder
-from hostcallback.receiver.taplog.reading.merge import MessageRun
+from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage, MessageDecoder
+from hostcallback.receiver.taplog.reading.merge import Stretch
 from hostcallback.receiver.ui.index import buckets
 from hostcallback.receiver.ui.index.taps import LANES, Tap, TapTable, kind_of
 from hostcallback.receiver.wire import Decoder, Flags, WireError
@@ -46,7 +46,7 @@ class Taker(Protocol):
     def other(self, tap: Tap, count: int) -> None:
         """Takes the number of messages of a leaf that is not a scalar."""
 
-    def check(self, run: MessageRun, described: TapDescriptor, places: Array) -> None:
+    def check(self, run: Stretch, described: TapDescriptor, places: Array) -> None:
         """Takes the failures of a check: their places in the run's block."""
 
 
@@ -88,12 +88,10 @@ class BlockReader:
         self._taps = taps
         self._layouts = Layouts()
         self._decoder = Decoder()
-        self._runs = RunDecoder()
+        self._runs = MessageDecoder()
         self._leaves: dict[Any, dict[int, Leaves]] = {}
 
-    def read(
-        self, run: MessageRun, run_name: str, taker: Taker, *, per_bucket: int = buckets.MESSAGES
-    ) -> None:
+    def read(self, run: Stretch, run_name: str, taker: Taker, *, per_bucket: int = buckets.MESSAGES) -> None:
         """Hands the parts of a run, which has to be a whole block, to `taker`."""
         block = run.block
         single = (block.flags & _TRUNCATED) != 0
@@ -117,7 +115,7 @@ class BlockReader:
                 if not isinstance(logged, Damage):
                     self._one(run, run_name, logged, place, taker)
 
-    def _alike(self, run: MessageRun, run_name: str, places: Array, taker: Taker, per_bucket: int) -> bool:
+    def _alike(self, run: Stretch, run_name: str, places: Array, taker: Taker, per_bucket: int) -> bool:
         # Returns False if these messages have to be decoded one by one.
         block = run.block
         plan = self._plan(block, places)
@@ -173,7 +171,7 @@ class BlockReader:
         fits = plan.stackable and plan.payload_bytes == int(block.payload_bytes[places[0]])
         return plan if fits else None
 
-    def _group(self, run: MessageRun, places: Array, plan: Plan) -> _Group:
+    def _group(self, run: Stretch, places: Array, plan: Plan) -> _Group:
         block = run.block
         ids = block.consumer_ids[places]
         if (ids == ids[0]).all():
@@ -188,7 +186,7 @@ class BlockReader:
             array_views(block, places, plan), shapes, ids, starts, steps, block.times_ns[places] / 1e9
         )
 
-    def _known(self, run: MessageRun, run_name: str, shapes: tuple[Any, ...]) -> dict[int, Leaves]:
+    def _known(self, run: Stretch, run_name: str, shapes: tuple[Any, ...]) -> dict[int, Leaves]:
         # The leaves of the taps that were met with arrays of these shapes.
         if len(self._leaves) > MAX_KNOWN:
             self._leaves.clear()
@@ -222,7 +220,7 @@ class BlockReader:
             known[described.consumer_id] = leaves
         return leaves
 
-    def _one(self, run: MessageRun, run_name: str, logged: LoggedMessage, place: int, taker: Taker) -> None:
+    def _one(self, run: Stretch, run_name: str, logged: LoggedMessage, place: int, taker: Taker) -> None:
         described = logged.tap.described
         if described is None:
             return

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from hostcallback.receiver.taplog.format.errors import Lost
-from hostcallback.receiver.taplog.reading.merge import MessageRun
+from hostcallback.receiver.taplog.reading.merge import Stretch
 from hostcallback.receiver.taplog.reading.segment_reader import Writer
 from hostcallback.receiver.taplog.render.json import process_text
 from hostcallback.receiver.text import printable
@@ -95,7 +95,7 @@ class DeviceTable:
         """There are none yet."""
         self._devices: dict[tuple[str, str, str], Device] = {}
 
-    def add(self, run_name: str, run: MessageRun) -> None:
+    def add(self, run_name: str, run: Stretch) -> None:
         """Counts the messages of a block."""
         device = self._of(run_name, run.writer, run.device)
         if device is None:

@@ -13,8 +13,8 @@ from hostcallback.receiver.failures.check_report import CheckFailed, Explanation
 from hostcallback.receiver.failures.deferred_errors import DelegatedFailure, MultipleFailures
 from hostcallback.receiver.sinks.factory import own_sink
 from hostcallback.receiver.taplog.format.errors import Damage, Lost
-from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage, RunDecoder
-from hostcallback.receiver.taplog.reading.merge import MessageRun
+from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage, MessageDecoder
+from hostcallback.receiver.taplog.reading.merge import Stretch
 from hostcallback.receiver.taplog.reading.segment_reader import Writer
 from hostcallback.receiver.taplog.render.json import process_text
 from hostcallback.receiver.text import printable
@@ -172,7 +172,7 @@ class Failures:
     def __init__(self) -> None:
         """There are none yet."""
         self._groups: dict[tuple[str, str, str], Group] = {}
-        self._decoder = RunDecoder()
+        self._decoder = MessageDecoder()
         self.losses = 0
         self._logged = 0
         self._names: dict[tuple[str, int], str] = {}
@@ -193,7 +193,7 @@ class Failures:
         order = sorted(self._groups.values(), key=lambda group: (group.kind == "loss", -group.last_time))
         return [group.as_dict(self._names) for group in order]
 
-    def checked(self, run: MessageRun, described: TapDescriptor, places: Array) -> None:
+    def checked(self, run: Stretch, described: TapDescriptor, places: Array) -> None:
         """Counts failures of a check. Only the first of a block is decoded, and only if it is the group's first."""
         if described.kind == "nonfinite":
             self._operations(run, described, places)
@@ -210,7 +210,7 @@ class Failures:
             self._explain(group, run, described, int(places[0]))
         group.add(process, run.device, 1, last)
 
-    def _operations(self, run: MessageRun, described: TapDescriptor, places: Array) -> None:
+    def _operations(self, run: Stretch, described: TapDescriptor, places: Array) -> None:
         # Each message tells of the operations of a program that made values that are not finite, each at its line.
         for place in places[:MAX_DECODED].tolist():
             found = self._failed_operations(run, described, place)
@@ -222,7 +222,7 @@ class Failures:
             self._count_operation(run, place, described.name, described.source_line, None)
 
     def _count_operation(
-        self, run: MessageRun, place: int, name: str, line: str, explained: Explanation | None
+        self, run: Stretch, place: int, name: str, line: str, explained: Explanation | None
     ) -> None:
         self._logged += 1
         group = self._of("nonfinite", line, name, name)
@@ -232,7 +232,7 @@ class Failures:
                 _describe(group, explained)
 
     def _failed_operations(
-        self, run: MessageRun, described: TapDescriptor, place: int
+        self, run: Stretch, described: TapDescriptor, place: int
     ) -> list[tuple[str, str, Explanation]]:
         for logged in self._decoder.messages(run._replace(start=place, stop=place + 1)):
             if not isinstance(logged, Damage):
@@ -273,11 +273,11 @@ class Failures:
         return text
 
     @staticmethod
-    def _at(run: MessageRun, place: int) -> Occurrence:
+    def _at(run: Stretch, place: int) -> Occurrence:
         step = int(run.steps[place])
         return Occurrence(run.block.times[place] / 1e9, None if step == -(2**63) else step)
 
-    def _explain(self, group: Group, run: MessageRun, described: TapDescriptor, place: int) -> None:
+    def _explain(self, group: Group, run: Stretch, described: TapDescriptor, place: int) -> None:
         for logged in self._decoder.messages(run._replace(start=place, stop=place + 1)):
             if not isinstance(logged, Damage):
                 explained = _explanation(described, logged)

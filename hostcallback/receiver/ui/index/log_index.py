@@ -18,7 +18,7 @@ from hostcallback.receiver.taplog.format.errors import Damage
 from hostcallback.receiver.taplog.format.layout import ALL_CONSUMERS, NO_STEP, Kind
 from hostcallback.receiver.taplog.format.steps import AHEAD_MESSAGES, BEGINNING, UNKNOWN, Columns, StepFinder
 from hostcallback.receiver.taplog.reading.chunk_reader import Chunk, read_frames
-from hostcallback.receiver.taplog.reading.merge import MessageRun
+from hostcallback.receiver.taplog.reading.merge import Stretch
 from hostcallback.receiver.taplog.reading.segment_reader import Writer
 from hostcallback.receiver.ui.index import buckets
 from hostcallback.receiver.ui.index.block_reader import BlockReader, ScalarPart, Taker
@@ -65,7 +65,7 @@ class Origin(NamedTuple):
 
     number: int
     run_name: str
-    run: MessageRun
+    run: Stretch
 
     def places(self, wants: Callable[[TapDescriptor], bool]) -> tuple[Array, bool]:
         """Places of the messages of wanted taps, and whether only decoding can tell which of them these are."""
@@ -205,7 +205,7 @@ class LogIndex:
             return None
         state = self._state(segment)
         device = segment.devices.get(chunk.stream, "")
-        run = MessageRun(
+        run = Stretch(
             segment.writer, device, block, steps, 0, len(block), state.folded.setdefault(device, {}),
             state.described, segment.path,
         )  # fmt: skip
@@ -344,7 +344,7 @@ class LogIndex:
         if tap.kind == "text":
             self._count_texts(count)
 
-    def check(self, run: MessageRun, described: TapDescriptor, places: Array) -> None:
+    def check(self, run: Stretch, described: TapDescriptor, places: Array) -> None:
         """Takes failures of a check."""
         self.failures.checked(run, described, places)
         self._count_texts(len(places))

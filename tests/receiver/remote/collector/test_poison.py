@@ -83,14 +83,14 @@ def test_a_chunk_that_cannot_be_read_is_set_aside_once(
 
 
 def test_a_failing_dispatcher_sets_messages_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    deliver = module.RunDelivery.deliver
+    deliver = module.LogDelivery.deliver
 
     def failing(self: Any, run: Any, parts: Any = None) -> None:
         if int(run.block.seqs[0]) == 0:
             raise MemoryError
         deliver(self, run, parts)
 
-    monkeypatch.setattr(module.RunDelivery, "deliver", failing)
+    monkeypatch.setattr(module.LogDelivery, "deliver", failing)
     seen, delivery = delivered(store_with(tmp_path, BAD))
     assert [seq for _, seq in seen] == [*range(10, 20)]
     assert delivery.set_aside == {str(BAD): 10}

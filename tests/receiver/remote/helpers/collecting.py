@@ -20,7 +20,7 @@ from hostcallback.receiver.messages import Consumer, Message
 from hostcallback.receiver.remote.forwarder import Forwarder
 from hostcallback.receiver.remote.options import Forward
 from hostcallback.receiver.taplog.format.errors import Damage, Lost
-from hostcallback.receiver.taplog.reading.merge import LostRun
+from hostcallback.receiver.taplog.reading.merge import LostNote
 from hostcallback.receiver.taplog.reading.reader import LogReader
 from hostcallback.receiver.taplog.writing.recorder import Recorder
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
@@ -173,7 +173,7 @@ def stored(log: Path, run: str = "run") -> tuple[dict[tuple[str, str], list[int]
     found: dict[tuple[str, str], list[int]] = {}
     lost: list[Lost] = []
     for record in LogReader(log / run).records():
-        if isinstance(record, LostRun):
+        if isinstance(record, LostNote):
             lost.append(record.lost)
         elif isinstance(record, Damage):
             assert record.torn, record

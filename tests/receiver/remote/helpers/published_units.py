@@ -7,7 +7,7 @@ import numpy as np
 from hostcallback.receiver.remote.nats.publication import Publication, publications_of
 from hostcallback.receiver.remote.streams import StreamKey
 from hostcallback.receiver.taplog.format.block import FrameBlock
-from hostcallback.receiver.taplog.reading.merge import MessageRun
+from hostcallback.receiver.taplog.reading.merge import Stretch
 from hostcallback.receiver.taplog.reading.segment_reader import Writer
 from hostcallback.receiver.wire import encode_frame
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
@@ -34,5 +34,5 @@ def units(block: FrameBlock, taps: int = 2, max_bytes: int = 1 << 20) -> list[Pu
     steps = np.arange(len(block), dtype=np.int64)
     about = {number: described(number) for number in range(taps)}
     writer = Writer("p", "host", 7, 3)
-    run = MessageRun(writer, "cpu:0", block, steps, 0, len(block), {2: 5}, about, None)  # type: ignore[arg-type]
+    run = Stretch(writer, "cpu:0", block, steps, 0, len(block), {2: 5}, about, None)  # type: ignore[arg-type]
     return list(publications_of(KEY, run, {"cpu:0": 0}, max_bytes))

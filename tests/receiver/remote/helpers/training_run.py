@@ -15,7 +15,7 @@ import numpy as np
 
 from collecting import WAIT_SEC, wait_for
 from hostcallback.receiver.taplog.format.errors import CutOffLogError, Damage, NotATapLogError
-from hostcallback.receiver.taplog.reading.merge import LostRun
+from hostcallback.receiver.taplog.reading.merge import LostNote
 from hostcallback.receiver.taplog.reading.reader import LogReader
 from ports import free_port
 
@@ -162,7 +162,7 @@ def messages_in(log: Path, count: int) -> dict[int, list[int]]:
     except (CutOffLogError, NotATapLogError, FileNotFoundError):
         return found
     for record in reader.records():
-        assert not isinstance(record, LostRun), record
+        assert not isinstance(record, LostNote), record
         if isinstance(record, Damage):
             assert record.torn, record
             continue

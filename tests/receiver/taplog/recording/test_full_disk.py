@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
-from hostcallback.receiver.taplog.reading.merge import LostRun
+from hostcallback.receiver.taplog.reading.merge import LostNote
 from hostcallback.receiver.taplog.reading.reader import LogReader
 
 PROGRAM = """
@@ -77,7 +77,7 @@ def test_the_program_goes_on_and_the_loss_is_counted_and_reported(tmp_path: Path
 
     records = list(LogReader(tmp_path).records())
     messages = [r for r in records if isinstance(r, LoggedMessage)]
-    (note,) = [r.lost for r in records if isinstance(r, LostRun)]
+    (note,) = [r.lost for r in records if isinstance(r, LostNote)]
     assert len(records) == len(messages) + 1  # and no damage
     assert len(messages) == 6_000 - unrecorded
     assert (note.messages, note.nbytes) == (unrecorded, lost_bytes)

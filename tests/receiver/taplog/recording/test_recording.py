@@ -19,7 +19,7 @@ from jax.sharding import NamedSharding, PartitionSpec as P
 import hostcallback as hcb
 from hostcallback import receiver
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
-from hostcallback.receiver.taplog.reading.merge import LostRun
+from hostcallback.receiver.taplog.reading.merge import LostNote
 from hostcallback.receiver.taplog.reading.reader import LogReader
 
 
@@ -175,7 +175,7 @@ def test_messages_dropped_by_a_policy_are_noted(tmp_path: Path) -> None:
     (row,) = [row for row in rx.stats if row.delivered]
     assert row.dropped > 0
     records = list(LogReader(tmp_path).records())
-    lost = [r.lost for r in records if isinstance(r, LostRun)]
+    lost = [r.lost for r in records if isinstance(r, LostNote)]
     messages = [r for r in records if isinstance(r, LoggedMessage)]
     assert sum(note.messages for note in lost) == row.dropped
     assert len(messages) + row.dropped == 3_000

@@ -22,7 +22,7 @@ import hostcallback as hcb
 from hostcallback.receiver.cli import main
 from hostcallback.receiver.runtime.dispatch.dispatcher import LOOK_SEC
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
-from hostcallback.receiver.taplog.reading.merge import LostRun
+from hostcallback.receiver.taplog.reading.merge import LostNote
 from hostcallback.receiver.taplog.reading.reader import LogReader
 
 PROGRAM = """
@@ -146,7 +146,7 @@ def test_drops_are_accounted_for_once_in_the_log(tmp_path: Path, policy: str) ->
     with hcb.outfeed_receiver(record=tmp_path / "log", back_pressure=policy, timeout_sec=120) as rx:
         program(x)
     records = list(LogReader(tmp_path / "log").values())
-    lost = sum(record.lost.messages for record in records if isinstance(record, LostRun))
+    lost = sum(record.lost.messages for record in records if isinstance(record, LostNote))
     seqs = [record.message.seq for record in records if isinstance(record, LoggedMessage)]
     assert seqs == sorted(set(seqs))
     assert len(seqs) + lost == 3000
@@ -231,7 +231,7 @@ def test_the_log_names_messages_not_delivered_when_a_receiver_gave_up(
     go.set()
     hcb.barrier_wait()
     records = list(LogReader(tmp_path / "log").values())
-    (note,) = [record.lost for record in records if isinstance(record, LostRun)]
+    (note,) = [record.lost for record in records if isinstance(record, LostNote)]
     assert note.messages == 0
     assert "recorded, but not all are delivered" in note.reason
     assert "tap stuck" in note.reason

@@ -23,7 +23,7 @@ from hostcallback.receiver.sinks.sharding.multi_process import ShardStream
 from hostcallback.receiver.sources.source import Batch, Frame
 from hostcallback.receiver.tap_arguments import matches
 from hostcallback.receiver.taplog.format.block import FrameBlock
-from hostcallback.receiver.taplog.reading.merge import MessageRun
+from hostcallback.receiver.taplog.reading.merge import Stretch
 from hostcallback.receiver.taplog.reading.segment_reader import Writer
 from hostcallback.receiver.taplog.reading.selection import Selection
 from hostcallback.receiver.wire import Flags
@@ -87,7 +87,7 @@ Parts = Callable[[Sequence[int], int, int], Iterable[tuple[int, int]]]
 of those to deliver, to ranges."""
 
 
-class RunDelivery:
+class LogDelivery:
     """The taps of some logged processes, and the consumers of their messages. One thread.
 
     Attributes:
@@ -140,7 +140,7 @@ class RunDelivery:
         self._shards = shards
         self._processes: dict[Writer, _ProcessTaps] = {}
 
-    def deliver(self, run: MessageRun, parts: Parts | None = None) -> None:
+    def deliver(self, run: Stretch, parts: Parts | None = None) -> None:
         """Delivers the messages of a run; `parts` splits them."""
         taps = self._processes.get(run.writer)
         if taps is None:
@@ -226,7 +226,7 @@ def _ignore(*args: Any, **kwargs: Any) -> None:
 class _ProcessTaps:
     # The taps of one process, and a dispatcher for each of its devices.
 
-    def __init__(self, delivery: RunDelivery, label: str, stream: ShardStream | None) -> None:
+    def __init__(self, delivery: LogDelivery, label: str, stream: ShardStream | None) -> None:
         self._delivery = delivery
         self._label = label
         self._registry = Registry()
@@ -235,7 +235,7 @@ class _ProcessTaps:
         self._exported = ExportedTaps(self._registry, self._make_tap)
         self._devices: dict[str, tuple[Dispatcher, FrameBlock | None, FrameBlock | None]] = {}
 
-    def ready(self, run: MessageRun) -> tuple[Dispatcher, FrameBlock]:
+    def ready(self, run: Stretch) -> tuple[Dispatcher, FrameBlock]:
         """Returns the device's dispatcher, and the run's block as it delivers it; registers the run's taps."""
         dispatcher, of, block = self._devices.get(run.device) or (self._dispatcher(run.device), None, None)
         if of is not run.block or block is None:
@@ -250,7 +250,7 @@ class _ProcessTaps:
             if of is not None:
                 self._devices[device] = dispatcher, None, None
 
-    def _know(self, run: MessageRun) -> None:
+    def _know(self, run: Stretch) -> None:
         for consumer_id in run.block.consumers:
             described = run.described.get(consumer_id)
             if described is not None and self._registry.find(consumer_id) is None:
