@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import collections
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
@@ -13,7 +12,7 @@ import jax.numpy as jnp
 
 from hostcallback import _jax_compat as compat
 from hostcallback._jax_compat.types import AnyJaxpr, ClosedJaxpr, JaxprEqn
-from hostcallback.api.capsule.held_program import HeldProgram
+from hostcallback.api.capsule.held_program import CapsuleOptions, HeldProgram
 from hostcallback.lowering import xray
 from hostcallback.lowering.equations import Position, structure_of
 from hostcallback.lowering.evaluator import Records, Tester
@@ -120,21 +119,10 @@ def capsule(
 
 
 @dataclass(frozen=True)
-class Capsules(xray.Xray):
-    """The options of `capsule`, and the number of capsules so far. Programs are rewritten to send their inputs."""
+class Capsules(CapsuleOptions):
+    """Rewrites programs to send their inputs."""
 
     order = 10  # the last: it looks for checks in the program as it runs
-
-    folder: Path
-    line: str = field(compare=False)
-    nonfinite: bool
-    exceptions: bool
-    max_bytes: int
-    max_capsules: int
-    written: collections.Counter[str] = field(default_factory=collections.Counter, compare=False)
-    """By the function's name, the number of its capsules."""
-    seen: set[str] = field(default_factory=set, compare=False)
-    """The names of the jitted functions whose programs were lowered."""
 
     def rewrite(self, program: Program, context: xray.Context) -> ClosedJaxpr | None:
         """Returns the program extended so that a failing call sends its inputs. Its taps get separate consumers."""

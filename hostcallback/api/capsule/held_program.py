@@ -8,9 +8,9 @@ import math
 import reprlib
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from hostcallback.api.barrier import add_after_delivery
 from hostcallback.api.capsule.programs import data_of, mesh_of, programs, struct_of
 from hostcallback.api.failures import about_this_process, add_report, capsule_path, described, is_nonfinite
 from hostcallback.api.watch import watch
+from hostcallback.lowering import xray
 from hostcallback.lowering.xray import Program
 from hostcallback.receiver.capsule.file_format import Input, Shard
 from hostcallback.receiver.capsule.writing import CapsuleWriter
@@ -31,9 +32,6 @@ from hostcallback.receiver.messages import Message
 from hostcallback.receiver.sinks.nonfinite import Explains, Watched
 from hostcallback.receiver.sources.ring_batch import RingConfig
 from hostcallback.tracing.tap_spec import TapSpec
-
-if TYPE_CHECKING:
-    from hostcallback.api.capsule.capsule import Capsules
 
 Reported = FailedCheck | TapFailure
 Arrays = Sequence[np.ndarray[Any, Any]]
@@ -57,6 +55,22 @@ NOT_ARRIVED = (
 )
 
 
+@dataclass(frozen=True)
+class CapsuleOptions(xray.Xray):
+    """The options of `capsule`, and the number of capsules so far."""
+
+    folder: Path
+    line: str = field(compare=False)
+    nonfinite: bool
+    exceptions: bool
+    max_bytes: int
+    max_capsules: int
+    written: collections.Counter[str] = field(default_factory=collections.Counter, compare=False)
+    """By the function's name, the number of its capsules."""
+    seen: set[str] = field(default_factory=set, compare=False)
+    """The names of the jitted functions whose programs were lowered."""
+
+
 class HeldProgram:
     """A program whose failing calls are written. Receiver threads call it with the inputs of calls.
 
@@ -69,7 +83,7 @@ class HeldProgram:
         donated: for each input, whether it must be copied before the program takes its memory.
     """
 
-    def __init__(self, options: Capsules, program: Program) -> None:
+    def __init__(self, options: CapsuleOptions, program: Program) -> None:
         """Keeps what a capsule of the program has, for as long as the compiled program lives."""
         self.options = options
         self.program = program.without_values()
