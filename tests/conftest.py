@@ -60,20 +60,19 @@ TRANSPORT = os.environ.get("HOSTCALLBACK_TRANSPORT") or "native"
 
 # Codecs, logs, assembling, forwarding of recorded data, documents, packaging: tests without any transport.
 TESTS = Path(__file__).parent
-# Folders and files.
+# Folders and files; the nearest decides.
 WITHOUT_TRANSPORT = {
     TESTS / "receiver",
     TESTS / "project",
-    TESTS / "ui" / "browser",
+    TESTS / "receiver" / "ui" / "browser",
     TESTS / "hostile" / "test_bombs.py",
-    TESTS / "hostcallback" / "test_import_order.py",
 }
 WITH_TRANSPORT = {
-    TESTS / "receiver" / room for room in ("control", "runtime", "taplog/flight", "taplog/recording")
+    TESTS / "receiver" / room for room in ("control", "runtime", "taplog/flight", "taplog/recording", "ui")
 }
 
 # Folders whose tests compile much, and exceptions in them.
-SMALL = {TESTS / room for room in ("drop_in", "taps")}
+SMALL = {TESTS / "host_callback", TESTS / "api" / "taps"}
 
 # A shell that starts tests in the background makes them ignore Ctrl-C, and their child processes too.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
@@ -128,8 +127,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
 
     def runs_natively_only(item: pytest.Item) -> bool:
-        parents = {item.path, *item.path.parents}
-        without = parents.intersection(WITHOUT_TRANSPORT) and not parents.intersection(WITH_TRANSPORT)
+        named = [
+            path for path in (item.path, *item.path.parents) if path in WITHOUT_TRANSPORT | WITH_TRANSPORT
+        ]
+        without = bool(named) and named[0] in WITHOUT_TRANSPORT
         return bool(item.get_closest_marker("native_only") or without)
 
     left_out = [item for item in items if runs_natively_only(item)]

@@ -24,26 +24,28 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = Path("hostcallback")
 
-ROOMS = {
-    "api/observe": ("observe",),
-    "api/watch": ("nonfinite",),
-    "api/capsule": ("capsule",),
-    "api/outputs": ("outputs",),
-    "api": ("taps", "calls", "checks", "progress", "accelerate", "breakpoints", "debug"),
-    "lowering": ("taps", "calls", "programs"),
-    "primitives": ("transformations", "taps", "calls"),
-    "tracing": ("taps", "checks"),
-    "lifecycle": ("hostcallback/lifecycle",),
-    "sync": ("hostcallback/sync", "hostcallback/lifecycle"),
-    "_jax_compat": ("programs", "taps", "calls"),
-    "receiver/ui": ("ui",),
-    "receiver/capsule": ("capsule", "hostile/test_capsule_files.py"),
-    "receiver/failures": ("checks", "receiver/test_failure_texts.py"),
-    "receiver/sinks": ("receiver/sinks", "outputs", "progress", "taps"),
-    "receiver/runtime": ("receiver/runtime", "hostcallback/lifecycle"),
-    "": ("taps", "receiver/wire", "receiver/taplog"),
+ALSO = {
+    "api": (
+        "api/taps",
+        "api/calls",
+        "api/checks",
+        "api/progress",
+        "api/accelerate",
+        "api/breakpoints",
+        "api/debug",
+    ),
+    "lowering": ("api/taps", "api/calls"),
+    "primitives": ("api/taps", "api/calls"),
+    "tracing": ("api/taps", "api/checks"),
+    "sync": ("lifecycle",),
+    "_jax_compat": ("lowering", "api/taps", "api/calls"),
+    "receiver/capsule": ("api/capsule", "hostile"),
+    "receiver/failures": ("api/checks",),
+    "receiver/sinks": ("api/outputs", "api/progress", "api/taps"),
+    "receiver/runtime": ("lifecycle",),
+    "": ("api/taps", "receiver/wire", "receiver/taplog"),
 }
-"""The folders in tests/ that notice a change, by room. Rooms of the receiver have a folder of their name."""
+"""Further folders in tests/ that notice a change in a room; the first is that of its name, if there is one."""
 
 SECONDS = 600
 """How long the tests may take. A change that makes them hang is noticed."""
@@ -157,9 +159,8 @@ def tests_of(path: Path) -> list[str]:
     """The folders and files of tests of a module's room."""
     room = "/".join(path.relative_to(PACKAGE).parts[:-1])
     while True:
-        known = [f"tests/{folder}" for folder in ROOMS.get(room, ())]
-        if not known and room.startswith("receiver/") and (ROOT / "tests" / room).exists():
-            known = [f"tests/{room}"]
+        own = [f"tests/{room}"] if room not in ("", "api") and (ROOT / "tests" / room).exists() else []
+        known = own + [f"tests/{folder}" for folder in ALSO.get(room, ())]
         if known:
             return known
         room = room.rpartition("/")[0]
