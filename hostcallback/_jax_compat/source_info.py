@@ -39,6 +39,9 @@ def hide_frames(function: F) -> F:
     which does not hide frames of groups.
     """
     filtered = _traceback_util.api_boundary(function)
+    get_ipython: Any = getattr(sys.modules.get("IPython"), "get_ipython", None)
+    if get_ipython is None or get_ipython() is None:
+        return filtered
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -160,7 +160,7 @@ def scoped(x: Any) -> Any:
         ("decoder/attention", ["sqrt"]),
         ("code", []),
         ("test_as_without.py", ["log", "sqrt"]),
-        ("nonfinite/test_as_without.py", ["log", "sqrt"]),
+        ("watch/test_as_without.py", ["log", "sqrt"]),
         ("without.py", []),
         (lambda operation: operation.primitive == "sqrt", ["sqrt"]),
         (lambda operation: operation.source_line.line == line_of(__file__, "encoder"), ["log"]),

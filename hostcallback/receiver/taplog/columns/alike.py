@@ -40,7 +40,7 @@ class AlikeMessages(NamedTuple):
         steps: int64, shape (messages,); `NO_STEP` for messages without a step.
         times_ns: emission times, Unix nanoseconds, int64, shape (messages,).
         seqs: sequence numbers on the device, uint64, shape (messages,).
-        run_ids: launches of the program, int64, shape (messages,).
+        launches: of the program, int64, shape (messages,).
         folded: numbers of failures of the same check that were left out before each, uint64, shape (messages,).
         arrays: each array of all messages, shape (messages, *shape); a `TruncatedArray` if a rule truncated it.
         places: of each array its position in the whole array, if that was partitioned over devices; else None.
@@ -52,7 +52,7 @@ class AlikeMessages(NamedTuple):
     steps: Array
     times_ns: Array
     seqs: Array
-    run_ids: Array
+    launches: Array
     folded: Array
     arrays: list[Array]
     places: tuple[tuple[slice, ...], ...] | None = None

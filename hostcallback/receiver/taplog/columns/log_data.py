@@ -160,7 +160,7 @@ class TapData:
         places = [kept[names.index(name)] for name in self._columns or ()]
         # Copies, so that the other columns' memory is free.
         columns = tuple(batch.columns[place] for place in places)
-        return batch._replace(columns=columns, values=tuple(batch.values[place].copy() for place in places))
+        return ColumnBatch(columns, *batch[1:6], tuple(batch.values[place].copy() for place in places))
 
     def tables(self) -> list[Table]:
         """Reads all messages, into one table per layout: per shapes and dtypes of the tapped leaves."""

@@ -87,7 +87,7 @@ def _fields(pa: Any, group: list[AlikeMessages]) -> dict[str, Any]:
         "device": pa.array([alike.device for alike in group for _ in range(alike.messages)]),
         "seq": pa.array(each("seqs")),
         "step": pa.array(steps, mask=steps == NO_STEP),
-        "run_id": pa.array(each("run_ids")),
+        "run_id": pa.array(each("launches")),
         "folded": pa.array(each("folded")),
         **{name: pa.repeat(text, len(steps)) for name, text in constant.items()},
     }
