@@ -5,13 +5,13 @@ They check arguments, find the user's line, and bind primitives. `hostcallback.l
 loads the lowering rules and the handler of process exit.
 """
 
-import hostcallback.api.shutdown
+import hostcallback.api.process_exit
 import hostcallback.lowering.device_ops
 import hostcallback.lowering.discharge
 import hostcallback.lowering.embedded
 import hostcallback.lowering.emission
+import hostcallback.primitives.batched_predicates
 import hostcallback.primitives.experimental_rules
-import hostcallback.primitives.lane_masks
 import hostcallback.receiver.runtime.interactive
 
 # isort: split

@@ -14,7 +14,7 @@ import numpy as np
 from jax import lax
 
 from hostcallback.api.watch.watch import watch_nonfinite
-from hostcallback.primitives.lane_masks import any_lane
+from hostcallback.primitives.batched_predicates import any_lane
 from hostcallback.primitives.paced_loops import Messages, Scan, While, as_one_program, send_if
 from hostcallback.primitives.tap import bind_tap
 from hostcallback.receiver.sinks.factory import Binding

@@ -29,7 +29,7 @@ from hostcallback.api.receiver_options import (
     refuse_process,
 )
 from hostcallback.lifecycle import monitoring, receivers as transport
-from hostcallback.lifecycle.ending import (
+from hostcallback.lifecycle.exit_waits import (
     GRACE_SEC,
     InterruptedWait,
     is_interrupt,

@@ -29,9 +29,9 @@ from hostcallback.tracing.tap_spec import TapOptions, TapSpec, Transforms
 call_p = Primitive("host_call")
 call_p.multiple_results = True
 masked_call_p = Primitive(call_p.name)  # by which a second run of a step knows calls
-"""A call in a branch or loop that vmap runs for all elements, see `lane_masks`: its first operand is a mask. Called for
-one element at a time, the host function is called where the mask holds, and the other results are zeros. One that takes
-batches is called with the whole batch, unless the mask holds for no element."""
+"""A call in a branch or loop that vmap runs for all elements, see `batched_predicates`: its first operand is a mask.
+Called for one element at a time, the host function is called where the mask holds, and the other results are zeros. One
+that takes batches is called with the whole batch, unless the mask holds for no element."""
 masked_call_p.multiple_results = True
 
 

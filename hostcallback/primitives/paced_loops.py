@@ -19,8 +19,8 @@ from jax.custom_derivatives import SymbolicZero
 
 from hostcallback import _jax_compat as compat
 from hostcallback._jax_compat.types import Aval, ClosedJaxpr
+from hostcallback.primitives.batched_predicates import any_lane, select_lanes
 from hostcallback.primitives.device_ops import read_clock
-from hostcallback.primitives.lane_masks import any_lane, select_lanes
 from hostcallback.receiver.sinks.progress.bars import Phase
 
 INTERVAL_US = 100_000

@@ -1,7 +1,7 @@
 """The tap primitive: an identity on its operands that sends them to the host, its rules, and how a tap is bound.
 
 One equation stands for one tap: `tap_p.bind(*leaves, tap=TapSpec, transforms=(...), float0_leaves=(...))`. If the
-transforms have an entry `("mask", levels)`, the last operand is a mask and no leaf: see `lane_masks`.
+transforms have an entry `("mask", levels)`, the last operand is a mask and no leaf: see `batched_predicates`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from jax.interpreters import ad, batching
 
 from hostcallback import _jax_compat as compat
 from hostcallback._jax_compat.types import Aval, Primitive
-from hostcallback.primitives import control_flow as loops
+from hostcallback.primitives import partial_evaluation as loops
 from hostcallback.primitives.effects import (
     PASSED_TOKEN_EFFECT,
     REGION_TAP_EFFECT,

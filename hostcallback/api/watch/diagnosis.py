@@ -14,8 +14,8 @@ import numpy as np
 
 from hostcallback import _jax_compat as compat
 from hostcallback._jax_compat.types import Aval, JaxprEqn
+from hostcallback.api.watch.origin import Origin, Value, Walk, shard_map_around
 from hostcallback.api.watch.program_tests import Chosen, Tests, only_results
-from hostcallback.api.watch.walk import Origin, Value, Walk, shard_map_around
 from hostcallback.lifecycle import receivers as transport
 from hostcallback.lifecycle.reentrant_calls import call_inside_callback
 from hostcallback.lowering.equations import Position

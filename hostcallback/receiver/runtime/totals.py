@@ -1,4 +1,4 @@
-"""Per-device statistics over all scopes of a process, for `hcb top`, `hcb stats` and metrics."""
+"""Per-device statistics over all scopes of a process, for `hcb top` and the metrics of monitoring."""
 
 from __future__ import annotations
 

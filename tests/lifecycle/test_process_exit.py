@@ -170,8 +170,8 @@ def test_unreported_tap_exceptions_are_printed_at_exit() -> None:
 def test_a_tap_that_never_returns_does_not_hang_the_exit_and_the_loss_is_reported() -> None:
     result = run(
         """
-        import hostcallback.api.shutdown
-        hostcallback.api.shutdown.EXIT_STALL_SEC = 0.5
+        import hostcallback.api.process_exit
+        hostcallback.api.process_exit.EXIT_STALL_SEC = 0.5
         def stuck(x): threading.Event().wait()
         g = hcb.jit(lambda x: hcb.id_tap(stuck, x))
         for i in range(3): g(i)
@@ -183,9 +183,9 @@ def test_a_tap_that_never_returns_does_not_hang_the_exit_and_the_loss_is_reporte
 
 
 SLOW = """
-import hostcallback.api.shutdown, hostcallback.lifecycle.ending
-hostcallback.api.shutdown.EXIT_STALL_SEC = 0.5
-hostcallback.lifecycle.ending.TELL_SEC = {tell_sec}
+import hostcallback.api.process_exit, hostcallback.lifecycle.exit_waits
+hostcallback.api.process_exit.EXIT_STALL_SEC = 0.5
+hostcallback.lifecycle.exit_waits.TELL_SEC = {tell_sec}
 never = threading.Event()
 def slow(x):
     never.wait(0.01)
