@@ -116,7 +116,8 @@ def python_mutations(path: Path) -> Iterator[Mutation]:
         elif isinstance(node, ast.BinOp):
             yield from between(node.left, node.right, node.op)
         elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-            yield Mutation(path, node.lineno, span(node)[0], span(node.operand)[0], "")
+            start = span(node)[0]
+            yield Mutation(path, node.lineno, start, start + len("not "), "")
         elif isinstance(node, ast.Constant) and type(node.value) is int:
             yield Mutation(path, node.lineno, *span(node), str(node.value + 1))
         elif isinstance(node, ast.Constant) and type(node.value) is bool:

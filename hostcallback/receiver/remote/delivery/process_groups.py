@@ -210,8 +210,8 @@ class DeliveredStream:
 
     def step_of(self, message: Message) -> int | None:
         """The step of a message that is delivered; None if it is not known."""
-        if self.run is None:
-            return None
+        if self.run is None or str(message.device).rpartition(" ")[2] != self.run.device:
+            return None  # such as a value that was assembled from several devices
         steps = self.run.steps[self.run.block.seqs == np.uint64(message.seq)].tolist()
         return None if steps in ([], [NO_STEP]) else steps[0]
 

@@ -281,6 +281,7 @@ def optional(package: str, extra: str) -> Any:
         HostCallbackError: it is missing; the text has the command that installs it.
     """
     try:
+        importlib.import_module(package.partition(".")[0])  # a module of it may be loaded without it
         return importlib.import_module(package)
     except ImportError as error:
         raise HostCallbackError(

@@ -41,6 +41,10 @@ KEPT = 64
 AHEAD_MESSAGES = 8192
 """Messages after a block in which readers look for the steps of its last launch."""
 
+AHEAD_CHUNKS = 64
+AHEAD_BYTES = 32 << 20
+"""Limits of the chunks after a block that readers read for that."""
+
 _TRUNCATED = np.uint64(int(Flags.TRUNCATED))
 
 
@@ -197,7 +201,7 @@ class StepFinder:
         columns = self.columns(block)
         known = self._earlier.get(device, {})  # by number of the next message; readers may read a block again
         first, last = int(block.seqs[0]), int(block.seqs[-1])
-        earlier = BEGINNING if step_before == NO_STEP else known.get(first, UNKNOWN)
+        earlier = known.get(first) or (BEGINNING if step_before == NO_STEP else UNKNOWN)
         self._earlier[device] = {first: earlier, last + 1: earlier.and_then(columns)}
         return self.find(columns, earlier, guess=True).steps
 

@@ -17,6 +17,8 @@ from hostcallback.receiver.taplog.format.block import FrameBlock
 from hostcallback.receiver.taplog.format.errors import CutOffLogError, Damage, Lost, NotATapLogError
 from hostcallback.receiver.taplog.format.layout import NO_STEP, Kind
 from hostcallback.receiver.taplog.format.steps import (
+    AHEAD_BYTES,
+    AHEAD_CHUNKS,
     AHEAD_MESSAGES,
     BEGINNING,
     UNKNOWN,
@@ -227,9 +229,14 @@ class _Process:
         # The last messages of a chunk may belong to the first step after it.
         if placed.has_steps:
             return True
+        messages = 0
         for later in self._upcoming(stream):
-            if later.has_steps or later.chunk.max_step != NO_STEP:
-                return later.has_steps
+            if later.has_steps:
+                return True
+            chunk = later.chunk
+            messages += chunk.messages
+            if messages >= AHEAD_MESSAGES or not chunk.min_step == chunk.max_step == chunk.step_before:
+                return False
         return False
 
     def _read(self, placed: _Placed) -> _Read:
@@ -253,7 +260,7 @@ class _Process:
         if earlier is None:
             earlier = _start_of(placed)
         found = self._steps.find(read.columns, earlier)
-        if found.need_earlier and stream.left_out:
+        if found.need_earlier and stream.left_out and earlier is UNKNOWN:
             for left_out in stream.left_out:
                 before, start = self._read(left_out).columns, _start_of(left_out)
                 self._steps.find(before, start)  # learns of the taps
@@ -266,11 +273,11 @@ class _Process:
         return found.steps
 
     def _with_later(self, stream: _Stream, read: _Read, earlier: Earlier, segment: SegmentReader) -> Steps:
-        # Looks into the next chunks of the device for the end of the launch.
+        # Looks into the next chunks of the device for the end of the launch, each time into twice as many.
         later: list[Columns] = []
-        messages = 0
+        messages, nbytes, look_at = 0, 0, 1
         for placed in self._upcoming(stream):
-            if messages >= AHEAD_MESSAGES:
+            if messages >= AHEAD_MESSAGES or nbytes >= AHEAD_BYTES or len(later) >= AHEAD_CHUNKS:
                 return self._steps.find(read.columns, earlier, later, guess=True)
             known = stream.ahead.get(placed.key)
             if known is None:
@@ -278,9 +285,12 @@ class _Process:
             later.append(known.columns)
             segment = placed.segment
             messages += len(known.block)
-            found = self._steps.find(read.columns, earlier, later)
-            if not found.need_later:
-                return found
+            nbytes += known.block.data.nbytes
+            if len(later) >= look_at:
+                look_at = 2 * len(later)
+                found = self._steps.find(read.columns, earlier, later)
+                if not found.need_later:
+                    return found
         is_end = not self._paths and segment.is_closed()
         return self._steps.find(read.columns, earlier, later, is_end=is_end, guess=True)
 

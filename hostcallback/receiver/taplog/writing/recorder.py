@@ -77,16 +77,23 @@ class Recorder(Closing):
         self._log.note_rules(thinned)
 
     def note_exception(self, failure: TapFailure) -> None:
-        """Notes an exception of a tap function, for `hcb ui`: at once, or after a second if there are many."""
+        """Notes an exception of a tap function, for `hcb ui`: at once, or with later messages if there are many."""
         self._exceptions.add_exception(failure)
         self._has_unnoted = True
-        if time.monotonic() - self._noted_at >= NOTE_SEC:
+        self._note_if_due()
+
+    def _note_if_due(self) -> None:
+        if self._has_unnoted and time.monotonic() - self._noted_at >= NOTE_SEC:
             self._note_exceptions()
 
     def _note_exceptions(self) -> None:
-        if self._has_unnoted:
-            self._has_unnoted, self._noted_at = False, time.monotonic()
+        if not self._has_unnoted:
+            return
+        self._has_unnoted, self._noted_at = False, time.monotonic()
+        try:
             self._log.note_exceptions(self._exceptions.as_dicts())
+        except Exception:  # the messages go on
+            logger.exception("the exceptions of tap functions cannot be noted in the log")
 
     def record_batch(
         self,
@@ -126,6 +133,7 @@ class Recorder(Closing):
         except Exception:  # a failing recorder must not keep the messages from being delivered
             logger.exception("messages of %s cannot be recorded", device)
             self._log.lose(device, first_seq, last_seq, batch.count, "the recorder failed")
+        self._note_if_due()
         if is_end:
             self._log.flush()
 

@@ -223,7 +223,9 @@ class SegmentWriter:
 
     def _note(self, kind: Kind, told: list[Any], time_ns: int) -> None:
         times = {"stream": -1, "min_time_ns": time_ns, "max_time_ns": time_ns}
-        self._write_chunks([(kind, msgpack.packb(told), times)])
+        # Texts of exceptions may have surrogates, such as those of file names.
+        packed = msgpack.packb(told, unicode_errors="backslashreplace")
+        self._write_chunks([(kind, packed, times)])
 
     def sync(self) -> None:
         """Waits until all written data is on the disk."""

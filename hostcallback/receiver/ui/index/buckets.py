@@ -43,7 +43,7 @@ def of_messages(values: Array, steps: Array, times: Array, starts: Array) -> Arr
         high = np.where(finite, values, -np.inf).max(axis=1)
         total = np.where(finite, values, 0.0).sum(axis=1)
         counts = finite.sum(axis=1).astype(np.float64)
-    found[:, STEP] = np.minimum.reduceat(steps, starts)
+    found[:, STEP] = _least_steps(steps, starts)
     found[:, LAST_STEP] = np.maximum.reduceat(steps, starts)
     found[:, TIME] = np.minimum.reduceat(times, starts)
     found[:, LAST_TIME] = np.maximum.reduceat(times, starts)
@@ -57,13 +57,20 @@ def of_messages(values: Array, steps: Array, times: Array, starts: Array) -> Arr
 def merged(buckets: Array, starts: Array) -> Array:
     """Merges buckets that follow each other; `starts` has the index of the first one of each group."""
     found = np.empty((len(starts), COLUMNS))
-    for column in (STEP, TIME, MIN):
+    found[:, STEP] = _least_steps(buckets[:, STEP], starts)
+    for column in (TIME, MIN):
         found[:, column] = np.minimum.reduceat(buckets[:, column], starts)
     for column in (LAST_STEP, LAST_TIME, MAX):
         found[:, column] = np.maximum.reduceat(buckets[:, column], starts)
     for column in (SUM, COUNT):
         found[:, column] = np.add.reduceat(buckets[:, column], starts)
     return found
+
+
+def _least_steps(steps: Array, starts: Array) -> Array:
+    # `NO_STEP` only where no message has a step.
+    least = np.minimum.reduceat(np.where(steps == float(NO_STEP), np.inf, steps), starts)
+    return np.where(np.isinf(least), float(NO_STEP), least)
 
 
 class Buckets:

@@ -104,11 +104,6 @@ class LogFiles:
         self._paths.append(path)
         return True
 
-    @property
-    def has_open_segments(self) -> bool:
-        """Whether a segment has no end yet: its process writes it, or was killed."""
-        return any(segment.reader is not None for segment in self.segments)
-
     def find(self) -> None:
         """Looks for new segments."""
         for path in self._paths:

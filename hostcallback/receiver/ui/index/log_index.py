@@ -16,7 +16,15 @@ from hostcallback.receiver.sinks.call import SHARDS_ID, WHOLE_ID
 from hostcallback.receiver.taplog.format.block import FrameBlock
 from hostcallback.receiver.taplog.format.errors import Damage
 from hostcallback.receiver.taplog.format.layout import ALL_CONSUMERS, NO_STEP, Kind
-from hostcallback.receiver.taplog.format.steps import AHEAD_MESSAGES, BEGINNING, UNKNOWN, Columns, StepFinder
+from hostcallback.receiver.taplog.format.steps import (
+    AHEAD_BYTES,
+    AHEAD_CHUNKS,
+    AHEAD_MESSAGES,
+    BEGINNING,
+    UNKNOWN,
+    Columns,
+    StepFinder,
+)
 from hostcallback.receiver.taplog.reading.chunk_reader import Chunk, read_frames
 from hostcallback.receiver.taplog.reading.merge import Stretch
 from hostcallback.receiver.taplog.reading.segment_reader import Writer
@@ -120,6 +128,7 @@ class LogIndex:
         self.texts = 0
         self.version = 0
         self._pending: deque[tuple[int, Chunk | None]] = deque()
+        self._looked_ahead: dict[tuple[int, int], Columns] = {}
         self._writers: dict[Writer, _WriterState] = {}
         self._reader = BlockReader(self.taps)
         self._current = 0
@@ -226,15 +235,39 @@ class LogIndex:
             start = BEGINNING if before.step_before == NO_STEP else UNKNOWN
             earlier = start.and_then(finder.columns(read_frames(segment, before)[0]))
             found = finder.find(here, earlier)
+        if not found.need_later:
+            return found.steps
         later: list[Columns] = []
-        while found.need_later:
+        messages, nbytes, look_at = 0, 0, 1
+        while messages < AHEAD_MESSAGES and nbytes < AHEAD_BYTES and len(later) < AHEAD_CHUNKS:
             after = self._chunk_after(segment, chunk)
-            if after is None or sum(len(columns.steps) for columns in later) >= AHEAD_MESSAGES:
-                is_end = after is None and self._is_last(segment)
+            if after is None:
+                is_end = self._is_last(segment)
                 return finder.find(here, earlier, later, is_end=is_end, guess=True).steps
-            later.append(finder.columns(read_frames(segment, after)[0]))
-            found, chunk = finder.find(here, earlier, later), after
-        return found.steps
+            later.append(self._columns_of(segment, after, finder))
+            chunk, messages, nbytes = (
+                after,
+                messages + len(later[-1].steps),
+                nbytes + after.end - after.offset,
+            )
+            if len(later) >= look_at:  # each time twice as many
+                look_at = 2 * len(later)
+                found = finder.find(here, earlier, later)
+                if not found.need_later:
+                    return found.steps
+        return finder.find(here, earlier, later, guess=True).steps
+
+    def _columns_of(self, segment: Segment, chunk: Chunk, finder: StepFinder) -> Columns:
+        # The chunks before the same launch's end look into it again.
+        key = segment.number, chunk.offset
+        known = self._looked_ahead.get(key)
+        if known is None:
+            known = finder.columns(read_frames(segment, chunk)[0])
+            if len(self._looked_ahead) >= AHEAD_CHUNKS:
+                del self._looked_ahead[next(iter(self._looked_ahead))]
+            if not chunk.is_torn:
+                self._looked_ahead[key] = known
+        return known
 
     def _chunk_before(self, segment: Segment, number: int, chunk: Chunk) -> Chunk | None:
         # The chunk of the same device before one in its segment.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -218,6 +220,39 @@ def test_every_tool_tells_the_same_steps(tmp_path: Path) -> None:
     while index.read_some(1.0):
         pass
     assert [(line["text"], line["step"]) for line in lines(index, Wanted())["lines"]] == texts
+
+
+def large(i: Any) -> None:
+    """Emits a message that fills a chunk."""
+    hcb.id_tap(lambda value: None, jnp.full(200_000, jnp.float32(i)), name="large")
+
+
+def test_a_selection_by_step_finds_large_messages_before_their_step(tmp_path: Path) -> None:
+    log = recorded(tmp_path, looped(large, large, metrics), 4)
+    assert told(log)["large"] == right(0, 0, 1, 1, 2, 2, 3, 3)
+    assert told(log, first_step=2, last_step=2)["large"] == right(2, 2)
+
+
+def test_the_time_to_read_large_messages_without_steps_grows_with_their_number(tmp_path: Path) -> None:
+    def run(count: int) -> None:
+        metrics(0)
+        scanned(large)(count)
+
+    took = []
+    for count in (40, 160):
+        log = recorded(tmp_path / str(count), run, count)
+        began = time.process_time()
+        assert told(log)["large"] == unknown(*range(count))
+        took.append(time.process_time() - began)
+    assert took[1] < 12 * took[0] + 0.2  # 4 times as many; if each looked into all that follow, 60 times
+
+
+def test_an_exception_whose_text_has_a_lone_surrogate_is_in_the_log(tmp_path: Path) -> None:
+    def fail(value: Any) -> None:
+        raise ValueError(os.fsdecode(b"no file \xff"))
+
+    log = recorded(tmp_path, looped(lambda i: hcb.id_tap(fail, i)), 3)
+    assert sum(map(len, told(log).values())) == 3
 
 
 def test_the_page_finds_the_steps_of_failed_checks(tmp_path: Path) -> None:
