@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 DEMO := $(VENV)/.installed-demo
 SITE := $(VENV)/.installed-docs
-SOURCES := setup.cfg setup.py tools/build_native.py
+SOURCES := setup.cfg setup.py tools/build_native.py tools/releasing/description.py
 NATIVE := $(wildcard hostcallback/receiver/native/*/*.cc hostcallback/receiver/native/*/*.h)
 FORMATTED := $(NATIVE) $(wildcard tests/receiver/native/*/*.cc tests/receiver/native/*/*.h tools/bench/*.cc)
 

@@ -43,7 +43,7 @@ ALSO = {
     "receiver/failures": ("api/checks",),
     "receiver/sinks": ("api/outputs", "api/progress", "api/taps"),
     "receiver/runtime": ("lifecycle",),
-    "": ("api/taps", "receiver/wire", "receiver/taplog"),
+    "": ("host_callback", "testing", "api/taps", "receiver/wire", "receiver/taplog"),
 }
 """Further folders in tests/ that notice a change in a room; the first is that of its name, if there is one."""
 

@@ -49,7 +49,8 @@ LAST_TAP_SEC = 0.3
 @atexit.register
 def _deliver_at_exit() -> None:
     # Runs after the last line of the program and before JAX's exit handlers, so that no message is lost silently.
-    hold_daemon_threads()  # also because the wait below would be longer
+    with suppress(KeyboardInterrupt):  # then without it
+        hold_daemon_threads()  # also because the wait below would be longer
     leave_effects_barrier()
     if not transport.started():
         return
@@ -76,7 +77,8 @@ def _deliver_at_exit() -> None:
                 logger.error("%d message(s) of %s were lost at exit", receiver.queued(), receiver.name)
     except KeyboardInterrupt:
         lost = _give_up_at_exit()
-    hold_daemon_threads()  # again: the wait may have taken longer than they are held
+    with suppress(KeyboardInterrupt):
+        hold_daemon_threads()  # again: the wait may have taken longer than they are held
     errors = _take_errors()
     if not lost:
         runtime.remove_files()

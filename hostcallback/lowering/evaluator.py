@@ -21,7 +21,6 @@ from hostcallback._jax_compat.types import AnyJaxpr, Jaxpr, JaxprEqn
 from hostcallback.lowering.equations import (
     OUTERMOST,
     Position,
-    equations_in,
     interpret,
     loop_of,
     structure_of,
@@ -334,6 +333,8 @@ class Silent(Evaluator):
         """
         if is_only_effect(equation):
             return list(values)[: len(equation.outvars)]
+        if structure_of(equation).is_open and _is_loud(equation):  # from an evaluator that does not enter it
+            return self._enter(equation, list(values), OUTERMOST, {})
         name = equation.primitive.name
         if name in _CALLS or name == "pure_callback":
             line = first_user_line(compat.equation_frames(equation))
@@ -343,11 +344,14 @@ class Silent(Evaluator):
             self.callbacks.append(call)
         return compat.bind_equation(equation, values)
 
+    def holds(self, jaxpr: AnyJaxpr, values: Sequence[Any]) -> Any:
+        return self.evaluate(jaxpr, values)[0][0]
+
 
 def _is_loud(equation: JaxprEqn) -> bool:
-    loud = {tap_p.name, "pure_callback", *_DEBUGGING, *_CALLS}
-    return equation.primitive.name in loud or any(
-        inner.primitive.name in loud
-        for program, _ in structure_of(equation).programs
-        for inner, _ in equations_in(program)
-    )
+    if equation.primitive.name in {tap_p.name, "pure_callback", *_DEBUGGING, *_CALLS}:
+        return True
+    programs = [program for program, _ in structure_of(equation).programs]
+    if equation.primitive.name == "while":
+        programs.append(equation.params["cond_jaxpr"])
+    return any(_is_loud(inner) for program in programs for inner in compat.open_jaxpr(program)[0].eqns)

@@ -333,7 +333,9 @@ def tapped(
         (context, "") for context in (*_everywhere, *_here.contexts) if context.xray in _key().context.value
     ]
     if _marked:
-        found = {mark: _marked.get(mark) for mark in _marks_in(closed)}
+        marks = _marks_in(closed)
+        with _marks_lock:
+            found = {mark: _marked.get(mark) for mark in marks}
         contexts += [(context, mark) for mark, context in found.items() if context is not None]
         if None in found.values():
             logger.warning(

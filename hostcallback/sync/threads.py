@@ -197,6 +197,9 @@ COMPILED_WITHIN_SEC = 10.0
 
 SAMPLE_SEC = 0.01
 
+IDLE_SEC = 0.5
+"""Seconds without work of any other thread of the process after which nothing is being compiled."""
+
 
 def hold_daemon_threads() -> None:
     """Holds the user's daemon threads in their next call of a jitted function, because the process ends.
@@ -205,11 +208,16 @@ def hold_daemon_threads() -> None:
     JAX's C++ code, the process aborts ("FATAL: exception not rethrown", before Python 3.14). A held thread does not
     ask. Waits until these threads are held or asleep, with limits; returns at once if there are none.
     """
-    threads = [thread for thread in threading.enumerate() if _is_users_daemon(thread)]
+    threads = [
+        thread
+        for thread in threading.enumerate()
+        if _is_users_daemon(thread) and thread.ident not in _hold.given_up
+    ]
     if not threads:
         return
     _hold.begin()
-    began = time.perf_counter()
+    began = worked_at = time.perf_counter()
+    others_sec = time.process_time() - time.thread_time()
     while (waited := time.perf_counter() - began) < COMPILED_WITHIN_SEC:
         before = [_sleep_of(thread) for thread in threads]
         time.sleep(SAMPLE_SEC)
@@ -219,10 +227,15 @@ def hold_daemon_threads() -> None:
             for thread, sleep in zip(threads, before, strict=True)
             if thread.is_alive() and not _hold.holds(thread.ident)
         ]
-        in_jax = any(_is_in_jax(frames.get(thread.ident or 0)) for thread, _ in free)
+        if time.process_time() - time.thread_time() - others_sec > 1e-3:
+            others_sec, worked_at = time.process_time() - time.thread_time(), time.perf_counter()
+        in_jax = time.perf_counter() - worked_at < IDLE_SEC and any(
+            _is_in_jax(frames.get(thread.ident or 0)) for thread, _ in free
+        )
         runs = any(sleep is None or sleep != _sleep_of(thread) for thread, sleep in free)
         if not in_jax and not (runs and waited < HOLD_WITHIN_SEC):
             return
+    _hold.given_up.update(thread.ident for thread, _ in free)
 
 
 class _Hold:
@@ -231,6 +244,7 @@ class _Hold:
     def __init__(self) -> None:
         self._until: dict[int | None, float] = {}
         self._begun = False
+        self.given_up: set[int | None] = set()  # threads that are not waited for again
 
     def begin(self) -> None:
         self._until = {ident: end for ident, end in self._until.items() if time.perf_counter() < end}

@@ -93,6 +93,29 @@ def test_daemon_threads_that_compile_do_not_abort_the_exit() -> None:
 
 
 @pytest.mark.slow
+def test_a_daemon_thread_that_sleeps_in_jax_holds_the_exit_up_for_a_second_only() -> None:
+    program = """
+    tracing = threading.Event()
+    threading.Thread(
+        target=lambda: jax.make_jaxpr(lambda x: (tracing.set(), threading.Event().wait(60), x)[2])(1.0), daemon=True
+    ).start()
+    tracing.wait()
+    f(0)
+    import hostcallback.sync.threads as threads
+    import hostcallback.api.process_exit as process_exit
+    hold = threads.hold_daemon_threads
+    def timed():
+        began = time.monotonic()
+        hold()
+        print("held for", time.monotonic() - began < 5)
+    process_exit.hold_daemon_threads = timed
+    """
+    result = run(program)
+    assert (result.returncode, got(result)) == (0, [0]), result.stderr
+    assert result.stdout.count("held for True") == 2
+
+
+@pytest.mark.slow
 def test_an_exit_handler_may_wait_for_a_daemon_thread() -> None:
     program = """
     import atexit, threading

@@ -95,7 +95,7 @@ class HeldProgram:
         self.donated = tuple(d and i in set(self.sent) for i, d in enumerate(program.donated))
         devices = {device for s in program.shardings if s is not None for device in s.device_set}
         self._waits = options.exceptions or len(devices) > 1
-        self._diagnose = watch.diagnoser(self.program, self.name)
+        self._diagnose = watch.diagnoser(replace(self.program, mark=""), self.name)
         self._number = next(_numbers)
         self._specs: dict[int, tuple[TapSpec, TapSpec]] = {}
 

@@ -126,7 +126,7 @@ def search(
         count = len(loop.init)
 
         def holds(carry: Sequence[Any]) -> Any:
-            return compat.eval_jaxpr(loop.condition, *loop.condition_consts, *carry)[0]
+            return Silent().evaluate(loop.condition, [*loop.condition_consts, *carry])[0][0]
 
         def goes_on(state: Any) -> Any:
             i, _, carry, _ = state

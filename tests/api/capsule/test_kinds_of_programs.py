@@ -251,6 +251,16 @@ def test_a_nan_that_came_in_with_the_data_is_seen_again(tmp_path: Path) -> None:
 
 
 @native
+def test_a_wrapper_in_a_jitted_function_diagnoses_the_program_around_it(tmp_path: Path) -> None:
+    @jax.jit
+    def step(x: Any) -> Any:
+        return jnp.log(hcb.capsule(jnp.sin, tmp_path, nonfinite=True)(x) - 2)
+
+    with pytest.raises(hcb.TapFunctionException) as caught, hcb.outfeed_receiver():
+        step(jnp.ones(3))
+    assert "log: 3 NaN and 0 infinite values" in str(caught.value)
+
+
 def test_keys_that_a_program_closes_over_are_converted_before_a_receiver_thread_needs_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.experimental import io_callback
 from watching import JITS, errors_of, line_of
 
 import hostcallback as hcb
@@ -203,3 +204,45 @@ def test_a_step_that_returns_a_constant_too_is_watched_and_held(tmp_path: Any) -
     assert error.primitive == "log"
     (error,) = errors_of(lambda: hcb.capsule(jax.jit(step), tmp_path, nonfinite=True)(jnp.float32(-1)))
     assert error.primitive == "log"
+
+
+def test_the_diagnosis_repeats_no_tap_of_a_nested_function_or_a_loop_condition() -> None:
+    seen: list[tuple[str, int]] = []
+
+    @jax.jit
+    def nested(i: Any, x: Any) -> Any:
+        hcb.id_tap(lambda i: seen.append(("body", int(i))), i)
+        return jnp.log(x - 1) + x
+
+    def goes_on(state: Any) -> Any:
+        hcb.id_tap(lambda i: seen.append(("condition", int(i))), state[0])
+        return state[0] < 2
+
+    def f(x: Any) -> Any:
+        return lax.while_loop(goes_on, lambda state: (state[0] + 1, nested(*state)), (0, x))[1]
+
+    watched = jax.jit(hcb.watch_nonfinite(f))
+    (error,) = errors_of(lambda: watched(jnp.zeros(2)))
+    assert "log: 2 NaN and 0 infinite values" in str(error)
+    assert sorted(seen) == [("body", 0), ("body", 1), ("condition", 0), ("condition", 1), ("condition", 2)]
+
+
+def test_the_diagnosis_repeats_no_callback_of_a_nested_function() -> None:
+    calls: list[Any] = []
+
+    def host(x: Any) -> Any:
+        calls.append(x)
+        return np.asarray(x)
+
+    @jax.jit
+    def nested(x: Any) -> Any:
+        return jnp.log(io_callback(host, jax.ShapeDtypeStruct((2,), jnp.float32), x) - 1)
+
+    watched = jax.jit(
+        hcb.watch_nonfinite(
+            lambda x: lax.while_loop(lambda s: s[0] < 2, lambda s: (s[0] + 1, nested(s[1])), (0, x))[1]
+        )
+    )
+    (error,) = errors_of(lambda: jax.block_until_ready(watched(jnp.zeros(2))))
+    assert "would repeat io_callback" in str(error)
+    assert len(calls) == 2
