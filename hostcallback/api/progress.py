@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -243,7 +244,8 @@ def scan(
         return watch_nonfinite(lax.scan)(f, init, xs, length, reverse, unroll, **options)
     bar = chosen(progress)
     steps = None if bar is None else _length(xs, length)
-    if bar is None or steps is None:  # with a wrong length, JAX raises
+    unknown = options.keys() - inspect.signature(lax.scan).parameters
+    if bar is None or steps is None or unknown:  # with a wrong length or option, JAX raises
         return lax.scan(f, init, xs, length, reverse, unroll, **options)
     loop = Scan(f, steps, _bar_messages(bar, steps), {"reverse": reverse, "unroll": unroll, **options})
     return loop.run(init, xs)

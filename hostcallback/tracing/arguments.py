@@ -136,7 +136,8 @@ def _refusal(
     if not names:
         cure = "give it a parameter for the value"
     elif len(names) > 1:
-        cure = f"a tuple or list is taken apart by lambda value: {_name_of(func)}(*value)"
+        name = _name_of(func)
+        cure = f"a tuple or list is taken apart by lambda value: {name}(*value), a dict by {name}(**value)"
     else:
         cure = "pass its other arguments as keyword arguments, or give them defaults"
     return f"{what} calls {called!s} with one value, the tapped pytree, and it does not take that ({error}): {cure}"

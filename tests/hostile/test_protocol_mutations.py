@@ -226,7 +226,7 @@ def test_a_collector_stays_up_and_serves_a_good_client(tmp_path: Path) -> None:
         grpc.insecure_channel(collector.address) as channel,
     ):
         for _ in range(examples(8)):
-            name = choose.choice([*names, control.ASK])
+            name = choose.choice([*names, protocol.ASK])
             messages = [next(mutations(choose.choice(starts), choose)) for _ in range(choose.randrange(1, 4))]
             if choose.random() < 0.5:
                 messages[0] = choose.choice(starts)

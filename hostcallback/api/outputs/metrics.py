@@ -255,7 +255,9 @@ def _check_scalar(name: str, value: Any) -> None:
 
 
 def _check_step(step: Any) -> None:
-    is_integer = isinstance(step, int) or (is_real(step) and jnp.issubdtype(step.dtype, np.integer))
+    is_integer = isinstance(step, int) or (
+        is_real(step) and jnp.issubdtype(jnp.result_type(step), np.integer)
+    )
     if not is_integer or np.shape(step):
         raise TypeError(
             f"hcb.metrics: step is {type(step).__name__} {step!r:.80}, expected an integer or a traced integer without "

@@ -20,8 +20,8 @@ pytestmark = pytest.mark.native_only
 DOCUMENT = (ROOT / "docs" / "capsules.md").read_text("utf-8")
 COMMANDS = re.findall(r"^    hcb (reproduce .*?) *(?:#.*)?$", DOCUMENT, re.MULTILINE)
 SHOWN = {
-    "reproduce FILE": "reproduced: check check at ",
-    "reproduce FILE --show": "train_step failed: check check on cpu:0",
+    "reproduce FILE": "reproduced: check at ",
+    "reproduce FILE --show": "train_step failed: check on cpu:0",
     "reproduce FILE --python again.py": "wrote again.py",
     "reproduce FILE --breakpoint": "stopped at operation ",
     "reproduce FILE --bind loss=train:on_loss": "train.on_loss got 7.0",

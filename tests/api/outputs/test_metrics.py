@@ -407,6 +407,7 @@ def test_metrics_without_a_receiver_are_no_error() -> None:
         (lambda x: hcb.metrics({"v": object()}), TypeError, "'v' is object .* expected a real number"),
         (lambda x: hcb.metrics({"v": x + 1j}), TypeError, "'v' is .* expected a real number"),
         (lambda x: hcb.metrics({"v": x}, step=x), TypeError, "step is .* expected an integer"),
+        (lambda x: hcb.metrics({"v": x}, step=0.5), TypeError, "step is float 0.5, expected an integer"),
         (lambda x: hcb.metrics({"v": x, "step": 1}, step=2), ValueError, "the step is given twice"),
         (lambda x: hcb.metrics({"v": x}, every=0), ValueError, "every is 0, expected a whole number"),
         (lambda x: hcb.metrics({"v": x}, reduce="median"), ValueError, "reduce is 'median', expected one of 'mean'"),

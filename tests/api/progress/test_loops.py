@@ -272,6 +272,8 @@ def test_a_missing_library_is_an_error_with_the_command_to_install_it(
 def test_errors_of_the_scan_itself_are_those_of_jax() -> None:
     with pytest.raises(TypeError, match="carry"):
         hcb.scan(lambda c, _: ((c, c), None), 0, length=3)
+    with pytest.raises(TypeError, match="lenght"):
+        hcb.scan(lambda c, x: (c, x), 0.0, jnp.ones(3), lenght=3)
     with pytest.raises(ValueError, match="length"):
         hcb.scan(lambda c, x: (c, None), 0, jnp.arange(3), length=4)
 

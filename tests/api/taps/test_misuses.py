@@ -80,7 +80,10 @@ def other_keyword(value: Any, *, threshold: float) -> None: ...
             r"calls <lambda> with one value.*\(too many positional arguments\): give it a parameter",
         ),
         (lambda x, y: None, r"\(missing a required argument: 'y'\): .*lambda value: function\(\*value\)"),
-        (Method().two, r"calls two with one value.*taken apart by lambda value: two\(\*value\)"),
+        (
+            Method().two,
+            r"calls two with one value.*taken apart by lambda value: two\(\*value\), a dict by two\(\*\*value\)",
+        ),
         (keyword_only, "give it a parameter for the value"),
         (
             other_keyword,

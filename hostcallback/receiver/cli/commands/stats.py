@@ -14,6 +14,8 @@ from hostcallback.receiver.cli.output.messages import (
 )
 from hostcallback.receiver.cli.output.tables import print_table
 from hostcallback.receiver.taplog.format.errors import Damage
+from hostcallback.receiver.taplog.reading.merge import LostNote
+from hostcallback.receiver.taplog.reading.segment_reader import Writer
 from hostcallback.receiver.taplog.render.json import process_text
 from hostcallback.receiver.taplog.render.tap_stats import TapStats, gather
 from hostcallback.receiver.text import printable
@@ -46,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
             print(json.dumps({"thinned": one._asdict()}))
     else:
         _print(taps)
-        for note in found.lost:
+        for note in _summed(found.lost):
             print(f"{process_text(note.writer)}, {printable(note.lost.device)}: {lost_text(note.lost)}")
         for one in thinned:
             rules = f", {printable(one.rules)}" if one.rules else ""
@@ -57,6 +59,17 @@ def run(arguments: argparse.Namespace) -> int:
     sys.stdout.flush()
     log.damaged += found.damaged
     return log.status(taps)
+
+
+def _summed(notes: list[LostNote]) -> list[LostNote]:
+    # One note of each process, device and reason: a program that drops all the time notes it ten times a second.
+    found: dict[tuple[Writer, str, str], LostNote] = {}
+    for note in notes:
+        key = note.writer, note.lost.device, note.lost.reason
+        known = found.get(key)
+        count = note.lost.messages + (known.lost.messages if known else 0)
+        found[key] = note._replace(lost=note.lost._replace(messages=count))
+    return list(found.values())
 
 
 def _torn(damage: Damage) -> str:

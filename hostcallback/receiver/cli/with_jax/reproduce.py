@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hostcallback.receiver.capsule.file_format import CapsuleError, shown
+from hostcallback.receiver.capsule.file_format import CapsuleError, Failure, shown
 from hostcallback.receiver.capsule.reading import MAX_DEVICES, Capsule, prepare_devices
 from hostcallback.receiver.cli import CommandError
 from hostcallback.receiver.text import printable
@@ -139,7 +139,7 @@ def _show(capsule: Capsule) -> None:
     failure, about = capsule.failure, capsule.about
     # The receiver's capsules are not of a program.
     of = f"in {capsule.name}" if about.get("of") == "receiver" else capsule.name
-    lines = [f"{of} failed: {failure.kind} {failure.name} on {failure.device}", ""]
+    lines = [f"{of} failed: {_named(failure)} on {failure.device}", ""]
     lines += [*capsule.report.splitlines(), ""]
     for title in ("versions", "platform", "system", "environment"):
         value = about.get(title)
@@ -219,12 +219,17 @@ def _print_operation(operations: list[Any], number: int, mark: str) -> None:
     print(printable(f"       {values}"))
 
 
+def _named(failure: Failure) -> str:
+    # A check without a name is called `check`.
+    return failure.name if failure.name == failure.kind else f"{failure.kind} {failure.name}"
+
+
 def _report(capsule: Capsule, result: Any) -> int:
     expected = capsule.failure
     for report in result.reports:
         for line in report.splitlines():
             print(printable(line))
-    place = f"{expected.kind} {expected.name} at {expected.source_line}"
+    place = f"{_named(expected)} at {expected.source_line}"
     if result.same is not None:
         how = "" if result.is_exact else f", with other values: {result.same.text}; it was: {expected.text}"
         print(printable(f"reproduced: {place}{how}"))
