@@ -299,6 +299,8 @@ def test_errors_are_grouped_by_line(tmp_path: Path, log: Path) -> None:
     (found,) = objects(hcb(tmp_path, "errors", "--json", log))
     assert (found["name"], found["count"], found["by_device"]) == ("positive", 3, {"cpu:1": 3})
     assert hcb(tmp_path, "errors", "--name", "loss", log).stdout == "no check failed\n"
+    by_step = hcb(tmp_path, "errors", "--name", "loss", "--step", "3", log).stdout
+    assert by_step == "no check failed in these steps; failures of an unknown step are left out\n"
 
 
 # Damaged and missing logs

@@ -33,7 +33,10 @@ def run(arguments: argparse.Namespace) -> int:
         else:
             print(f"{chr(10) if number else ''}{printable_report(check.report())}")
     if not replayed.failed_checks and not arguments.json:
-        print("no check failed")
+        by_step = (log.wanted.first_step, log.wanted.last_step) != (None, None)
+        print(
+            f"no check failed{' in these steps; failures of an unknown step are left out' if by_step else ''}"
+        )
     sys.stdout.flush()
     log.damaged += replayed.damaged
     return log.status(replayed.failed_checks)
