@@ -23,15 +23,16 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / ".matrix"
 TRANSPORTS = ("native", "callback")
 ROOMS = (
-    "taps",
-    "calls",
-    "checks",
-    "hostcallback",
-    "accelerate",
-    "debug",
-    "programs",
-    "drop_in",
-    "transformations",
+    "api/taps",
+    "api/calls",
+    "api/checks",
+    "api/accelerate",
+    "api/debug",
+    "lifecycle",
+    "sync",
+    "lowering",
+    "primitives",
+    "host_callback",
 )
 """Folders of tests in which JAX's version matters. A new Python runs the others too, on the native transport."""
 NEWEST_MINOR = 20

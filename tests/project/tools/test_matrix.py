@@ -110,3 +110,7 @@ def test_a_failing_pair_is_in_the_table_and_in_the_exit_status(
     else:
         assert f"{breaks} says no" in said
         assert "0 of 1 pairs passed" in said
+
+
+def test_the_folders_of_tests_exist(matrix: ModuleType) -> None:
+    assert [room for room in matrix.ROOMS if not (ROOT / "tests" / room).is_dir()] == []
