@@ -236,7 +236,7 @@ class Delivery:
         self._save()
 
     def _deliver_run(self, key: StreamKey, stream: DeliveredStream, run: Stretch) -> None:
-        stream.run = run
+        stream.note_steps(run)
         try:
             stream.delivery.deliver(run)
         except Exception as error:
@@ -288,7 +288,6 @@ class Delivery:
             else:
                 self._note_lost(key, record.lost)
         stream.delivery.release()
-        stream.run = None
         self._note_position(key, stream.runs)
         if stream.runs.position >= stored:
             return False

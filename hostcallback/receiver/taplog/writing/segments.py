@@ -275,6 +275,8 @@ class LogSegments(Segments):
         else:  # the first segment stays even without messages, so that an empty log is a log
             with contextlib.suppress(OSError):
                 segment.path.unlink()
+        if self._options.keep_bytes is not None:
+            self._delete_old(self._options.keep_bytes)
 
     def _delete_old(self, keep_bytes: int) -> None:
         # The last one stays: a log always has its newest messages, for readers and after a kill.
