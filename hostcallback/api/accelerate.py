@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from hostcallback.receiver import environment
 from hostcallback.receiver.errors import ReentrantWaitError
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.runtime.runtime import runtime
+from hostcallback.receiver.text import say
 from hostcallback.tracing.arguments import public
 from hostcallback.tracing.source_line import SourceLine, first_user_line, user_source_line
 
@@ -117,7 +117,7 @@ class Acceleration:
             return
         self._callbacks[callback] = None
         if self.verbose:
-            print(f"hostcallback: {callback}", file=sys.stderr)
+            say(f"hostcallback: {callback}")
 
 
 @public

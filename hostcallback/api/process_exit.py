@@ -33,6 +33,7 @@ from hostcallback.receiver.native import bindings as native
 from hostcallback.receiver.runtime import signals
 from hostcallback.receiver.runtime.runtime import runtime
 from hostcallback.receiver.runtime.signals import is_interactive
+from hostcallback.receiver.text import say
 from hostcallback.sync.threads import hold_daemon_threads
 
 EXIT_STATUS = 1
@@ -160,10 +161,7 @@ sys.excepthook = _on_uncaught
 
 
 def _report(errors: TapFunctionException) -> None:
-    print(
-        "hostcallback: taps raised or checks failed, and no barrier_wait() or receiver reported it:",
-        file=sys.stderr,
-    )
+    say("hostcallback: taps raised or checks failed, and no barrier_wait() or receiver reported it:")
     traceback.print_exception(errors)
     if environment.EXIT_STATUS.read() and native.available():
         native.load().hcb_fail_exit(EXIT_STATUS)

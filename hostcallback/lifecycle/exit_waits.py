@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from time import perf_counter
 from typing import Any
 
 from hostcallback.receiver.errors import TapTimeoutError
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.runtime.runtime import runtime
+from hostcallback.receiver.text import say
 
 GRACE_SEC = 0.8
 """Seconds for which an interrupted program waits for its taps, its recorders and its collector."""
@@ -31,11 +30,6 @@ def is_interrupt(error: BaseException | None) -> bool:
     return type(error).__name__ == "JaxRuntimeError" and "KeyboardInterrupt" in str(error)
 
 
-def _say(text: str) -> None:
-    with suppress(OSError, ValueError):  # the standard error output is closed
-        print(text, file=sys.stderr, flush=True)
-
-
 class InterruptedWait:
     """The wait of an interrupted program for its taps. Says at its start that another Ctrl-C ends it.
 
@@ -51,7 +45,7 @@ class InterruptedWait:
         text = f"{_MARK}waiting at most {seconds:g} s for {self.backlog}; another Ctrl-C ends the program at once"
         if self.backlog:
             try:
-                _say(text)
+                say(text)
             except KeyboardInterrupt:  # the other one
                 self.end()
 
@@ -69,7 +63,7 @@ def tell_loss(error: BaseException, found: Sequence[str]) -> None:
     if not found:
         return
     error.__dict__[_TOLD] = True
-    _say(f"{_MARK}{'; '.join(' '.join(text.split()) for text in found)}")
+    say(f"{_MARK}{'; '.join(' '.join(text.split()) for text in found)}")
 
 
 def has_told_loss(error: BaseException | None) -> bool:
@@ -109,9 +103,7 @@ class ExitWait:
         if not self._told and now - self._begun > TELL_SEC:
             self._told = True
             waits_for = describe_backlog() or "computations that still run"
-            _say(
-                f"hostcallback: the program has ended and waits for {waits_for}; Ctrl-C ends it without them"
-            )
+            say(f"hostcallback: the program has ended and waits for {waits_for}; Ctrl-C ends it without them")
 
 
 def describe_backlog() -> str:

@@ -7,9 +7,11 @@ whatever is made of it (an exception, a warning, a log line) is safe; `make lint
 
 from __future__ import annotations
 
+import contextlib
 import html
 import importlib
 import re
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from typing import Any
@@ -20,6 +22,16 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def say(text: str) -> None:
+    """Writes a text and a line end to the standard error output at once; nothing where it is closed.
+
+    `print` writes the line end apart where the output is unbuffered, and a tap's line of another thread comes between.
+    """
+    with contextlib.suppress(OSError, ValueError):  # closed
+        sys.stderr.write(f"{text}\n")
+        sys.stderr.flush()
 
 
 FOREIGN_CHARS = 2000

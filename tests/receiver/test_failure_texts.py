@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from hostcallback.receiver.log import traceback_text
+from hostcallback.receiver.text import say
 
 
 def raised(cause: str) -> BaseException:
@@ -115,3 +117,20 @@ def test_receiver_threads_write_failures_down_without_parsing(tmp_path: Path, tr
     )  # fmt: skip
     assert done.stdout == "8 failures; parsed on []\n", done.stderr
     assert done.stderr.count("ValueError: no 2.0") >= 3  # in the log
+
+
+def test_a_line_is_written_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    # An unbuffered output (PYTHONUNBUFFERED) passes each write on: a line in two parts lets another thread's between.
+    written: list[bytes] = []
+
+    class Raw(io.RawIOBase):
+        def writable(self) -> bool:
+            return True
+
+        def write(self, data: bytes) -> int:  # type: ignore[override]
+            written.append(bytes(data))
+            return len(data)
+
+    monkeypatch.setattr("sys.stderr", io.TextIOWrapper(Raw(), write_through=True))  # type: ignore[type-var]
+    say("hostcallback: lost: 3")
+    assert written == [b"hostcallback: lost: 3\n"]

@@ -10,6 +10,7 @@ from typing import Any
 from hostcallback.receiver import processes
 from hostcallback.receiver.failures.deferred_errors import watch_failures
 from hostcallback.receiver.runtime.runtime import runtime
+from hostcallback.receiver.text import say
 
 HEADLINE = "hostcallback: tap functions raised. barrier_wait() raises this report:"
 
@@ -46,7 +47,7 @@ def show_new_failures(*_: Any) -> None:
             before, _shown.counts[id(scope)] = _shown.counts.get(id(scope), 0), failed
         report = scope.deferred.peek() if failed > before else None
         if report is not None:
-            print(HEADLINE, file=sys.stderr)
+            say(HEADLINE)
             traceback.print_exception(report)
 
 

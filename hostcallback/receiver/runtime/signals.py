@@ -28,6 +28,7 @@ from hostcallback.receiver import processes
 from hostcallback.receiver.errors import TapTimeoutError
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.native import bindings as native_library
+from hostcallback.receiver.text import say
 
 LOOK_SEC = 0.5
 """Seconds between checks whether another library has replaced the handler."""
@@ -133,11 +134,7 @@ class InterruptWatch:
             if not skips and receivers.holds_programs():
                 skips, let_go_at = True, monotonic() + LET_GO_SEC
                 text = AT_PROMPT if is_interactive() else ANNOUNCED
-                print(
-                    text.format(f"{receivers.describe_backlog()} and those behind are"),
-                    file=sys.stderr,
-                    flush=True,
-                )
+                say(text.format(f"{receivers.describe_backlog()} and those behind are"))
                 receivers.skip_taps(True)
             if select.select([read], [], [], 0)[0]:
                 os.read(read, 4096)
