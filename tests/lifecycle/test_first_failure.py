@@ -122,6 +122,23 @@ def test_further_failures_of_a_check_are_counted_also_after_barriers(
     assert [failed.count for failed in receiver.failed_checks] == [3]
 
 
+def test_warnings_of_a_check_are_counted_once_a_minute(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(failure_report.time, "monotonic", lambda: now[0])
+    with hcb.outfeed_receiver(on_error="warn"):
+        for second in (0, 30, 59, 61, 62):
+            now[0] = float(second)
+            checks(jnp.int32(3))
+            hcb.barrier_wait()
+    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert told[0].startswith("check failed: 3 is")
+    assert told[1].endswith(" failed 3 more times, 4 in all, the last on cpu:0")
+    assert len(told) == 3  # with the summary of the receiver
+    assert errors(caplog) == []
+
+
 def test_what_was_only_warned_of_can_be_asked_for_afterwards() -> None:
     with hcb.error_collector(on_error="warn") as collected:
         checks(jnp.int32(3))

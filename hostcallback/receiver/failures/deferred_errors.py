@@ -124,11 +124,11 @@ class DeferredErrors:
             is_logged = self._log is not None and not self._raised_by_callers
         if group is not None:
             self._tell(group)
-        if self.on_error is OnError.WARN:
-            if group is not None:
-                _log(group)
-        elif is_logged and self._log is not None:
-            self._log.add_check(consumer, device, count, group)
+        warns = self.on_error is OnError.WARN
+        if warns and group is not None:
+            _log(group)
+        if is_logged and self._log is not None:
+            self._log.add_check(consumer, device, count, group, warns=warns)
         # Only the first failure of its line: the others are reported with that one.
         if group is not None and self.on_error is OnError.RAISE_SOON:
             self._raise_soon()
@@ -259,10 +259,20 @@ class DeferredErrors:
         with self._lock:
             self._pending().lost[reason] += count
 
-    def take(self) -> TapFunctionException | None:
-        """Removes all collected errors and returns the exception that reports them; None if there are none."""
+    def take(self, *, ends: bool = True) -> TapFunctionException | None:
+        """Removes all collected errors and returns the exception that reports them; None if there are none.
+
+        Args:
+            ends: whether this is the last time. What was only warned of stays until then, and is summed up there.
+        """
         with self._lock:
             found, self._found = self._found, None
+            if found is not None and self.on_error is OnError.WARN and not ends:
+                self._found = Deferred(found.checks)
+                found = replace(found, checks=FailedChecks(0))
+                if self._log is not None:
+                    self._found.failures, self._found.suppressed = found.failures, found.suppressed
+                    found = replace(found, failures=[], suppressed=Counter())
         self._leave_queue()
         if found is None:
             return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import time
 from collections import Counter
@@ -84,7 +85,9 @@ class FailureLog:
                 key, more, total, failure.device, cause_of(failure.exception),
             )  # fmt: skip
 
-    def add_check(self, consumer: Consumer, device: str, count: int, group: FailedCheck | None) -> None:
+    def add_check(
+        self, consumer: Consumer, device: str, count: int, group: FailedCheck | None, *, warns: bool = False
+    ) -> None:
         """Logs `count` failures of a check, or counts them for a later line.
 
         Args:
@@ -92,14 +95,18 @@ class FailureLog:
             device: where it failed.
             count: number of failures.
             group: the check's failures if these are the first that no barrier has raised yet.
+            warns: failures are warnings, and the first that no barrier has raised yet is logged by the caller.
         """
         key, more, total = self._count(f"{consumer.name} at {consumer.source_line}", count)
+        if warns and group is not None:
+            return
         if more == total and group is not None:
             what = "watched operation" if group.is_nonfinite else "check"
             named = key if key.startswith(f"{what} at ") else f"{what} {key}"
             logger.error("%s failed on %s: %s", named, device, _on_one_line(group.explanation.text))
         elif more:
-            logger.error("%s failed %d more times, %d in all, the last on %s", key, more, total, device)
+            level = logging.WARNING if warns else logging.ERROR
+            logger.log(level, "%s failed %d more times, %d in all, the last on %s", key, more, total, device)
 
     def _count(self, key: str, count: int) -> tuple[str, int, int]:
         # What it is logged as, how many failures the line is about (0: no line), and how many there are in all.

@@ -142,11 +142,16 @@ class Runtime:
         """Warns if nothing takes a message of `hcb.metrics`; returns whether it has warned. Receiver threads."""
         if self.flight is not None or not self.serves(threading.current_thread()):
             return False  # the flight recorder has it, or a replay or a collector delivers it
-        if self._scope_of(device_text(message.device)) is not self.default_scope:
+        scope = self._scope_of(device_text(message.device))
+        if scope.batch_sinks or scope.message_sinks is not None:
             return False
+        if scope is self.default_scope:
+            why, cure = "no receiver is open", "put the training into with hcb.outfeed_receiver({}):"
+        else:
+            why, cure = "the open receiver has no writers", "give it outfeed_receiver({})"
         logger.warning(
-            "nothing writes the values of hcb.metrics at %s, because no receiver is open: put the training into "
-            "with hcb.outfeed_receiver(writers=[hcb.csv('metrics.csv')]):", message.consumer.source_line,
+            "nothing writes the values of hcb.metrics at %s, because %s: %s",
+            message.consumer.source_line, why, cure.format("writers=[hcb.csv('metrics.csv')]"),
         )  # fmt: skip
         return True
 
@@ -405,7 +410,7 @@ class Runtime:
 
     def take_deferred(self) -> list[TapFunctionException]:
         """Removes and returns the deferred errors of all scopes that `scopes` returns."""
-        found = [scope.deferred.take() for scope in self.scopes()]
+        found = [scope.deferred.take(ends=not scope.has_open_devices) for scope in self.scopes()]
         return [error for error in found if error is not None]
 
     def scopes(self) -> list[Scope]:

@@ -56,7 +56,7 @@ def train():
         step(jnp.int32(i))
     hcb.barrier_wait()
 
-with hcb.outfeed_receiver():
+with hcb.outfeed_receiver({with_what}):
     train()
 print("with a receiver", flush=True)
 train()
@@ -65,17 +65,20 @@ train()
 
 
 @pytest.mark.slow
-def test_metrics_that_nothing_writes_are_told_of_once() -> None:
+@pytest.mark.parametrize("with_what", ["sinks=[lambda message: None]", ""])
+def test_metrics_that_nothing_writes_are_told_of_once(with_what: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", UNWRITTEN],
+        [sys.executable, "-c", UNWRITTEN.replace("{with_what}", with_what)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         timeout=100,
     )
-    assert done.stdout.startswith(
-        "with a receiver\nnothing writes the values of hcb.metrics at <string>:6 (step)"
-    )
+    told = "nothing writes the values of hcb.metrics at <string>:6 (step), because "
+    if with_what:
+        assert done.stdout.startswith(f"with a receiver\n{told}no receiver is open: put the training into ")
+    else:
+        assert done.stdout.startswith(f"{told}the open receiver has no writers: give it ")
     assert done.stdout.count("nothing writes") == 1
     assert "outfeed_receiver(writers=[hcb.csv('metrics.csv')])" in done.stdout
 

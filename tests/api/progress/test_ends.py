@@ -89,11 +89,11 @@ def test_a_replay_shows_the_bars_again_and_closes_them(
 
 
 def in_terminal(
-    how: str, *, interrupted_after: bytes | None = None, program: Path = PROGRAM
+    how: str, *, interrupted_after: bytes | None = None, program: Path = PROGRAM, columns: int = 100
 ) -> tuple[int, str]:
     """Runs the program in a terminal, and interrupts it once a text is shown. Returns its status and what it showed."""
     child, terminal = pty.openpty()
-    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24 if columns else 0, columns, 0, 0))
     shown = b""
     with subprocess.Popen(
         [sys.executable, str(program), how],
@@ -163,3 +163,14 @@ def test_loops_outside_of_jit_leave_one_bar_each_with_the_rate_of_the_device(tmp
     assert loop.startswith("while: 20it [00:00, ")
     (rate,) = re.findall(r"([\d.]+)it/s", scan)
     assert 50 < float(rate) < 500  # at least 2 ms a step
+
+
+@pytest.mark.slow
+def test_a_terminal_without_a_size_shows_the_bar(tmp_path: Path) -> None:
+    program = tmp_path / "fori.py"
+    program.write_text(
+        "import hostcallback as hcb\nhcb.fori_loop(0, 300, lambda i, x: x + 1, 0, progress='fori')\n"
+    )
+    status, shown = in_terminal("", program=program, columns=0)
+    assert status == 0
+    assert screen(shown)[-1].startswith("fori: 100%|")

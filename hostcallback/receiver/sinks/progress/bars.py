@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import os
 import sys
 import threading
 import time
@@ -51,6 +52,16 @@ def above_bars() -> Iterator[None]:
         sys.stdout.flush()
 
 
+def _size() -> dict[str, Any]:
+    # A pseudo-terminal may have no size yet: tqdm would draw nothing at all.
+    try:
+        if os.get_terminal_size(sys.stderr.fileno()).columns == 0:
+            return {"ncols": 80, "nrows": 24}
+    except (OSError, ValueError, AttributeError):  # no terminal
+        pass
+    return {"dynamic_ncols": True}
+
+
 class TqdmDisplay:
     """A bar of `tqdm.auto`: text in a terminal, a widget in a notebook."""
 
@@ -59,9 +70,7 @@ class TqdmDisplay:
         from tqdm.auto import tqdm
 
         # Messages come ten times a second, and the last one must be shown: tqdm leaves none out.
-        self._bar = tqdm(
-            desc=desc or None, unit=unit, leave=True, mininterval=0, miniters=0, dynamic_ncols=True
-        )
+        self._bar = tqdm(desc=desc or None, unit=unit, leave=True, mininterval=0, miniters=0, **_size())
         self._times_ns: tuple[int, int] | None = None  # of the first message and of the last one
 
     def show(self, step: int, total: int | None, postfix: str, time_ns: int) -> None:
