@@ -43,11 +43,29 @@ def test_a_chart_keeps_the_largest_and_smallest_values_and_zooms_to_single_messa
     assert not whole["exact"]
     assert max(whole["max"]) == 1.0
     assert abs(min(whole["min"]) - 1 / 500) < 1e-6
-    assert whole["nonfinite"] == [[9.0, "nan"]]
+    assert (whole["nonfinite"], whole["nonfinite_count"]) == ([[9.0, "nan"]], 1)
     (zoomed,) = client.get("/api/series", params={"tap": tap["id"], "from": 5, "to": 12}).json()["series"]
     assert zoomed["exact"]
     assert zoomed["x"] == [5, 6, 7, 8, 10, 11, 12]
     assert zoomed["min"] == zoomed["max"] == zoomed["mean"]
+
+
+def test_all_values_that_are_not_finite_count_and_the_first_hundred_have_a_place(
+    tmp_path: Path, serve: Serve
+) -> None:
+    @jax.jit
+    def train() -> Any:
+        return jax.lax.scan(
+            lambda c, n: (c, hcb.metrics({"loss": jnp.where(n < 50, n, jnp.inf)}, step=n)), 0, jnp.arange(300)
+        )[0]
+
+    with hcb.outfeed_receiver(record=tmp_path / "many"):
+        train()
+    client = serve(tmp_path / "many")
+    (tap,) = client.get("/api/overview").json()["taps"]
+    (shown,) = client.get("/api/series", params={"tap": tap["id"]}).json()["series"]
+    assert shown["nonfinite_count"] == 250
+    assert shown["nonfinite"] == [[50.0 + place, "inf"] for place in range(100)]
 
 
 def test_a_failed_check_is_shown_with_its_line_and_values(log: Path, serve: Serve) -> None:

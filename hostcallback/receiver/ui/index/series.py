@@ -56,7 +56,7 @@ def chart(
     with index.lock:
         start = index.started(tap.run) if axis == "elapsed" else 0.0
         rows, by_step = tap.buckets.rows.copy(), tap.buckets.has_steps
-        nonfinite, count = list(tap.nonfinite), tap.count
+        nonfinite, nonfinite_count, count = list(tap.nonfinite), tap.nonfinite_count, tap.count
     axis = axis or ("step" if by_step else "message")
     if axis == "step" and not by_step:
         axis = "message"
@@ -96,6 +96,7 @@ def chart(
         "first": whole[0],
         "last": whole[1],
         "nonfinite": [[at, text] for at, text in nonfinite],
+        "nonfinite_count": nonfinite_count,
     }
 
 

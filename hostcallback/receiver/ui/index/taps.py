@@ -81,6 +81,7 @@ class Tap:
         without_step: messages of a scalar whose step is not known.
         buckets: summary of a scalar.
         nonfinite: (step or time, value) of the first values that are not finite.
+        nonfinite_count: messages with such values.
         chunks: of what is no scalar: the number of each chunk with messages, ...
         counts: ... and how many messages it has.
     """
@@ -98,6 +99,7 @@ class Tap:
     without_step: int = 0
     buckets: Buckets = field(default_factory=Buckets)
     nonfinite: list[tuple[float, str]] = field(default_factory=list)
+    nonfinite_count: int = 0
     chunks: array[int] = field(default_factory=lambda: array("q"))
     counts: array[int] = field(default_factory=lambda: array("q"))
 
@@ -124,12 +126,10 @@ class Tap:
         }
 
     def note_nonfinite(self, values: Array, steps: Array, times: Array) -> None:
-        """Remembers the places of values that are not finite; shapes as in `of_messages`."""
-        room = MAX_NONFINITE - len(self.nonfinite)
-        if room <= 0:
-            return
-        where = np.flatnonzero(~np.isfinite(values).all(axis=1))[:room]
-        for place in where.tolist():
+        """Counts values that are not finite, and remembers the first places; shapes as in `of_messages`."""
+        where = np.flatnonzero(~np.isfinite(values).all(axis=1))
+        self.nonfinite_count += len(where)
+        for place in where[: MAX_NONFINITE - len(self.nonfinite)].tolist():
             (bad, *_) = values[place][~np.isfinite(values[place])]
             text = "nan" if np.isnan(bad) else "inf" if bad > 0 else "-inf"
             x = steps[place] if self.buckets.has_steps else times[place]

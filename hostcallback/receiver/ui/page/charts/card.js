@@ -240,7 +240,9 @@ export class Card {
     const wrong = lines.flatMap((line) => line.series.nonfinite);
     if (wrong.length) {
       const [x, kind] = wrong[0];
-      found.push(element("span", { class: "bad" }, `▲ ${plural(wrong.length, "value")} not finite, the first: ${kind} at ${number(x)}`));
+      const all = lines.reduce((sum, line) => sum + line.series.nonfinite_count, 0);
+      const marked = all > wrong.length ? ` (${wrong.length} are marked)` : "";
+      found.push(element("span", { class: "bad" }, `▲ ${plural(all, "value")} not finite, the first: ${kind} at ${number(x)}${marked}`));
     }
     if (this.look.log && lines.some((line) => line.series.min.some((value) => value !== null && value <= 0))) {
       found.push(element("span", {}, "Values that are zero or negative have no place on a log scale."));

@@ -9,7 +9,7 @@
  * @typedef {{version: string, control: boolean, sources: Source[], runs: Run[], taps: Tap[], taps_total: number, taps_left_out: number,
  *   errors: number, error_kinds: number, losses: number}} Overview
  * @typedef {{tap: number, x: number[], min: (number|null)[], max: (number|null)[], mean: (number|null)[], count: number,
- *   exact: boolean, first: number|null, last: number|null, nonfinite: [number, string][]}} Series
+ *   exact: boolean, first: number|null, last: number|null, nonfinite: [number, string][], nonfinite_count: number}} Series
  * @typedef {{x: number[], edges: number[], counts: number[][]}} HeatmapData
  * @typedef {{mean: number|null, std: number|null, min: number|null, max: number|null, zeros: number|null,
  *   nonfinite: number|null}} Stats

@@ -119,7 +119,7 @@ export class Compare {
           element("span", { class: "muted" }, "largest ", element("b", {}, number(tap.max_abs)))), host));
       const chart = new ScalarChart(host, (view) => chart.show(lines, look, view));
       const values = tap.difference;
-      const series = { tap: 0, x: tap.x, min: values, max: values, mean: values, count: tap.compared, exact: true, first: null, last: null, nonfinite: [] };
+      const series = { tap: 0, x: tap.x, min: values, max: values, mean: values, count: tap.compared, exact: true, first: null, last: null, nonfinite: [], nonfinite_count: 0 };
       const lines = [{ label: "difference", color: color("error"), series }];
       const look = { axis: "step", smooth: 0, log: false };
       chart.show(lines, look, null);
