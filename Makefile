@@ -96,8 +96,8 @@ matrix: $(INSTALLED) ## run the tests on the oldest, the default and the newest 
 upstream: $(INSTALLED) ## run tests of JAX and its libraries without and with the package (UPSTREAM=folder of checkouts)
 	$(BIN)/python -m tools.upstream $(ARGUMENTS)
 
-bench: $(INSTALLED) ## measure against the peers, and write docs/benchmarks.md
-	$(BIN)/python tools/bench.py
+bench: $(INSTALLED) ## measure against the peers, and write docs/benchmarks.md (make bench BENCH=--compare)
+	$(BIN)/python tools/bench.py $(BENCH)
 
 nothing-changed: $(INSTALLED) ## run real programs under each feature, and write docs/nothing-changed.md
 	$(BIN)/python -m pip install --quiet --editable '.[nothing-changed]'

@@ -3,9 +3,11 @@
 Every row times both sides on one machine, in turn, several rounds, and compares medians: absolute times change with the
 machine, ratios hardly. Both sides deliver the value to a Python function before the clock stops.
 
-    python tools/bench.py [--rounds N] [--messages N] [--only TEXT] [--no-write] [--charts]
+    python tools/bench.py [--rounds N] [--messages N] [--only TEXT] [--no-write] [--compare] [--accept] [--charts]
 
-The documents take their figures from that page: see tools/documents/costs.py.
+Each run is compared with the last accepted one, and names every row that became worse by more than its spread. Then
+status 1, and nothing is written without `--accept`. The documents take their
+figures from that page: see tools/documents/costs.py.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from time import perf_counter
 
 import jax
 
-from tools.bench import charts
+from tools.bench import accepted, charts
 from tools.bench.row import Row, table
 from tools.bench.rows import (
     accelerate,
@@ -57,7 +59,8 @@ say otherwise. Ratios carry over to other machines, times do not. The docstring 
 
 `python tools/bench.py --only TEXT` runs the rows of `tools/bench/run.py` whose name contains the text, and writes
 nothing; `python tools/bench.py --only memory --messages 100000000` is the memory row over 100 million (2 to 5
-minutes)."""
+minutes). `make bench BENCH=--compare` writes nothing, and names the rows that became worse than in this table by more
+than their spread (docs/benchmarks/accepted.json)."""
 
 REPORT = Path(__file__).resolve().parents[2] / "docs" / "benchmarks.md"
 
@@ -143,12 +146,13 @@ def describe_machine() -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs the rows; status 1 if a bound is missed or a row fails, which leaves the documents as they are."""
+    """Runs the rows; status 1 if a bound is missed, a row fails or became worse: the latter two write nothing."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=9, help="rounds per row (default 9)")
     parser.add_argument("--messages", type=int, default=20_000_000, help="for the memory row")
     parser.add_argument("--only", default="", help="rows whose function name contains this")
-    parser.add_argument("--no-write", action="store_true", help="print only")
+    parser.add_argument("--no-write", "--compare", action="store_true", help="print only")
+    parser.add_argument("--accept", action="store_true", help="write, though rows became worse")
     parser.add_argument(
         "--charts", action="store_true", help="measure nothing, draw the charts of the last run"
     )
@@ -179,11 +183,14 @@ def main(argv: list[str] | None = None) -> int:
     print(f"\n{table(rows)}\n\n{describe_machine()}")
     if failed:
         print(f"\nNot measured, see the errors above: {', '.join(failed)}", file=sys.stderr)
-    if not args.no_write and not args.only and not failed:
+    worse, new = accepted.changes(rows, accepted.load(), whole=not args.only and not failed)
+    print("\n".join(["", *new, *worse, f"{len(worse)} row(s) became worse than the last accepted figures"]))
+    if not args.no_write and not args.only and not failed and (args.accept or not worse):
         head = f"# Benchmarks\n\nMade by `make bench` on {date.today().isoformat()}: {describe_machine()}."
         gpu = GPU_REPORT.read_text(encoding="utf-8").partition(TABLE_BEGINS)[2].strip()
         text = f"{head}\n\n{EXPLANATION}\n\n{table(rows)}\n\n## On a GPU\n\n{gpu}\n\nSee [gpu.md](gpu.md).\n"
         REPORT.write_text(text, encoding="utf-8")
         charts.redraw(REPORT)
         document_costs.main()
-    return 0 if not failed and all(row.reached for row in rows) else 1
+        accepted.save(rows)
+    return 0 if not failed and not worse and all(row.reached for row in rows) else 1

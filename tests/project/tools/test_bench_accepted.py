@@ -1,0 +1,27 @@
+"""The guard of the benchmarks: rows that became worse by more than their spreads are named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tools.bench import accepted
+from tools.bench.row import Row
+
+
+def row(name: str, ours: float, peer: str = "peer", spread: float = 0.02) -> Row:
+    return Row(name, "us", ours, 1.0, peer, 1.0, spread)
+
+
+def test_rows_that_became_worse_by_more_than_their_spreads_are_named(tmp_path: Path) -> None:
+    before = [row("tap", 1.0), row("the same", 2.0, "copy"), row("call", 1.0, spread=0.3), row("gone", 1.0)]
+    accepted.save(before, tmp_path / "accepted.json")
+    kept = accepted.load(tmp_path / "accepted.json")
+    now = [row("tap", 1.03), row("the same", 2.2, "copy"), row("call", 1.3), row("added", 1.0)]
+    worse, new = accepted.changes(now, kept, whole=True)
+    assert worse == ["WORSE: tap | copy: 2.00 -> 2.20 (spreads ±2% and ±2%)", "MISSING: gone | peer"]
+    assert new == ["new: added | peer: 1.00"]
+    assert accepted.changes(now[2:3], kept, whole=False) == ([], [])
+
+
+def test_without_accepted_figures_all_rows_are_new(tmp_path: Path) -> None:
+    assert accepted.changes([row("tap", 1.0)], accepted.load(tmp_path / "none.json"), whole=True)[0] == []
