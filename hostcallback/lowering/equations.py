@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 from hostcallback import _jax_compat as compat
 from hostcallback._jax_compat.types import AnyJaxpr, Atom, Jaxpr, JaxprEqn, Literal, Var
 from hostcallback.tracing import source_line
-from hostcallback.tracing.source_line import SourceLine, first_user_line
+from hostcallback.tracing.source_line import SourceLine, called_name, first_user_line
 
 T = TypeVar("T")
 
@@ -154,6 +154,22 @@ class Position:
             "/".join(part for stack in stacks for part in source_line.scope_of(stack)),
             any(map(source_line.is_backward, stacks)) and not any(map(source_line.is_recomputed, stacks)),
         )
+
+    def caller_of(self, equation: JaxprEqn) -> str:
+        """The function whose call on the user's line made an equation of the program, or its derivative did.
+
+        As a phrase: "sqrt", "sqrt or its derivative", "the derivative of sqrt". Empty if it is not known, or has the
+        equation's name.
+        """
+        origins = map(compat.equation_origin, (equation, *reversed(self.equations)))
+        innermost = next(filter(None, origins), ())
+        *_, name = (called_name(*innermost[0]) if innermost else ()) or ("",)
+        if name in ("", equation.primitive.name):
+            return ""
+        stacks = self._stacks(equation)
+        if any(map(source_line.is_backward, stacks)):
+            return f"the derivative of {name}"
+        return f"{name} or its derivative" if any("jvp(" in stack for stack in stacks) else name
 
     def has_mark(self, mark: str, equation: JaxprEqn) -> bool:
         """Whether the mark of an X-ray is on an equation of the program, or on one around it; "" is on all."""

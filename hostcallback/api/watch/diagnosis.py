@@ -237,6 +237,8 @@ class WatchedProgram:
         if value.ndim:
             index = ",".join(map(str, origin.element))
             where = f"{bad} of {value.size} elements are not finite, the first at [{index}]"
+        if origin.equation is not None and (caller := origin.position.caller_of(origin.equation)):
+            where = f"{where}; {name} is part of {caller}".removeprefix("; ")
         return Explains(
             watched, nans, bad - nans, origin.position.iterations, where, origin.element, origin.operands, call, device
         )  # fmt: skip

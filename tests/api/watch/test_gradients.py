@@ -150,3 +150,17 @@ def test_second_derivatives_are_watched() -> None:
     f = hcb.watch_nonfinite(lambda x: x**1.5)
     assert errors_of(lambda: jax.jit(jax.grad(jax.grad(f)))(0.0))
     assert not errors_of(lambda: jax.jit(jax.hessian(f))(1.0))
+
+
+@pytest.mark.parametrize(
+    "loss, part",
+    [
+        (lambda w: jnp.sum(jnp.sqrt(w)), "div is part of sqrt or its derivative"),
+        (lambda w: jnp.sum(jnp.arccos(1 + w)), "rsqrt is part of arccos or its derivative"),
+        (lambda w: jnp.log(jnp.sum(w) - 1), ""),
+    ],
+    ids=["sqrt", "arccos", "log"],
+)
+def test_the_report_names_the_function_whose_derivative_the_operation_is_of(loss: Any, part: str) -> None:
+    error, *_ = errors_of(lambda: hcb.watch_nonfinite(jax.jit(jax.value_and_grad(loss)))(jnp.zeros(2)))
+    assert (part in str(error)) if part else ("is part of" not in str(error))
