@@ -153,7 +153,7 @@ def test_second_derivatives_are_watched() -> None:
 
 
 @pytest.mark.parametrize(
-    "loss, part",
+    ("loss", "part"),
     [
         (lambda w: jnp.sum(jnp.sqrt(w)), "div is part of sqrt or its derivative"),
         (lambda w: jnp.sum(jnp.arccos(1 + w)), "rsqrt is part of arccos or its derivative"),
