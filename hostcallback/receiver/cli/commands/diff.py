@@ -17,6 +17,7 @@ from hostcallback.receiver.taplog.diff.comparison import Comparison, Difference,
 from hostcallback.receiver.taplog.diff.messages import Tolerance, value_text
 from hostcallback.receiver.taplog.diff.pairing import ComparedLog
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
+from hostcallback.receiver.taplog.reading.reader import LogReader
 from hostcallback.receiver.taplog.reading.selection import Selection
 from hostcallback.receiver.taplog.render.json import plain_value
 from hostcallback.receiver.text import printable
@@ -71,6 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
     run_a, run_b = [*arguments.of_run, *arguments.of_run][:2] if arguments.of_run else (None, None)
     a = ComparedLog(arguments.a, ignore_lines=arguments.ignore_lines, run=run_a)
     b = ComparedLog(arguments.b, ignore_lines=arguments.ignore_lines, run=run_b)
+    _refuse_one_run(a.reader, b.reader)
     first, last = arguments.step or (None, None)
     wanted = Selection(tuple(arguments.name), first, last, tuple(arguments.device))
     show_progress(a.reader, b.reader, by_device=True)
@@ -95,6 +97,16 @@ def run(arguments: argparse.Namespace) -> int:
         report_unmatched_names(wanted, a.tap_names | b.tap_names, devices)
         trouble = 1
     return DIFFERENT if found else FAILED if trouble else SAME
+
+
+def _refuse_one_run(a: LogReader, b: LogReader) -> None:
+    # A folder of several runs that is given twice: its last run was compared with itself.
+    writers = [{*log.writers} for log in (a, b)]
+    if writers[0] == writers[1] and len(a.runs) > 1:
+        names = ", ".join(printable(known.title) for known in a.runs[-5:])
+        raise CommandError(
+            f"both are one run; its folder has {names}: --run NAME --run NAME compares two of them"
+        )
 
 
 def _show(difference: Difference, as_json: bool) -> None:

@@ -98,7 +98,13 @@ def test_the_commands_show_the_last_run_and_name_the_others(
     assert run("tail", log, "--run", "exp-b") == (0, 2, "")
     assert run("stats", log, "--run", "exp-b", "--json")[:2] == (0, 1)
     assert run("diff", log, log, "--run", "exp-a", "--run", "exp-b")[0] == 1
-    assert run("diff", log, log, "--run", "exp-b")[0] == 0
+    for both in ((), ("--run", "exp-b")):
+        status, lines, err = run("diff", log, log, *both)
+        assert (status, lines) == (2, 0)
+        assert (
+            "both are one run; its folder has (without a name), exp-b, exp-a: --run NAME --run NAME compares"
+            in err
+        )
     metrics = tmp_path / "metrics.jsonl"
     assert run("replay", log, "--run", "exp-b", "--metrics", metrics)[0] == 0
     assert len(metrics.read_text().splitlines()) == 2
