@@ -33,6 +33,9 @@ VARIABLES = ("JAX_", "XLA_", "HOSTCALLBACK_", "CUDA_VISIBLE_DEVICES")
 LAST_MESSAGES = 1000
 """Number of messages of the log that a capsule has."""
 
+SHOWN_ELEMENTS = 1024
+"""Elements of each of their arrays that a capsule has; the log has all."""
+
 
 def about_this_process() -> dict[str, Any]:
     """Describes this process for the manifest of a capsule."""
@@ -84,6 +87,7 @@ def last_messages(runtime: Runtime) -> tuple[str, str]:
     from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
     from hostcallback.receiver.taplog.reading.selection import Selection
     from hostcallback.receiver.taplog.render.json import as_dict
+    from hostcallback.receiver.wire.truncation import head
 
     lines: list[str] = []
     for recorder in recorders:
@@ -91,7 +95,9 @@ def last_messages(runtime: Runtime) -> tuple[str, str]:
         recorder.flush()
         for item in Follower([recorder.directory], Selection(), wait=True).last(LAST_MESSAGES):
             if isinstance(item, LoggedMessage):
-                lines.append(json.dumps(as_dict(item)))
+                arrays = [head(array, SHOWN_ELEMENTS) for array in item.message.arrays]
+                shown = item._replace(message=item.message._replace(arrays=arrays))
+                lines.append(json.dumps(as_dict(shown)))
     return "\n".join(lines), "the log has none"
 
 

@@ -44,7 +44,7 @@ from hostcallback.lifecycle.forwarding import (
 )
 from hostcallback.primitives import effect_dispatch
 from hostcallback.receiver.errors import TapTimeoutError
-from hostcallback.receiver.failures.check_report import FailedCheck
+from hostcallback.receiver.failures.check_report import FailedCheck, has_only_checks_of
 from hostcallback.receiver.failures.deferred_errors import MAX_KEPT, OnError
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.messages import Sink
@@ -241,7 +241,8 @@ class OutfeedReceiver(ShownAsSummary):
             raise deferred from error
         # The exception of the block goes on. The errors of the taps are attached to it and logged.
         error.add_note(f"meanwhile in the receiver: {report}")
-        logger.error("while the receiver was closing: %s", "".join(traceback.format_exception(report)))
+        if deferred is None or not has_only_checks_of(deferred, error):
+            logger.error("while the receiver was closing:\n%s", "".join(traceback.format_exception(report)))
 
     def _seconds_for_writers(self, finished: bool, error: BaseException | None) -> float | None:
         # As for taps: the whole wait is limited only after an exception, and short after Ctrl-C in the wait for taps.

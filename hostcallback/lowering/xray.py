@@ -378,7 +378,8 @@ def _once(contexts: list[tuple[Context, str]]) -> list[tuple[Context, str]]:
 def _is_ours(closed: ClosedJaxpr) -> bool:
     # Barriers and taps outside of jit run programs of this package, but a loop with a bar runs the user's function.
     source = compat.traced_function(closed) or ""
-    return _PACKAGE in source and "paced_loops.py" not in source
+    loops = "primitives/paced_loops.py", "api/progress.py"
+    return _PACKAGE in source and not any(f"{_PACKAGE}{file}" in source for file in loops)
 
 
 def _marks_in(closed: ClosedJaxpr) -> Sequence[str]:

@@ -26,6 +26,7 @@ from hostcallback.lowering.xray import Program
 from hostcallback.primitives.call import call_p
 from hostcallback.primitives.tap import tap_p
 from hostcallback.receiver.log import logger
+from hostcallback.receiver.wire import tap_descriptor
 from hostcallback.tracing.arguments import public, refuse_compiled
 from hostcallback.tracing.source_line import user_source_line
 
@@ -33,6 +34,9 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 MAX_BYTES = 1 << 30
+
+LOGGED = 16
+"""Elements of each input of a failed call that a log has; the capsule has all."""
 
 
 class Options(TypedDict, total=False):
@@ -92,7 +96,7 @@ def capsule(
         The function, with the signature of `step`; without one, a context manager. Any thread.
 
     Raises:
-        TypeError: `step` is neither a function nor a path, or was compiled ahead of time.
+        TypeError: `step` is neither a function nor a path, or was compiled ahead of time; `directory` is no path.
         ValueError: a number is out of range.
 
     Example:
@@ -107,6 +111,11 @@ def capsule(
         raise TypeError(
             f"hcb.capsule takes a function or a folder, got {type(step).__name__} {step!r}: step = hcb.capsule(step), "
             "or with hcb.capsule('capsules')"
+        )
+    if not isinstance(directory, str | os.PathLike):
+        raise TypeError(
+            f"hcb.capsule's second argument is the folder, got {type(directory).__name__} {directory!r:.80}: the "
+            "function comes first, step = hcb.capsule(step, 'capsules')"
         )
     refuse_compiled("capsule", step)
     folder = Path(step if is_folder else directory).absolute()
@@ -150,7 +159,10 @@ class Capsules(CapsuleOptions):
             )
             bad = any_not_finite(outs, program.devices) if tests else jnp.zeros((), bool)
             any_failed = failed | bad | always
-            send_inputs_if(any_failed, [*(kept[i] for i in held.sent), bad], held, f"capsule:{held.name}")
+            send_inputs_if(
+                any_failed, [*(kept[i] for i in held.sent), bad], held, f"capsule:{held.name}",
+                params={tap_descriptor.LOGGED_ELEMENTS: LOGGED},
+            )  # fmt: skip
             return list(outs)
 
         return program.run(run)

@@ -169,7 +169,7 @@ class Capsule:
 
     @property
     def messages(self) -> list[str]:
-        """The last messages before the failure, if the receiver recorded: one JSON object each, as from `hcb cat`."""
+        """The last messages of the log, if the receiver recorded: one JSON object each, as from `hcb cat`."""
         return self._optional(MESSAGES).splitlines()
 
     def _optional(self, name: str) -> str:

@@ -309,6 +309,17 @@ class FailedChecks:
         return f"{len(groups)} check(s) failed, {total:,} time(s) in all; {first}"
 
 
+def has_only_checks_of(report: BaseExceptionGroup[Any], error: BaseException) -> bool:
+    """Whether `error` reports the checks that a report has, and the report has nothing else."""
+    known = _checks_in(error)
+    return all(isinstance(one, CheckError) for one in report.exceptions) and _checks_in(report) <= known
+
+
+def _checks_in(error: BaseException) -> set[tuple[str, str]]:
+    found = error.exceptions if isinstance(error, BaseExceptionGroup) else (error,)
+    return {(one.check.name, one.check.source_line) for one in found if isinstance(one, CheckError)}
+
+
 def _copy(group: FailedCheck) -> FailedCheck:
     return FailedCheck(
         group.name, group.source_line, group.transforms, group.explanation, group.first, group.last, group.count,

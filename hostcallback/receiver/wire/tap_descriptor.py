@@ -220,6 +220,9 @@ KINDS = (TAP, PRINT, FORMAT, CALLBACK, CHECK, NONFINITE, BREAKPOINT, METRICS, PR
 _BY_TEXT = {kind.text: kind for kind in KINDS}
 
 
+LOGGED_ELEMENTS = "logged_elements"
+"""A key in the `params` of a tap: of each array, logs and spools have this many elements at most."""
+
 FIRST_PROCESS = "first"
 ALL_PROCESSES = "all"
 PROCESSES = (FIRST_PROCESS, ALL_PROCESSES)

@@ -105,6 +105,11 @@ def cut(array: Array, elements: int) -> Array:
     return array if array.size <= elements else array.reshape(-1)[:elements].copy()
 
 
+def head(array: Array, elements: int) -> Array:
+    """Returns the array, or its first elements as a truncated one if it has more."""
+    return array if array.size <= elements else head_of(cut(array, elements), array.shape)
+
+
 def split_truncated(arrays: Sequence[Array], stacked: int) -> list[Array]:
     """Splits the shape record off the arrays of a truncated message.
 

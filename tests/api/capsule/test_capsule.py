@@ -25,6 +25,7 @@ from hostcallback.api.capsule.programs import arrays_of, digests
 from hostcallback.api.capsule.reproduce import Reproduction, operation_that_failed, reproduce
 from hostcallback.receiver import Capsule
 from hostcallback.receiver.cli import main
+from hostcallback.receiver.taplog.reading.reader import LogReader
 
 # Programs with taps are exported on the native transport only.
 native = pytest.mark.native_only
@@ -149,6 +150,40 @@ def test_a_tap_that_raises(tmp_path: Path) -> None:
     again = reproduce(capsule)  # this process has the tap's function
     assert again.is_exact
     np.testing.assert_array_equal(again.results[0], results[7])
+
+
+@native
+def test_large_inputs_are_in_the_capsule_once_and_not_in_the_log(tmp_path: Path) -> None:
+    @jax.jit
+    def step(w: Any) -> Any:
+        hcb.check(jnp.isfinite(w[0]), "w is {}", w[0])
+        hcb.id_tap(lambda _: None, w, name="weights")
+        return w + jnp.log(w[0])
+
+    with (
+        pytest.raises(hcb.TapFunctionException) as raised,
+        hcb.outfeed_receiver(record=tmp_path / "log"),
+        hcb.capsule(tmp_path / "capsules", nonfinite=True),
+    ):
+        w = jnp.zeros(20_000)
+        for _ in range(40):
+            w = step(w)
+    counts = {type(error): error.check.count for error in raised.value.exceptions}
+    assert counts == {hcb.NonFiniteError: 40, hcb.CheckError: 39}
+    files = sorted((tmp_path / "capsules").iterdir())
+    assert [file.stat().st_size < 2_000_000 for file in files] == [True, True]
+    sent = [m for m in LogReader(tmp_path / "log").messages() if m.message.consumer.name == "capsule:step"]
+    assert len(sent) == 40
+    assert {(a.shape, a.whole_shape) for a in (m.message.arrays[0] for m in sent)} == {((16,), (20_000,))}
+    weights = next(m for m in LogReader(tmp_path / "log").messages() if m.message.consumer.name == "weights")
+    assert weights.message.arrays[0].shape == (20_000,)  # other taps are logged whole
+
+
+def test_the_folder_and_the_function_in_the_wrong_order(tmp_path: Path) -> None:
+    with pytest.raises(
+        TypeError, match=r"second argument is the folder, got function .*hcb.capsule\(step, 'capsules'\)"
+    ):
+        hcb.capsule(str(tmp_path), lambda x: x)  # type: ignore[call-overload]
 
 
 @native

@@ -107,6 +107,22 @@ def test_raise_soon_raises_in_the_next_call_of_a_tapped_program(jit: Jit) -> Non
         compiled(2.0)
 
 
+def test_later_failures_of_what_raise_soon_has_raised_are_not_reported_twice(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    compiled = jax.jit(positive)
+    with pytest.raises(hcb.TapFunctionException) as caught:
+        with hcb.outfeed_receiver(on_error="raise_soon"):
+            try:
+                fail_and_go_on(compiled)
+            finally:
+                with contextlib.suppress(hcb.TapFunctionException):
+                    compiled(-2.0)  # a later failure of the same check
+    assert "x is -1.0" in str(caught.value)
+    assert any(note.startswith("meanwhile in the receiver: ") for note in caught.value.__notes__)
+    assert "while the receiver was closing" not in caplog.text
+
+
 def test_raise_soon_raises_in_whichever_thread_calls_next_but_never_in_a_tap() -> None:
     seen: list[Any] = []
     inner = hcb.jit(lambda x: hcb.id_tap(lambda v: None, x))

@@ -148,3 +148,19 @@ def test_a_second_run_with_other_results_is_reported_as_such() -> None:
 def test_a_bar_and_a_watch_exclude_each_other() -> None:
     with pytest.raises(ValueError, match=r"add progress=False, at .*test_watched_scan\.py"):
         hcb.scan(body, jnp.ones(4), jnp.ones((3, 4)), watch=True)
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [
+        lambda x: hcb.fori_loop(0, 9, lambda i, c: jnp.log(4.0 - i) + c * 0, x),
+        lambda x: hcb.while_loop(lambda c: c[0] < 9, lambda c: (c[0] + 1, jnp.log(4.0 - c[0])), (0, x))[1],
+        lambda x: hcb.scan(lambda c, i: (jnp.log(4.0 - i) + c * 0, None), x, jnp.arange(9.0), progress=True)[
+            0
+        ],
+    ],
+    ids=["fori_loop", "while_loop", "scan"],
+)
+def test_a_loop_with_a_bar_outside_of_jit_is_watched(loop: Any) -> None:
+    (error, *_) = errors_of(lambda: hcb.watch_nonfinite(loop)(jnp.float32(1)))
+    assert (error.primitive, error.inf_count) == ("log", 1)

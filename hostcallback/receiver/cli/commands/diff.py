@@ -84,6 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
             found += 1
     elif (difference_ := comparison.first()) is not None:
         _show(difference_, arguments.json)
+        _hint_at_moved_lines(difference_, a, b)
         found = 1
     _conclude(comparison.outcome, found, arguments)
     sys.stdout.flush()
@@ -97,6 +98,16 @@ def run(arguments: argparse.Namespace) -> int:
         report_unmatched_names(wanted, a.tap_names | b.tap_names, devices)
         trouble = 1
     return DIFFERENT if found else FAILED if trouble else SAME
+
+
+def _hint_at_moved_lines(difference: Difference, a: ComparedLog, b: ComparedLog) -> None:
+    lacking = a if difference.a is None else b if difference.b is None else None
+    name = difference.logged.message.consumer.name
+    if lacking and name in lacking.tap_names and lacking.lacks(lacking.key_of(difference.logged)):
+        print(
+            f"hcb: the other log has a tap {printable(name)} at another line: --ignore-lines compares taps by name",
+            file=sys.stderr,
+        )
 
 
 def _refuse_one_run(a: LogReader, b: LogReader) -> None:

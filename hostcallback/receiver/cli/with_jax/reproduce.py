@@ -154,7 +154,7 @@ def _show(capsule: Capsule) -> None:
         shards = f" in {len(entry.shards)} shards" if len(entry.shards) > 1 else ""
         gone = f"; LEFT OUT: {entry.left_out}" if entry.left_out else ""
         lines.append(f"  {entry.path}: {entry.dtype}{list(entry.shape)}{shards}{gone}")
-    lines.append(f"messages before the failure: {len(capsule.messages)}")
+    lines.append(f"last messages of the log: {len(capsule.messages)}")
     lines += [f"left out: {text}" for text in capsule.left_out]
     for line in lines:
         print(printable(line))

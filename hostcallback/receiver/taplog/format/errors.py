@@ -113,6 +113,16 @@ def segment_name(created_ns: int, number: int) -> str:
     return f"{time}.{rest // 1000:06d}-{os.getpid()}-{number:06d}{SUFFIX}"
 
 
+def _logs_below(path: Path) -> str:
+    # A folder of logs is what `hcb ui` takes.
+    folders = sorted({entry.parent.name for entry in path.glob(f"*/*{SUFFIX}")})
+    return (
+        f"; its subfolders {', '.join(folders[:5])}{' and others' * (len(folders) > 5)} have one"
+        if folders
+        else ""
+    )
+
+
 def segments_of(path: str | os.PathLike[str]) -> list[Path]:
     """The segments of a path, oldest first: the file itself, or those in a folder.
 
@@ -126,5 +136,7 @@ def segments_of(path: str | os.PathLike[str]) -> list[Path]:
         return [path]
     found = sorted(entry for entry in path.iterdir() if entry.suffix == SUFFIX)
     if not found:
-        raise NotATapLogError(f"{path}: this folder has no tap log, expected files *{SUFFIX}")
+        raise NotATapLogError(
+            f"{path}: this folder has no tap log, expected files *{SUFFIX}{_logs_below(path)}"
+        )
     return found

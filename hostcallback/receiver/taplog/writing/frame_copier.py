@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,10 @@ from hostcallback.receiver.sources.columns import BatchColumns
 from hostcallback.receiver.sources.source import Batch
 from hostcallback.receiver.taplog.format.block import FrameBlock
 from hostcallback.receiver.taplog.format.layout import align, padding
-from hostcallback.receiver.wire import HEADER, Flags
+from hostcallback.receiver.wire import HEADER, Flags, encode_frame
+from hostcallback.receiver.wire.codec import decode_frame
 from hostcallback.receiver.wire.frame_layout import Array
+from hostcallback.receiver.wire.truncation import encode_truncated, head
 
 Room = Callable[[int], Array]
 """Returns that many bytes of memory, uint8, aligned to 8."""
@@ -63,6 +66,25 @@ def collect(batch: Batch, room: Room = lambda nbytes: np.empty(nbytes, np.uint8)
         data[done : done + size] = np.frombuffer(part, np.uint8)
         done += size
     return FrameBlock(data, np.array(offsets, np.int64))
+
+
+def shortened(block: FrameBlock, limits: Mapping[int, int]) -> FrameBlock:
+    """Returns the frames with truncated arrays where their consumer id has a limit, in elements of each array."""
+    frames = []
+    for start, stop in itertools.pairwise([*block.starts, block.data.size]):
+        frame = block.data[start:stop]
+        header, arrays = decode_frame(frame)
+        elements = limits.get(header.consumer_id)
+        if elements is not None and not header.flags & Flags.TRUNCATED:
+            arrays, is_truncated = encode_truncated([head(array, elements) for array in arrays])
+            flags = header.flags | (Flags.TRUNCATED if is_truncated else Flags(0))
+            frame = encode_frame(
+                arrays, consumer_id=header.consumer_id, flags=flags, seq=header.seq, time_ns=header.time_ns,
+                run_id=header.run_id, device=header.device,
+            )  # fmt: skip
+        frames.append(np.frombuffer(frame, np.uint8))
+    offsets = np.cumsum([0, *(len(frame) for frame in frames[:-1])])
+    return FrameBlock(np.concatenate(frames), offsets)
 
 
 def _collect_runs(columns: BatchColumns, count: int, room: Room) -> FrameBlock | None:

@@ -20,7 +20,7 @@ from hostcallback.receiver.sinks.sharding.shard_record import shard_record
 from hostcallback.receiver.sources.source import Batch
 from hostcallback.receiver.taplog.format.block import FrameBlock
 from hostcallback.receiver.taplog.format.errors import ThinnedTap
-from hostcallback.receiver.taplog.writing.frame_copier import Room, collect
+from hostcallback.receiver.taplog.writing.frame_copier import Room, collect, shortened
 from hostcallback.receiver.taplog.writing.log_writer import LogWriter, Messages
 from hostcallback.receiver.taplog.writing.segments import (
     SEGMENT_BYTES,
@@ -30,8 +30,8 @@ from hostcallback.receiver.taplog.writing.segments import (
     plain_config,
 )
 from hostcallback.receiver.wire import Flags, WireError, decode_metadata, encode_frame
-from hostcallback.receiver.wire.tap_descriptor import UNDESCRIBED, TapDescriptor
-from hostcallback.receiver.wire.truncation import encode_truncated, row
+from hostcallback.receiver.wire.tap_descriptor import LOGGED_ELEMENTS, UNDESCRIBED, TapDescriptor
+from hostcallback.receiver.wire.truncation import encode_truncated, head, row
 
 NOTE_SEC = 1.0
 """Seconds between two notes of exceptions."""
@@ -61,6 +61,7 @@ class Recorder(Closing):
         self._exceptions = FailureHistory()
         self._has_unnoted = False
         self._noted_at = float("-inf")
+        self._elements: dict[int, int] = {}  # by consumer id, where it is limited
 
     @property
     def directory(self) -> os.PathLike[str]:
@@ -118,6 +119,8 @@ class Recorder(Closing):
             if is_end:
                 return None
             self._describe(block, find)
+            if self._elements and not self._elements.keys().isdisjoint(block.consumers):
+                block = shortened(block, self._elements)
             folded: list[tuple[int, int]] = []
             if batch.folded:
                 pairs = zip(block.seqs.tolist(), batch.folded, strict=True)
@@ -161,6 +164,8 @@ class Recorder(Closing):
             if described.shards is not None:
                 described, arrays = _as_seen(described, arrays, message)
             self._log.describe(described)
+            if LOGGED_ELEMENTS in described.params:
+                arrays = [head(array, described.params[LOGGED_ELEMENTS]) for array in arrays]
             arrays, truncated = encode_truncated(arrays)
             numbers["flags"] = flags | (Flags.TRUNCATED if truncated else Flags(0))
             frame = encode_frame(arrays, consumer_id=described.consumer_id, **numbers)
@@ -198,7 +203,10 @@ class Recorder(Closing):
                 arrays = len(decode_metadata(block.metadata(index)))
             except WireError:
                 arrays = 0
-            self._log.describe(description_of(consumer, arrays))
+            described = description_of(consumer, arrays)
+            if LOGGED_ELEMENTS in described.params:
+                self._elements[consumer_id] = described.params[LOGGED_ELEMENTS]
+            self._log.describe(described)
 
 
 def description_of(consumer: Consumer, arrays: int) -> TapDescriptor:

@@ -198,6 +198,20 @@ def test_other_programs(
     assert (status, found["what"], found["name"]) == (1, what, name)
 
 
+def test_a_tap_at_another_line_is_hinted_at(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    programs = [
+        hcb.jit(lambda x: hcb.id_tap(nothing, x, name="loss")),
+        hcb.jit(lambda x: hcb.id_tap(nothing, x, name="loss")),
+    ]
+    for folder, program in zip("ab", programs, strict=True):
+        with hcb.outfeed_receiver(record=tmp_path / folder):
+            program(jnp.float32(1))
+    assert main(["diff", str(tmp_path / "a"), str(tmp_path / "b")]) == 1
+    hint = "the other log has a tap loss at another line: --ignore-lines compares taps by name"
+    assert hint in capsys.readouterr().err
+    assert main(["diff", "--ignore-lines", str(tmp_path / "a"), str(tmp_path / "b")]) == 0
+
+
 def test_dropped_messages_are_not_a_difference(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     gate = threading.Event()
 

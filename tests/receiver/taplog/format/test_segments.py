@@ -365,6 +365,10 @@ def test_newer_versions_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_a_folder_without_segments_is_refused(tmp_path: Path) -> None:
     with pytest.raises(NotATapLogError, match="this folder has no tap log"):
         LogReader(tmp_path)
+    (tmp_path / "run1").mkdir()
+    write_small(tmp_path / "run1" / "a.hcblog", close=True)
+    with pytest.raises(NotATapLogError, match=r"expected files \*.hcblog; its subfolders run1 have one"):
+        LogReader(tmp_path)
     with pytest.raises(FileNotFoundError):
         LogReader(tmp_path / "missing")
 
