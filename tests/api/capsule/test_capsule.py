@@ -160,14 +160,16 @@ def test_large_inputs_are_in_the_capsule_once_and_not_in_the_log(tmp_path: Path)
         hcb.id_tap(lambda _: None, w, name="weights")
         return w + jnp.log(w[0])
 
-    with (
-        pytest.raises(hcb.TapFunctionException) as raised,
-        hcb.outfeed_receiver(record=tmp_path / "log"),
-        hcb.capsule(tmp_path / "capsules", nonfinite=True),
-    ):
-        w = jnp.zeros(20_000)
-        for _ in range(40):
-            w = step(w)
+    def train(w: Any) -> None:
+        with (
+            hcb.outfeed_receiver(record=tmp_path / "log"),
+            hcb.capsule(tmp_path / "capsules", nonfinite=True),
+        ):
+            for _ in range(40):
+                w = step(w)
+
+    with pytest.raises(hcb.TapFunctionException) as raised:
+        train(jnp.zeros(20_000))
     counts = {type(error): error.check.count for error in raised.value.exceptions}
     assert counts == {hcb.NonFiniteError: 40, hcb.CheckError: 39}
     files = sorted((tmp_path / "capsules").iterdir())

@@ -111,13 +111,17 @@ def test_later_failures_of_what_raise_soon_has_raised_are_not_reported_twice(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     compiled = jax.jit(positive)
-    with pytest.raises(hcb.TapFunctionException) as caught:
+
+    def fails_again() -> None:
         with hcb.outfeed_receiver(on_error="raise_soon"):
             try:
                 fail_and_go_on(compiled)
             finally:
                 with contextlib.suppress(hcb.TapFunctionException):
                     compiled(-2.0)  # a later failure of the same check
+
+    with pytest.raises(hcb.TapFunctionException) as caught:
+        fails_again()
     assert "x is -1.0" in str(caught.value)
     assert any(note.startswith("meanwhile in the receiver: ") for note in caught.value.__notes__)
     assert "while the receiver was closing" not in caplog.text

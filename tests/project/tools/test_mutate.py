@@ -15,8 +15,9 @@ sys.path.insert(0, str(ROOT))
 from tools import mutate
 
 
-def test_changes_are_other_programs_in_one_line() -> None:
-    for mutation in mutate.sample(300, 1, ""):
+@pytest.mark.parametrize("seed", range(2))
+def test_changes_are_other_programs_in_one_line(seed: int) -> None:
+    for mutation in mutate.sample(300, seed, ""):
         source = (ROOT / mutation.path).read_text(encoding="utf-8")
         changed = source[: mutation.start] + mutation.text + source[mutation.end :]
         assert changed != source

@@ -70,7 +70,7 @@ def collect(batch: Batch, room: Room = lambda nbytes: np.empty(nbytes, np.uint8)
 
 def shortened(block: FrameBlock, limits: Mapping[int, int]) -> FrameBlock:
     """Returns the frames with truncated arrays where their consumer id has a limit, in elements of each array."""
-    frames = []
+    frames: list[Array] = []
     for start, stop in itertools.pairwise([*block.starts, block.data.size]):
         frame = block.data[start:stop]
         header, arrays = decode_frame(frame)
@@ -78,11 +78,12 @@ def shortened(block: FrameBlock, limits: Mapping[int, int]) -> FrameBlock:
         if elements is not None and not header.flags & Flags.TRUNCATED:
             arrays, is_truncated = encode_truncated([head(array, elements) for array in arrays])
             flags = header.flags | (Flags.TRUNCATED if is_truncated else Flags(0))
-            frame = encode_frame(
+            encoded = encode_frame(
                 arrays, consumer_id=header.consumer_id, flags=flags, seq=header.seq, time_ns=header.time_ns,
                 run_id=header.run_id, device=header.device,
             )  # fmt: skip
-        frames.append(np.frombuffer(frame, np.uint8))
+            frame = np.frombuffer(encoded, np.uint8)
+        frames.append(frame)
     offsets = np.cumsum([0, *(len(frame) for frame in frames[:-1])])
     return FrameBlock(np.concatenate(frames), offsets)
 
