@@ -18,7 +18,7 @@ from hostcallback.api.watch.origin import Origin, Value, Walk, shard_map_around
 from hostcallback.api.watch.program_tests import Chosen, Tests, only_results
 from hostcallback.lifecycle import receivers as transport
 from hostcallback.lifecycle.reentrant_calls import call_inside_callback
-from hostcallback.lowering.equations import Position
+from hostcallback.lowering.equations import Position, equations_in
 from hostcallback.lowering.evaluator import NotRepeatableError, Silent
 from hostcallback.lowering.inputs import is_inexact
 from hostcallback.lowering.xray import Program
@@ -134,6 +134,15 @@ class WatchedProgram:
             )
 
         return chosen
+
+    def has_selected(self) -> bool:
+        """Whether an operation of the program is selected."""
+        return any(
+            self.selects(self._operation(equation, number, position))
+            for equation, position in equations_in(self.program.closed)
+            for number, variable in enumerate(equation.outvars)
+            if is_inexact(variable.aval)
+        )
 
     def diagnose(
         self, arrays: Sequence[Any], device: object, call: int | None, known: Container[Unsound] = ()

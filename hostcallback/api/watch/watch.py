@@ -25,6 +25,7 @@ from hostcallback.lowering.inputs import (
 )
 from hostcallback.lowering.xray import Context, Program, Xray
 from hostcallback.receiver.failures.deferred_errors import MultipleFailures
+from hostcallback.receiver.log import logger
 from hostcallback.receiver.messages import Message
 from hostcallback.receiver.sinks.nonfinite import Explains
 from hostcallback.receiver.wire import tap_descriptor
@@ -135,6 +136,8 @@ class Watch(Xray):
             program.without_values(), program.function, user_source_line(), selector(self.where), self.inputs,
             self.every,
         )  # fmt: skip
+        if isinstance(self.where, str):
+            context.notes["selected"] = context.notes.get("selected") or watched.has_selected()
         receive, params = _Receive(watched, self.passed_on), {"program": program.function[:MAX_NAME_CHARS]}
         tests = Tests(watched.chosen, every=self.every)
 
@@ -162,6 +165,15 @@ class Watch(Xray):
             return list(outs)
 
         return program.run(run)
+
+    def left(self, context: Context, function: str | None) -> None:
+        """Warns once if the scope or file that was selected is in none of the programs."""
+        if context.notes.get("selected") is False and context.notes.setdefault("tell", True):
+            context.notes["tell"] = False
+            logger.warning(
+                "watch_nonfinite(where=%r) reports nothing of the programs that were compiled in %s: none has such a "
+                "named scope or file", self.where, function or "the block",
+            )  # fmt: skip
 
 
 def diagnoser(program: Program, name: str) -> Callable[[Message, Sequence[Any]], None]:

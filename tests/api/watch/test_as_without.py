@@ -196,6 +196,19 @@ def test_non_functions_and_empty_selections_are_refused() -> None:
         hcb.watch_nonfinite(scoped, where=3)
 
 
+def test_a_selection_that_matches_nothing_is_told_of_once(caplog: Any) -> None:
+    step = hcb.watch_nonfinite(jax.jit(scoped), where="attnetion")
+    for _ in range(2):
+        step(X)
+    with hcb.watch_nonfinite(where="scoped.py"):
+        jax.jit(lambda x: jnp.log(x) + 1)(X)
+    told = [record.getMessage() for record in caplog.records]
+    assert [text.partition(" reports")[0] for text in told] == [
+        "watch_nonfinite(where='attnetion')", "watch_nonfinite(where='scoped.py')",
+    ]  # fmt: skip
+    assert "compiled in scoped: none has such a named scope or file" in told[0]
+
+
 def test_a_step_that_returns_a_constant_too_is_watched_and_held(tmp_path: Any) -> None:
     def step(x: Any) -> Any:
         return jnp.log(x), 0.25
