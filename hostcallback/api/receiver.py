@@ -452,7 +452,7 @@ def outfeed_receiver(
         effect_dispatch.prepare()
     scope = Scope(receiver_name, max_errors, back_pressure, on_error)
     if folder is not None:
-        from hostcallback.api.failures import FailureCapsules
+        from hostcallback.api.capsule_contents import FailureCapsules
 
         scope.deferred.unclaimed = FailureCapsules(folder, receiver_name, str(user_source_line()))
     return OutfeedReceiver(

@@ -1,4 +1,4 @@
-"""How a process ends while messages wait for their taps: by itself, by Ctrl-C, by SIGTERM."""
+"""How long a process waits for its taps after Ctrl-C, and at its end while they make progress; what it says then."""
 
 from __future__ import annotations
 

@@ -17,7 +17,13 @@ import numpy as np
 from hostcallback import _jax_compat as compat
 from hostcallback.api.barrier import add_after_delivery
 from hostcallback.api.capsule.programs import data_of, mesh_of, programs, struct_of
-from hostcallback.api.failures import about_this_process, add_report, capsule_path, described, is_nonfinite
+from hostcallback.api.capsule_contents import (
+    about_this_process,
+    add_report,
+    capsule_path,
+    described,
+    is_nonfinite,
+)
 from hostcallback.api.watch import watch
 from hostcallback.lowering import xray
 from hostcallback.lowering.xray import Program

@@ -22,8 +22,8 @@ import numpy as np
 
 from hostcallback.api.barrier import barrier_wait
 from hostcallback.api.capsule.programs import Digest, arrays_of, digests, first_line, load
+from hostcallback.api.capsule_contents import described
 from hostcallback.api.export import bind
-from hostcallback.api.failures import described
 from hostcallback.api.receiver import outfeed_receiver
 from hostcallback.receiver.capsule.file_format import PROMOTED, CapsuleError, Failure
 from hostcallback.receiver.capsule.reading import Capsule

@@ -84,7 +84,7 @@ def decode_hello(data: bytes) -> StreamKey:
     """Reverses `encode_hello`.
 
     Raises:
-        BadStreamError: the message does not start a stream, or is of a newer version.
+        BadStreamError: the message does not start a stream, or is of another version.
     """
     found = decode_first(data)
     return StreamKey(found.get("run"), found.get("process"), found.get("epoch"))  # type: ignore[arg-type]

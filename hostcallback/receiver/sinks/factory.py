@@ -6,7 +6,7 @@ A new kind of tap takes three edited files, apart from new modules for its sink 
 2. This module: a function that makes its sink, in `SINK_FACTORIES`. A sink of a kind that `prints` or `is_text` has a
    method `texts(message)`: what readers of logs and streams show. One that prints has a method `escaped()`, too: the
    same sink for text from outside this process.
-3. `hostcallback/__init__.py`: exports the public function, which calls `bind_tap` with
+3. `hostcallback/__init__.pyi`: exports the public function, which calls `bind_tap` with
    `TapOptions(kind=..., params=...)` and with a `Binding` of what cannot be described.
 """
 

@@ -20,7 +20,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import hostcallback as hcb
 from checkout import ROOT
-from hostcallback.api import failures
+from hostcallback.api import capsule_contents
 from hostcallback.api.capsule.programs import arrays_of, digests
 from hostcallback.api.capsule.reproduce import Reproduction, operation_that_failed, reproduce
 from hostcallback.receiver import Capsule
@@ -332,14 +332,14 @@ def test_packages_that_are_not_installed_and_writers_that_fail(
 ) -> None:
     def missing(name: str) -> str:
         if name == "hostcallback":  # a checkout on the path
-            raise failures.PackageNotFoundError(name)
+            raise capsule_contents.PackageNotFoundError(name)
         return "1.0"
 
-    monkeypatch.setattr(failures, "version", missing)
+    monkeypatch.setattr(capsule_contents, "version", missing)
     fails = (PARAMS, np.full((3, 4), 9, np.float32), 0.01)
     run(hcb.capsule(jax.jit(train), tmp_path / "missing"), fails)
     assert "hostcallback" not in only(tmp_path / "missing").about["versions"]
-    monkeypatch.setattr(failures, "version", lambda name: 1 / 0)
+    monkeypatch.setattr(capsule_contents, "version", lambda name: 1 / 0)
     run(hcb.capsule(jax.jit(train), tmp_path / "failing"), fails)
     assert "could not be written" in caplog.text
     assert not list((tmp_path / "failing").iterdir())

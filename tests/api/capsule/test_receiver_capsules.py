@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import pytest
 
 import hostcallback as hcb
-from hostcallback.api.failures import capsule_path
+from hostcallback.api.capsule_contents import capsule_path
 from hostcallback.receiver import Capsule
 from hostcallback.receiver.cli import main
 

@@ -1,4 +1,4 @@
-"""The segments of a log: when they start, what may be written into them, and when they are deleted; options, losses."""
+"""The segments of a log: their files, what may be written into them, and when they are deleted; options, losses."""
 
 from __future__ import annotations
 
