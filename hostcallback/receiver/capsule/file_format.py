@@ -145,7 +145,10 @@ class Archive:
         self._path = path
         found = path.stat()
         if not stat.S_ISREG(found.st_mode):
-            raise CapsuleError(f"{path}: not a file")
+            files = sorted(file.name for file in path.glob(f"*{SUFFIX}"))[-5:] if path.is_dir() else []
+            raise CapsuleError(
+                f"{path}: not a file" + (f"; the folder has {', '.join(files)}" if files else "")
+            )
         self._nbytes = found.st_size
         try:
             with _Bounded(io.FileIO(path)) as file, zipfile.ZipFile(file) as archive:

@@ -141,3 +141,22 @@ def test_the_prompt_has_inputs_and_results(
     before = out[out.index("the first result that is not finite:") :].splitlines()
     assert ": exp [] at " in before[1]
     assert before[2] == "       value inf"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (
+            ["{path}", "--bisect", "gpu:0"],
+            "--bisect gpu:0: expected float64, device:N, or the path of another Python",
+        ),
+        (["{folder}"], "{folder}: not a file; the folder has {name}"),
+    ],
+    ids=["an unknown side", "a folder"],
+)
+def test_wrong_arguments(
+    arguments: list[str], expected: str, capsule: Capsule, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = {"path": capsule.path, "folder": capsule.path.parent, "name": capsule.path.name}
+    assert main(["reproduce", *(argument.format(**names) for argument in arguments)]) != 0
+    assert expected.format(**names) in capsys.readouterr().err

@@ -89,6 +89,9 @@ def run(arguments: argparse.Namespace) -> int:
         reproduce.write_digests(capsule, arguments.digests)
         return 0
     if arguments.bisect:
+        side = arguments.bisect
+        if side != "float64" and not side.startswith("device:") and not Path(side).is_file():
+            raise CommandError(f"--bisect {side}: expected float64, device:N, or the path of another Python")
         return _bisect(capsule, arguments.bisect)
     if arguments.python:
         Path(arguments.python).write_text(reproduce.script_of(capsule), encoding="utf-8")
