@@ -62,7 +62,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="let this group read what is stored (default: only the collector's user)",
     )
-    add("--metrics", metavar="FILE", help="write the scalars of messages to this file, as JSON lines")
+    add(
+        "--metrics",
+        metavar="FILE",
+        help="write the scalars of messages to this file: CSV if it ends in .csv, else JSON",
+    )
     add(
         "--otlp",
         metavar="HOST:PORT",
