@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
+
 from hostcallback import _jax_compat as compat
 from hostcallback._jax_compat.types import AnyJaxpr, Atom, Jaxpr, JaxprEqn, Literal, Var
 from hostcallback.tracing import source_line
@@ -72,6 +74,7 @@ class Loop(NamedTuple):
         reverse: whether a scan begins with the last element.
         condition: the program that says whether a while loop goes on, of its constants and the carry; None of a scan.
         condition_consts: its constants.
+        paced: of the loops of a loop with a bar, see `source_line.paced`.
     """
 
     body: AnyJaxpr
@@ -82,10 +85,22 @@ class Loop(NamedTuple):
     reverse: bool
     condition: Any
     condition_consts: list[Any]
+    paced: str | None = None
 
     def number(self, step: Any) -> Any:
         """The number of the iteration that runs after `step` others."""
         return self.length - 1 - step if self.length is not None and self.reverse else step
+
+    def iteration(self, step: Any, carry: Sequence[Any]) -> tuple[Any, ...]:
+        """That number as the user counts it, which two nested loops of ours have once: the outer one has none."""
+        if self.paced is None:
+            return (self.number(step),)
+        if not self.paced:
+            return ()
+        counted = carry[int(self.paced)]
+        return (
+            (step,) if counted.ndim else (counted.astype(np.int32),)
+        )  # under vmap each element has a number
 
 
 def loop_of(equation: JaxprEqn, operands: Sequence[Any]) -> Loop:
@@ -96,7 +111,10 @@ def loop_of(equation: JaxprEqn, operands: Sequence[Any]) -> Loop:
         return Loop(params["jaxpr"], consts, init, xs, params["length"], params["reverse"], None, [])
     first, second = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
     of_condition, consts, init = list(operands[:first]), list(operands[first:second]), list(operands[second:])
-    return Loop(params["body_jaxpr"], consts, init, [], None, False, params["cond_jaxpr"], of_condition)
+    paced = source_line.paced(str(equation.source_info.name_stack))
+    return Loop(
+        params["body_jaxpr"], consts, init, [], None, False, params["cond_jaxpr"], of_condition, paced
+    )
 
 
 def variables(atoms: Iterable[Atom]) -> list[Var]:

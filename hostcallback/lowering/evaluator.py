@@ -227,7 +227,7 @@ def _while(self: Evaluator, equation: JaxprEqn, values: Sequence[Any], position:
     loop = loop_of(equation, values)
 
     def iterate(i: Any, carry: Sequence[Any]) -> Results:
-        there = position.inside(equation, *(() if i is None else (i,)))
+        there = position.inside(equation, *(() if i is None else loop.iteration(i, carry)))
         outs, records = self.evaluate(loop.body, [*loop.consts, *carry], there)
         return outs, self.of_iteration(records)
 

@@ -22,6 +22,7 @@ from hostcallback._jax_compat.types import Aval, ClosedJaxpr
 from hostcallback.primitives.batched_predicates import any_lane, select_lanes
 from hostcallback.primitives.device_ops import read_clock
 from hostcallback.receiver.sinks.progress.bars import Phase
+from hostcallback.tracing.source_line import PACED
 
 INTERVAL_US = 100_000
 """Microseconds between two messages."""
@@ -119,13 +120,15 @@ class While(NamedTuple):
         def several(state: Any) -> Any:
             pace, step, value = state
             # All elements that have not ended are at the same step.
-            end, step, value = lax.while_loop(goes_on, one, (pace.next, step, value))
+            with jax.named_scope(f"{PACED}1"):
+                end, step, value = lax.while_loop(goes_on, one, (pace.next, step, value))
             pace, due = _look(pace, end)
             send_if(due, lambda: messages.send(Phase.UPDATE, step, messages.postfix(value)))
             return pace, step, value
 
         state = (_first_pace(), _count(0), init)
-        _, step, value = lax.while_loop(lambda state: any_lane(condition(state[2])), several, state)
+        with jax.named_scope(PACED):
+            _, step, value = lax.while_loop(lambda state: any_lane(condition(state[2])), several, state)
         messages.send(Phase.END, step, messages.postfix(value))
         return value
 
@@ -249,7 +252,8 @@ class _Blocks:
         def several(state: Any) -> Any:
             pace, step, *carried = state
             end = jnp.minimum(pace.next, length)
-            carry, ys = lax.fori_loop(step, end, one, tuple(carried))
+            with jax.named_scope(f"{PACED}0"):
+                carry, ys = lax.fori_loop(step, end, one, tuple(carried))
             step = end
             pace, due = _look(pace, step)
 
@@ -265,7 +269,8 @@ class _Blocks:
             for aval in self._y_avals
         ]
         state = (_first_pace(), _count(0), init, ys)
-        _, _, carry, ys = lax.while_loop(lambda state: state[1] < length, several, state)
+        with jax.named_scope(PACED):
+            _, _, carry, ys = lax.while_loop(lambda state: state[1] < length, several, state)
         return carry, ys
 
     def _run_differentiated(self, primals: Any, tangents: Any) -> Any:

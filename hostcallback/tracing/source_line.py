@@ -193,7 +193,12 @@ MARK = "hostcallback-"
 OWN = f"{MARK}own"
 """The scope of the equations that X-ray adds."""
 
+PACED = f"{MARK}paced"
+"""The scope of the two nested loops that a loop with a bar is; with a number, of the inner one: the value that it
+carries at that place is the number of the step."""
+
 _MARKS = re.compile(rf"{MARK}\d+")
+_PACED = re.compile(rf"{PACED}(\d*)")
 _TRANSFORM = re.compile(r"\b[a-z_]+\((?=[^()]*\)|[a-z_]+\()|\)")
 _RECOMPUTED = "rematted_computation"
 _NOT_SCOPES = {_RECOMPUTED, "checkpoint"}
@@ -207,6 +212,12 @@ def mark(number: int) -> str:
 def marks_in(stack: str) -> Sequence[str]:
     """Returns the marks in a name stack, outermost first."""
     return _MARKS.findall(stack)
+
+
+def paced(stack: str) -> str | None:
+    """Returns the digits behind `PACED` in a name stack; None for other loops."""
+    found = _PACED.search(stack)
+    return found and found[1]
 
 
 def is_own(stack: str) -> bool:

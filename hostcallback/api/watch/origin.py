@@ -227,7 +227,8 @@ class Walk:
     ) -> list[Value]:
         number = int(loop.number(step))
         elements = [Value.of(x.array[number], x.sources) for x in loop.xs]
-        there = position.inside(equation, number)
+        iteration = loop.iteration(step, [value.array for value in carry])
+        there = position.inside(equation, *map(int, iteration))
         outs = self._walk(loop.body, [*loop.consts, *carry, *elements], there)
         # Of an input that is scanned over: this is where it is used.
         for origin in sources_of(outs) & sources_of(elements):

@@ -163,4 +163,8 @@ def test_a_bar_and_a_watch_exclude_each_other() -> None:
 )
 def test_a_loop_with_a_bar_outside_of_jit_is_watched(loop: Any) -> None:
     (error, *_) = errors_of(lambda: hcb.watch_nonfinite(loop)(jnp.float32(1)))
-    assert (error.primitive, error.inf_count) == ("log", 1)
+    assert (error.primitive, error.inf_count, error.iteration) == ("log", 1, (4,))
+    (error, *_) = errors_of(lambda: hcb.watch_nonfinite(jax.jit(loop))(jnp.float32(1)))
+    assert (error.primitive, error.inf_count, error.iteration) == ("log", 1, (4,))
+    (error, *_) = errors_of(lambda: hcb.watch_nonfinite(jax.jit(loop), mode="every")(jnp.float32(1)))
+    assert (error.primitive, error.inf_count, error.iteration) == ("log", 1, (4,))
