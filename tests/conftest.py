@@ -15,6 +15,7 @@ import sys
 from collections import Counter
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 DEVICES = 4
 
@@ -55,6 +56,8 @@ os.environ["XLA_FLAGS"] = " ".join(
 
 import hypothesis  # noqa: E402
 import pytest  # noqa: E402
+
+from recorder import Recorder  # noqa: E402
 
 TRANSPORT = os.environ.get("HOSTCALLBACK_TRANSPORT") or "native"
 
@@ -142,3 +145,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def transport() -> str:
     """The transport that this run is about: `native` or `callback`."""
     return TRANSPORT
+
+
+@pytest.fixture(params=["jax.jit", "no jit"])
+def jit(request: pytest.FixtureRequest) -> Any:
+    """How a test runs its programs: compiled, and in a second case one operation at a time (`transforming.Jit`)."""
+    import jax
+
+    from transforming import no_jit
+
+    return jax.jit if request.param == "jax.jit" else no_jit
+
+
+@pytest.fixture
+def rec() -> Recorder:
+    """A tap function that keeps its arguments."""
+    return Recorder()

@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 import numpy as np
-import pytest
 
 import hostcallback as hcb
 from recorder import Recorder
@@ -16,15 +15,9 @@ Jit = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 def no_jit(fun: Callable[..., Any]) -> Callable[..., Any]:
-    """In place of a jit: runs the function eagerly."""
+    """In place of a jit: runs the function eagerly. The fixture `jit` has `jax.jit` and this."""
     return fun
 
-
-JITS = [
-    pytest.param(jax.jit, id="jax.jit"),
-    pytest.param(no_jit, id="no jit"),
-]
-COMPILED = JITS[:1]
 
 PROGRAM_FAILED = (jax.errors.JaxRuntimeError, ValueError)
 """Errors that the caller of a failed program gets: from JAX's fast dispatch a ValueError("INTERNAL: ...")."""

@@ -12,22 +12,14 @@ import numpy as np
 import pytest
 from jax import lax
 
-import hostcallback
 from hostcallback import host_callback as hcb
-
-Jit = Callable[[Callable[..., Any]], Callable[..., Any]]
-JITS = [
-    pytest.param(jax.jit, id="jax.jit"),
-    pytest.param(hostcallback.jit, id="hcb.jit"),
-    pytest.param(lambda f: f, id="no jit"),
-]
+from transforming import Jit
 
 
 def shape(*dimensions: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(dimensions, np.float32)
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_the_result_arrives_on_the_device(jit: Jit) -> None:
     arg = np.arange(24, dtype=np.int32).reshape(2, 3, 4)
     fun = jit(lambda x: 3 * (1 + hcb.call(lambda x: 2 * x, x + 1, result_shape=x)))
@@ -42,7 +34,6 @@ def test_dtypes_are_kept(dtype: str) -> None:
     np.testing.assert_array_equal(np.asarray(found), np.asarray(arg)[::-1])
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_pytrees_go_and_come(jit: Jit) -> None:
     fun = jit(lambda x: hcb.call(lambda args: args[::-1], (x, x + 1), result_shape=(x, x)))
     assert [float(x) for x in fun(1.0)] == [2.0, 1.0]
@@ -71,7 +62,6 @@ def test_arguments_and_results_may_be_empty(arg: Any, result: Any) -> None:
     jax.tree.map(np.testing.assert_array_equal, found, result)
 
 
-@pytest.mark.parametrize("jit", JITS)
 @pytest.mark.parametrize("nothing", [None, ()])
 def test_a_function_without_result_is_called_too(nothing: Any, jit: Jit) -> None:
     seen = []
@@ -100,7 +90,6 @@ def test_numpys_64_bit_results_are_narrowed_as_everywhere_in_jax() -> None:
     assert (found.dtype, float(found)) == (np.float32, 0.5)
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_calls_in_loops_and_branches(jit: Jit) -> None:
     def product(x: Any) -> Any:
         def body(i: Any, total: Any) -> Any:
@@ -144,7 +133,6 @@ def test_calls_keep_their_order_among_taps() -> None:
     assert out.getvalue() == "0\nfirst 1\n1\nsecond 2\n"
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_the_device_is_passed_only_if_asked_for(jit: Jit) -> None:
     given = []
 

@@ -15,15 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import hostcallback
 from hostcallback import host_callback as hcb
-
-Jit = Callable[[Callable[..., Any]], Callable[..., Any]]
-JITS = [
-    pytest.param(jax.jit, id="jax.jit"),
-    pytest.param(hostcallback.jit, id="hcb.jit"),
-    pytest.param(lambda f: f, id="no jit"),
-]
+from transforming import Jit
 
 Pair = collections.namedtuple("Pair", ["left", "right"])
 
@@ -77,13 +70,11 @@ def printed(f: Callable[..., Any], *args: Any) -> str:
     return out.getvalue()
 
 
-@pytest.mark.parametrize("jit", JITS)
 @pytest.mark.parametrize(("value", "expected"), [pytest.param(v, text, id=name) for name, v, text in VALUES])
 def test_a_value_prints_as_there(value: Any, expected: str, jit: Jit) -> None:
     assert printed(lambda out: jit(lambda x: hcb.id_print(x, output_stream=out))(value)) == expected
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_keyword_arguments_print_first_and_sorted(jit: Jit) -> None:
     def f(out: io.StringIO) -> None:
         jit(lambda x: hcb.id_print(x, output_stream=out, what="x,x^2", step=3, a=(1, "b"), none=None))(1.0)
@@ -91,7 +82,6 @@ def test_keyword_arguments_print_first_and_sorted(jit: Jit) -> None:
     assert printed(f) == "a: (1, 'b') none: None step: 3 what: x,x^2\n1.\n"
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_the_device_prints_among_the_keyword_arguments(jit: Jit) -> None:
     def f(out: io.StringIO) -> None:
         jit(lambda x: hcb.id_print(x, output_stream=out, tap_with_device=True, what="x", a=1))(1.0)

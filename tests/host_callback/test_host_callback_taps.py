@@ -15,15 +15,9 @@ import numpy as np
 import pytest
 from jax import lax
 
-import hostcallback
 from hostcallback import host_callback as hcb
+from transforming import Jit
 
-Jit = Callable[[Callable[..., Any]], Callable[..., Any]]
-JITS = [
-    pytest.param(jax.jit, id="jax.jit"),
-    pytest.param(hostcallback.jit, id="hcb.jit"),
-    pytest.param(lambda f: f, id="no jit"),
-]
 FLOAT0 = jax.dtypes.float0
 
 
@@ -93,7 +87,6 @@ class _Discard:
         pass
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_transforms_is_a_list_passed_by_position(jit: Jit, got: Received) -> None:
     jit(lambda x: hcb.id_tap(got, x * 2))(3.0)
     hcb.barrier_wait()
@@ -102,14 +95,12 @@ def test_transforms_is_a_list_passed_by_position(jit: Jit, got: Received) -> Non
     assert type(got.args[0]) is np.ndarray
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_pytrees_arrive_as_they_were(jit: Jit, got: Received) -> None:
     jit(lambda x: hcb.id_tap(got, {"pair": (x, [x + 1, None]), "constant": 1}))(jnp.arange(2))
     hcb.barrier_wait()
     assert got.lists() == [{"pair": ([0, 1], [[1, 2], None]), "constant": 1}]
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_the_result_is_returned_instead_of_the_argument(jit: Jit, got: Received) -> None:
     out = jit(lambda x: hcb.id_tap(got, x, result=(x + 1, x + 2)))(1.0)
     hcb.barrier_wait()
@@ -117,7 +108,6 @@ def test_the_result_is_returned_instead_of_the_argument(jit: Jit, got: Received)
     assert got.lists() == [1.0]
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_none_can_be_tapped_and_its_result_be_unused(jit: Jit, got: Received) -> None:
     def f(x: Any) -> Any:
         hcb.id_tap(got, None)
@@ -159,7 +149,6 @@ def test_a_non_function_is_refused() -> None:
         hcb.id_tap(3, 1.0)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_jvp_taps_primals_only(jit: Jit, got: Received) -> None:
     jit(lambda x, t: jax.jvp(lambda x: hcb.id_tap(got, x * 2.0) * 3.0, (x,), (t,)))(5.0, 0.1)
     hcb.barrier_wait()
@@ -167,7 +156,6 @@ def test_jvp_taps_primals_only(jit: Jit, got: Received) -> None:
     assert got.transforms == [[]]
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_grad_taps_primals_only(jit: Jit, got: Received) -> None:
     grad = jit(jax.grad(lambda x: x * hcb.id_tap(got, hcb.id_tap(got, x * 2.0) * 3.0)))(5.0)
     hcb.barrier_wait()
@@ -214,7 +202,6 @@ def test_a_tap_in_transposed_code_taps_the_cotangent(got: Received) -> None:
     assert got.transforms == [[("transpose", {})]]
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_vmap_taps_the_batch_once(jit: Jit, got: Received) -> None:
     x = 3.0
     jit(jax.vmap(lambda y: hcb.id_tap(got, (x, y))))(jnp.array([4.0, 5.0]))
@@ -257,7 +244,6 @@ def test_each_message_has_separate_transforms(got: Received) -> None:
     assert [[name for name, _ in transforms] for transforms in got.transforms] == [["batch"], ["batch"]]
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_control_flow_taps_in_program_order(jit: Jit) -> None:
     seen: list[Any] = []
 
@@ -288,7 +274,6 @@ def test_control_flow_taps_in_program_order(jit: Jit) -> None:
     assert seen == [*loop, *scan, ("last", [1, 2])]
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_custom_jvp_inside_a_scan(jit: Jit, got: Received) -> None:
     @jax.custom_jvp
     def f(x: Any) -> Any:
@@ -310,7 +295,6 @@ def test_custom_jvp_inside_a_scan(jit: Jit, got: Received) -> None:
     assert got.transforms == [[], [], [("transpose", {})], [("transpose", {})]]
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_custom_vjp_inside_a_scan(jit: Jit, got: Received) -> None:
     @jax.custom_vjp
     def f(x: Any) -> Any:

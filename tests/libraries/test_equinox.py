@@ -17,8 +17,7 @@ import pytest
 
 import hostcallback as hcb
 from recorder import Recorder
-
-Jit = Callable[[Callable[..., Any]], Callable[..., Any]]
+from transforming import JVP, TRANSPOSE, Jit, no_jit
 
 
 def filtered(jit: Jit) -> Jit:
@@ -34,19 +33,12 @@ def filtered(jit: Jit) -> Jit:
     return filtered_jit
 
 
-def no_jit(fun: Callable[..., Any]) -> Callable[..., Any]:
-    return fun
-
-
-JITS = [
-    pytest.param(eqx.filter_jit, id="filter_jit"),
-    pytest.param(filtered(jax.jit), id="jax.jit"),
-    pytest.param(filtered(hcb.jit), id="hcb.jit"),
-    pytest.param(no_jit, id="no jit"),
-]
-
-JVP = ("jvp", {})
-TRANSPOSE = ("transpose", {})
+@pytest.fixture(
+    params=[eqx.filter_jit, filtered(jax.jit), filtered(hcb.jit), no_jit],
+    ids=["filter_jit", "jax.jit", "hcb.jit", "no jit"],
+)
+def jit(request: pytest.FixtureRequest) -> Any:
+    return request.param
 
 
 class Mode(enum.Enum):
@@ -81,11 +73,6 @@ def model() -> Model:
     return Model(jax.random.key(0))
 
 
-@pytest.fixture
-def rec() -> Recorder:
-    return Recorder()
-
-
 def tapped(rec: Recorder) -> Callable[[Model, Any], Any]:
     """A loss that taps its whole model before using it."""
 
@@ -115,7 +102,6 @@ def assert_delivered(got: Any, model: Model) -> None:
     assert jnp.array_equal(jax.random.key_data(got.key), jax.random.key_data(model.key))
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_a_module_is_tapped_whole_and_works_on_both_sides(jit: Jit, model: Model, rec: Recorder) -> None:
     x = jnp.array([1.0, 2.0])
     out = jit(tapped(rec))(model, x)
@@ -127,7 +113,6 @@ def test_a_module_is_tapped_whole_and_works_on_both_sides(jit: Jit, model: Model
 
 
 @pytest.mark.parametrize("gradient", [eqx.filter_grad, eqx.filter_value_and_grad])
-@pytest.mark.parametrize("jit", JITS)
 def test_filter_grad_taps_the_module_and_its_cotangents(
     jit: Jit, gradient: Any, model: Model, rec: Recorder
 ) -> None:
@@ -145,7 +130,6 @@ def test_filter_grad_taps_the_module_and_its_cotangents(
     assert cotangent.key.dtype == jax.dtypes.float0
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_filter_vmap_over_the_data_sends_one_message(jit: Jit, model: Model, rec: Recorder) -> None:
     def f(model: Model, x: Any) -> Any:
         return hcb.id_tap(rec, (model, x))[1]
@@ -161,7 +145,6 @@ def test_filter_vmap_over_the_data_sends_one_message(jit: Jit, model: Model, rec
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("jit", JITS)
 def test_filter_vmap_over_an_ensemble_of_modules(jit: Jit, rec: Recorder) -> None:
     keys = jax.random.split(jax.random.key(0), 3)
     models = eqx.filter_vmap(Model)(keys)
@@ -211,7 +194,6 @@ def test_the_other_filtered_transformations(model: Model, rec: Recorder) -> None
 
 
 @pytest.mark.slow_variants
-@pytest.mark.parametrize("jit", JITS)
 def test_a_training_step_is_tapped_with_its_gradients_and_optimiser_state(jit: Jit, rec: Recorder) -> None:
     optimiser = optax.chain(
         optax.clip_by_global_norm(1.0),
@@ -276,7 +258,6 @@ def test_a_tap_that_equinox_calls_is_on_the_line_that_called_equinox() -> None:
 
 
 @pytest.mark.slow_variants
-@pytest.mark.parametrize("jit", JITS)
 def test_tapped_modules_leak_no_tracers(jit: Jit, model: Model, rec: Recorder) -> None:
     with jax.checking_leaks():
         arrays = jit(lambda *args: eqx.filter(eqx.filter_grad(tapped(rec))(*args), eqx.is_array))

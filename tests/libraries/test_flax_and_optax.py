@@ -14,7 +14,7 @@ from jax import lax
 
 import hostcallback as hcb
 from recorder import Recorder
-from transforming import JITS, JVP, TRANSPOSE, Jit, no_jit
+from transforming import JVP, TRANSPOSE, Jit, no_jit
 
 with warnings.catch_warnings():
     # flax of the time of JAX 0.8 asks jax for names that are deprecated in it.
@@ -24,11 +24,6 @@ with warnings.catch_warnings():
     from flax.training import train_state
 
 NNX_JITS = [pytest.param(nnx.jit, id="nnx.jit"), pytest.param(no_jit, id="no jit")]
-
-
-@pytest.fixture
-def rec() -> Recorder:
-    return Recorder()
 
 
 def assert_same_leaves(got: Any, expected: Any) -> None:
@@ -92,7 +87,6 @@ def test_the_state_of_an_nnx_module_is_tapped_whole(jit: Jit, rec: Recorder) -> 
     assert_same_leaves(got, nnx.state(net))
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_a_state_is_an_argument_of_any_jit(jit: Jit, rec: Recorder) -> None:
     graph, state = nnx.split(Net(nnx.Rngs(0)))
     out = jit(lambda state: hcb.id_tap(rec, state))(state)
@@ -176,7 +170,6 @@ RNGS = {"params": jax.random.key(0), "dropout": jax.random.key(1)}
 
 
 @pytest.mark.parametrize("frozen", [False, True])
-@pytest.mark.parametrize("jit", JITS)
 def test_the_parameters_of_a_linen_module_are_tapped_whole(jit: Jit, frozen: bool, rec: Recorder) -> None:
     layers = Layers(Recorder())
     variables = layers.init(RNGS, X)
@@ -194,7 +187,6 @@ def test_the_parameters_of_a_linen_module_are_tapped_whole(jit: Jit, frozen: boo
     assert_same_leaves(rec.values[1], grads)
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_taps_inside_a_linen_module_and_its_transformations(jit: Jit, rec: Recorder) -> None:
     layers = Layers(rec)
     variables = layers.init(RNGS, X)
@@ -208,7 +200,6 @@ def test_taps_inside_a_linen_module_and_its_transformations(jit: Jit, rec: Recor
         np.testing.assert_allclose(value, X @ dense["kernel"] + dense["bias"], rtol=1e-6)
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_a_train_state_is_tapped_whole(jit: Jit, rec: Recorder) -> None:
     layers = Layers(Recorder())
     params = layers.init(RNGS, X)["params"]
@@ -251,7 +242,6 @@ OPTIMISERS = {
 
 @pytest.mark.slow_variants(every=3)
 @pytest.mark.parametrize("optimiser", OPTIMISERS)
-@pytest.mark.parametrize("jit", JITS)
 def test_optimiser_states_are_tapped_whole_in_a_loop(jit: Jit, optimiser: str, rec: Recorder) -> None:
     tx = OPTIMISERS[optimiser]()
     params = {"w": jnp.ones((2, 2)), "b": jnp.zeros(2)}

@@ -105,9 +105,7 @@ def test_closures_of_one_factory_are_separate_consumers() -> None:
 
 
 @pytest.mark.slow
-def test_nothing_leaks_over_ten_thousand_retraces() -> None:
-    rec = Recorder()
-
+def test_nothing_leaks_over_ten_thousand_retraces(rec: Recorder) -> None:
     def retrace(i: int) -> None:
         # A new function each time, with a tap that captures a new object: nothing can be shared.
         marker = [i]
@@ -146,9 +144,7 @@ def test_nothing_leaks_over_ten_thousand_retraces() -> None:
 
 
 @pytest.mark.slow
-def test_retracing_equal_taps_keeps_one_consumer() -> None:
-    rec = Recorder()
-
+def test_retracing_equal_taps_keeps_one_consumer(rec: Recorder) -> None:
     def tap(v: Any) -> None:
         rec(v, transforms=(), device=None)
 
@@ -165,9 +161,7 @@ def test_retracing_equal_taps_keeps_one_consumer() -> None:
     assert len(rec) == 29
 
 
-def test_messages_for_unknown_consumers_are_counted_and_the_stream_goes_on() -> None:
-    rec = Recorder()
-
+def test_messages_for_unknown_consumers_are_counted_and_the_stream_goes_on(rec: Recorder) -> None:
     def lost(v: Any) -> None:
         raise AssertionError("must not be found")
 

@@ -19,8 +19,7 @@ from hostcallback.receiver.taplog.reading.reader import LogReader
 from recorder import Recorder
 
 
-def test_the_receiver_drains_and_counts_the_messages_its_block_emitted() -> None:
-    rec = Recorder()
+def test_the_receiver_drains_and_counts_the_messages_its_block_emitted(rec: Recorder) -> None:
     f = hcb.jit(lambda x: hcb.id_tap(rec, x))
     f(jnp.float32(0))
     with hcb.outfeed_receiver(receiver_name="train") as rx:
@@ -188,8 +187,9 @@ def test_a_tap_error_after_its_receiver_gave_up_is_in_the_next_report() -> None:
     hcb.barrier_wait()
 
 
-def test_a_second_receiver_on_a_device_is_refused_and_the_first_goes_on(tmp_path: Path) -> None:
-    rec = Recorder()
+def test_a_second_receiver_on_a_device_is_refused_and_the_first_goes_on(
+    tmp_path: Path, rec: Recorder
+) -> None:
     f = hcb.jit(lambda x: hcb.id_tap(rec, x))
     with hcb.outfeed_receiver(receiver_name="first", devices=jax.devices()[:2]) as first:
         refused = hcb.outfeed_receiver(devices=jax.devices()[1:], record=tmp_path / "refused")
@@ -216,8 +216,7 @@ def test_an_unknown_backend_is_refused() -> None:
     assert len(hcb.outfeed_receiver(backends=["cpu"]).devices) == 4
 
 
-def test_a_receiver_object_can_be_entered_again() -> None:
-    rec = Recorder()
+def test_a_receiver_object_can_be_entered_again(rec: Recorder) -> None:
     f = hcb.jit(lambda x: hcb.id_tap(rec, x))
     for _ in range(20):
         with hcb.outfeed_receiver() as rx:
@@ -227,10 +226,9 @@ def test_a_receiver_object_can_be_entered_again() -> None:
 
 
 @pytest.mark.slow
-def test_no_message_escapes_at_the_borders_of_scopes() -> None:
+def test_no_message_escapes_at_the_borders_of_scopes(rec: Recorder) -> None:
     total = 0
     stop = threading.Event()
-    rec = Recorder()
     f = hcb.jit(lambda x: hcb.id_tap(rec, x))
 
     def dispatch() -> None:
@@ -318,8 +316,9 @@ def test_leaving_while_another_thread_keeps_emitting_to_slow_taps() -> None:
     hcb.barrier_wait()
 
 
-def test_a_receiver_accounts_for_programs_dispatched_inside_and_records_them(tmp_path: Path) -> None:
-    rec = Recorder()
+def test_a_receiver_accounts_for_programs_dispatched_inside_and_records_them(
+    tmp_path: Path, rec: Recorder
+) -> None:
     x = jnp.ones((64, 64)) * 1e-2
 
     def steps(x: Any) -> Any:

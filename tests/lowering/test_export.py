@@ -97,8 +97,7 @@ def test_unbound_consumers_are_reported_with_the_tap_its_line_and_the_cure(folde
 
 @native_only
 @pytest.mark.parametrize("jit", [jax.jit])
-def test_an_exported_program_run_by_its_own_process_calls_the_tap_function(jit: Any) -> None:
-    rec = Recorder()
+def test_an_exported_program_run_by_its_own_process_calls_the_tap_function(jit: Any, rec: Recorder) -> None:
     f = jit(lambda x: hcb.id_tap(rec, x * 2, name="own"))
     exported = jax.export.export(f, disabled_checks=hcb.export_checks())(jnp.arange(3.0))
     exported.call(jnp.arange(3.0))

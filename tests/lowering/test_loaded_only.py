@@ -77,10 +77,9 @@ def test_an_exported_program_is_lowered_once_for_all_devices() -> None:
 
 
 @pytest.mark.native_only  # Python callbacks are not exported
-def test_a_tapped_exported_program_knows_its_devices_beside_one_without_taps() -> None:
+def test_a_tapped_exported_program_knows_its_devices_beside_one_without_taps(rec: Recorder) -> None:
     mesh = Mesh(np.array(jax.devices()), ("a",))
     x = jax.device_put(jnp.arange(8.0), NamedSharding(mesh, P("a")))
-    rec = Recorder()
     tapped = jax.jit(lambda x: hcb.id_tap(rec, x, name="next_to", sharding="local"))
     tapped_program = jax.export.export(tapped, disabled_checks=hcb.export_checks())(x)
     plain_program = jax.export.export(jax.jit(lambda x: x * 2))(x)

@@ -7,14 +7,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from jax import lax
 
 import hostcallback as hcb
 from recorder import Recorder
 from transforming import (
     COTANGENT,
-    JITS,
     JVP,
     PRIMAL,
     TANGENT,
@@ -29,13 +27,11 @@ from transforming import (
 )
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_vmap_sends_one_message_with_the_batch(jit: Jit, rec: Recorder) -> None:
     jit(jax.vmap(lambda x: hcb.id_tap(rec, 2 * x)))(jnp.arange(3))
     assert delivered(rec) == [((batch(0),), [0, 2, 4])]
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_each_leaf_has_its_dimension_and_none_where_it_has_no_batch(jit: Jit, rec: Recorder) -> None:
     def f(x: Any, y: Any) -> Any:
         return hcb.id_tap(rec, {"x": x, "y": y, "none": None, "constant": 7})["x"]
@@ -48,7 +44,6 @@ def test_each_leaf_has_its_dimension_and_none_where_it_has_no_batch(jit: Jit, re
     np.testing.assert_array_equal(out, x)
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_unbatched_values_are_tapped_once_and_untransformed(jit: Jit, rec: Recorder) -> None:
     def f(x: Any, y: Any) -> Any:
         hcb.id_tap(rec, y)
@@ -59,7 +54,6 @@ def test_unbatched_values_are_tapped_once_and_untransformed(jit: Jit, rec: Recor
     assert delivered(rec) == [(PRIMAL, 5), (PRIMAL, 1.0)]
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_nested_vmaps_stack_from_the_inside_out(jit: Jit, rec: Recorder) -> None:
     def f(x: Any, y: Any) -> Any:
         return hcb.id_tap(rec, (x, y))[0]
@@ -70,7 +64,6 @@ def test_nested_vmaps_stack_from_the_inside_out(jit: Jit, rec: Recorder) -> None
     assert delivered(rec) == [((batch(1, 0), batch(2, None)), plain((x, y)))]
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_nested_vmaps_over_one_argument_each(jit: Jit, rec: Recorder) -> None:
     def f(x: Any, y: Any) -> Any:
         return hcb.id_tap(rec, (x, y))[0]
@@ -79,7 +72,6 @@ def test_nested_vmaps_over_one_argument_each(jit: Jit, rec: Recorder) -> None:
     assert delivered(rec) == [((batch(0, None), batch(None, 0)), ([0, 1, 2], [0, 1]))]
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_vmap_of_jvp_and_jvp_of_vmap(jit: Jit, rec: Recorder) -> None:
     def f(x: Any) -> Any:
         return hcb.id_tap(rec, x) ** 2
@@ -91,7 +83,6 @@ def test_vmap_of_jvp_and_jvp_of_vmap(jit: Jit, rec: Recorder) -> None:
     assert delivered(rec)[2:] == [((batch(0),), [0.0, 1.0, 2.0]), ((batch(0), JVP), [0.0, 1.0, 2.0])]
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_vmap_of_grad_and_grad_of_vmap(jit: Jit, rec: Recorder) -> None:
     def f(x: Any) -> Any:
         return hcb.id_tap(rec, x) ** 2
@@ -106,13 +97,11 @@ def test_vmap_of_grad_and_grad_of_vmap(jit: Jit, rec: Recorder) -> None:
     ]
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_a_tangent_that_is_the_same_for_all_elements_has_no_batch(jit: Jit, rec: Recorder) -> None:
     jit(jax.vmap(lambda x: jax.jvp(lambda x: hcb.id_tap(rec, x), (x,), (1.0,))))(jnp.arange(3.0))
     assert delivered(rec) == [((batch(0),), [0.0, 1.0, 2.0]), (TANGENT, 1.0)]
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_a_float0_leaf_has_no_dimension(jit: Jit, rec: Recorder) -> None:
     def f(x: Any, n: Any) -> Any:
         return hcb.id_tap(rec, (n, x))[1] * 2
@@ -128,7 +117,6 @@ def test_a_float0_leaf_has_no_dimension(jit: Jit, rec: Recorder) -> None:
     ]
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_vmap_of_scan_sends_one_message_for_each_iteration(jit: Jit, rec: Recorder) -> None:
     def f(x: Any) -> Any:
         def step(c: Any, i: Any) -> Any:
@@ -144,7 +132,6 @@ def test_vmap_of_scan_sends_one_message_for_each_iteration(jit: Jit, rec: Record
 # Where elements would go different ways, JAX goes all of them. Only the elements that take part are tapped.
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_cond_with_a_batched_predicate_taps_each_element_in_its_branch(jit: Jit, rec: Recorder) -> None:
     def f(x: Any) -> Any:
         return lax.cond(
@@ -163,7 +150,6 @@ def test_cond_with_a_batched_predicate_taps_each_element_in_its_branch(jit: Jit,
     np.testing.assert_array_equal(out, [0, -1, 2])
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_cond_with_one_predicate_for_all_elements_taps_its_branch_only(jit: Jit, rec: Recorder) -> None:
     def f(x: Any, p: Any) -> Any:
         return lax.cond(p, lambda x: hcb.id_tap(rec, x), lambda x: hcb.id_tap(rec, -x), x)
@@ -172,7 +158,6 @@ def test_cond_with_one_predicate_for_all_elements_taps_its_branch_only(jit: Jit,
     assert delivered(rec) == [((batch(0),), [0, 1, 2])]
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_switch_with_a_batched_index_taps_each_element_in_its_branch_in_order(
     jit: Jit, rec: Recorder
 ) -> None:
@@ -182,7 +167,6 @@ def test_switch_with_a_batched_index_taps_each_element_in_its_branch_in_order(
     np.testing.assert_array_equal(out, [22, 0])
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_grad_of_cond_with_a_batched_predicate(jit: Jit, rec: Recorder) -> None:
     def f(x: Any) -> Any:
         return lax.cond(x > 1, lambda x: hcb.id_tap(rec, 2 * x), lambda x: hcb.id_tap(rec, 3 * x), x)
@@ -194,7 +178,6 @@ def test_grad_of_cond_with_a_batched_predicate(jit: Jit, rec: Recorder) -> None:
     assert sorted(delivered_parts(rec)[2:], key=str) == cotangents
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_while_loop_with_a_batched_condition_taps_until_the_last_element_is_done(
     jit: Jit, rec: Recorder
 ) -> None:
@@ -209,7 +192,6 @@ def test_while_loop_with_a_batched_condition_taps_until_the_last_element_is_done
     np.testing.assert_array_equal(out, [3, 3])
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_a_tap_in_a_batched_condition_and_body_leaves_the_results_as_they_are(
     jit: Jit, rec: Recorder
 ) -> None:
@@ -233,7 +215,6 @@ def test_a_tap_in_a_batched_condition_and_body_leaves_the_results_as_they_are(
     ]
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_a_tap_in_a_batched_condition_under_nested_and_mixed_transformations(jit: Jit, rec: Recorder) -> None:
     def f(x: Any, limit: Any) -> Any:
         return lax.while_loop(lambda c: hcb.id_tap(rec, c) < limit, lambda c: 2 * c, x)
@@ -255,7 +236,6 @@ def test_a_tap_in_a_batched_condition_under_nested_and_mixed_transformations(jit
     assert [value for _, value in delivered(rec)[5:]] == [[1, 3], [2, 6], [4, 12], [8], [16]]
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_a_batched_condition_with_arrays_of_several_kinds(jit: Jit, rec: Recorder) -> None:
     def f(n: Any, key: Any) -> Any:
         def condition(state: Any) -> Any:

@@ -14,7 +14,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 import hostcallback as hcb
 from recorder import Recorder
-from transforming import COTANGENT, JITS, JVP, PRIMAL, TANGENT, TRANSPOSE, Jit, batch, delivered, plain
+from transforming import COTANGENT, JVP, PRIMAL, TANGENT, TRANSPOSE, Jit, batch, delivered, plain
 
 AXIS = "i"
 SHARDED = PartitionSpec(AXIS)
@@ -55,7 +55,6 @@ def each(rec: Recorder, count: int = 2) -> list[list[tuple[Any, Any]]]:
 
 
 @pytest.mark.parametrize(("collective", "expected"), COLLECTIVES)
-@pytest.mark.parametrize("jit", JITS)
 def test_collectives_of_tapped_values_tapped_under_vmap(
     jit: Jit, collective: Collective, expected: Any, rec: Recorder
 ) -> None:
@@ -71,7 +70,6 @@ def test_collectives_of_tapped_values_tapped_under_vmap(
 
 @pytest.mark.parametrize(("collective", "expected"), COLLECTIVES)
 @pytest.mark.parametrize("mapped", MAPS)
-@pytest.mark.parametrize("jit", JITS)
 def test_collectives_of_tapped_values_tapped_on_each_device(
     jit: Jit, mapped: Any, collective: Collective, expected: Any, rec: Recorder
 ) -> None:
@@ -82,7 +80,6 @@ def test_collectives_of_tapped_values_tapped_on_each_device(
     assert each(rec) == [[(PRIMAL, 1), (PRIMAL, expected[0])], [(PRIMAL, 2), (PRIMAL, expected[1])]]
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_grad_of_a_collective_under_vmap(jit: Jit, rec: Recorder) -> None:
     def f(x: Any) -> Any:
         return jax.vmap(lambda x: lax.psum(hcb.id_tap(rec, x * x), AXIS), axis_name=AXIS)(x).sum()
@@ -92,7 +89,6 @@ def test_grad_of_a_collective_under_vmap(jit: Jit, rec: Recorder) -> None:
 
 
 @pytest.mark.parametrize("mapped", MAPS)
-@pytest.mark.parametrize("jit", JITS)
 def test_grad_of_a_mapped_function(jit: Jit, mapped: Any, rec: Recorder) -> None:
     gradient = jit(jax.grad(lambda x: mapped(lambda x: hcb.id_tap(rec, x) ** 2)(x).sum()))(
         jnp.array([1.0, 3.0])
@@ -102,7 +98,6 @@ def test_grad_of_a_mapped_function(jit: Jit, mapped: Any, rec: Recorder) -> None
 
 
 @pytest.mark.parametrize("mapped", MAPS)
-@pytest.mark.parametrize("jit", JITS)
 def test_a_mapped_gradient_of_a_sum_over_devices(jit: Jit, mapped: Any, rec: Recorder) -> None:
     jit(mapped(jax.grad(lambda x: lax.psum(hcb.id_tap(rec, x) ** 2, AXIS))))(jnp.array([1.0, 3.0]))
     # The transpose of a psum is one: each device's cotangent counts once for each device.
@@ -110,7 +105,6 @@ def test_a_mapped_gradient_of_a_sum_over_devices(jit: Jit, mapped: Any, rec: Rec
 
 
 @pytest.mark.parametrize("mapped", MAPS)
-@pytest.mark.parametrize("jit", JITS)
 def test_jvp_and_hessian_of_a_mapped_function(jit: Jit, mapped: Any, rec: Recorder) -> None:
     f = mapped(lambda x: hcb.id_tap(rec, x) ** 3)
     x = jnp.array([1.0, 2.0])
@@ -124,7 +118,6 @@ def test_jvp_and_hessian_of_a_mapped_function(jit: Jit, mapped: Any, rec: Record
 
 
 @pytest.mark.parametrize("mapped", MAPS)
-@pytest.mark.parametrize("jit", JITS)
 def test_vmap_inside_and_around_a_mapped_function(jit: Jit, mapped: Any, rec: Recorder) -> None:
     x = jnp.arange(4).reshape(2, 2)
     jit(mapped(jax.vmap(lambda x: hcb.id_tap(rec, x))))(x)
@@ -134,7 +127,6 @@ def test_vmap_inside_and_around_a_mapped_function(jit: Jit, mapped: Any, rec: Re
 
 
 @pytest.mark.parametrize("mapped", MAPS)
-@pytest.mark.parametrize("jit", JITS)
 def test_a_checkpoint_inside_and_around_a_mapped_function(jit: Jit, mapped: Any, rec: Recorder) -> None:
     def f(x: Any) -> Any:
         return jnp.sin(hcb.id_tap(rec, lax.psum(x, AXIS)))
@@ -146,7 +138,6 @@ def test_a_checkpoint_inside_and_around_a_mapped_function(jit: Jit, mapped: Any,
 
 
 @pytest.mark.parametrize("mapped", MAPS)
-@pytest.mark.parametrize("jit", JITS)
 def test_devices_that_go_different_ways(jit: Jit, mapped: Any, rec: Recorder) -> None:
     def f(x: Any) -> Any:
         x = lax.while_loop(lambda c: c < 3, lambda c: hcb.id_tap(rec, c + 1), x)
@@ -159,7 +150,6 @@ def test_devices_that_go_different_ways(jit: Jit, mapped: Any, rec: Recorder) ->
 
 
 @pytest.mark.parametrize("mapped", MAPS)
-@pytest.mark.parametrize("jit", JITS)
 def test_a_tap_whose_result_is_unused_in_a_mapped_function(jit: Jit, mapped: Any, rec: Recorder) -> None:
     def f(x: Any) -> Any:
         hcb.id_tap(rec, 2 * x)
@@ -171,7 +161,6 @@ def test_a_tap_whose_result_is_unused_in_a_mapped_function(jit: Jit, mapped: Any
     assert each(rec) == [[(PRIMAL, 2.0), (PRIMAL, 7.0)] * 2, [(PRIMAL, 4.0), (PRIMAL, 7.0)] * 2]
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_pmap_with_in_axes_and_out_axes(jit: Jit, rec: Recorder) -> None:
     def f(x: Any, y: Any) -> Any:
         return hcb.id_tap(rec, {"x": x, "y": y})["x"]
@@ -182,7 +171,6 @@ def test_pmap_with_in_axes_and_out_axes(jit: Jit, rec: Recorder) -> None:
     assert each(rec, 4) == [[(PRIMAL, {"x": [i, i + 4], "y": 9})] for i in range(4)]
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_pmap_with_static_and_donated_arguments(jit: Jit, rec: Recorder) -> None:
     def f(x: Any, factor: int) -> Any:
         return hcb.id_tap(rec, x * factor, factor=factor)
@@ -200,7 +188,6 @@ def test_pmap_on_devices_of_choice_names_them(rec: Recorder) -> None:
     assert len(rec) == 2
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_shard_map_with_a_replicated_operand_taps_it_on_every_device(jit: Jit, rec: Recorder) -> None:
     mesh, whole = Mesh(jax.devices()[:2], (AXIS,)), PartitionSpec()
 

@@ -11,7 +11,7 @@ from jax import lax
 
 import hostcallback as hcb
 from recorder import Recorder
-from transforming import COTANGENT, JITS, JVP, PRIMAL, TANGENT, Jit, batch, delivered, places
+from transforming import COTANGENT, JVP, PRIMAL, TANGENT, Jit, batch, delivered, places
 
 
 def primals(*values: Any) -> list[tuple[Any, Any]]:
@@ -29,7 +29,6 @@ def cotangents(*values: Any) -> list[tuple[Any, Any]]:
 # Without differentiation.
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_scan_taps_every_iteration_in_order(jit: Jit, rec: Recorder) -> None:
     def step(total: Any, i: Any) -> Any:
         return hcb.id_tap(rec, total + i), None
@@ -39,7 +38,6 @@ def test_scan_taps_every_iteration_in_order(jit: Jit, rec: Recorder) -> None:
     assert float(out) == 10.0
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_scan_backwards_and_unrolled(jit: Jit, rec: Recorder) -> None:
     def f(x: Any) -> Any:
         return lax.scan(lambda c, v: (hcb.id_tap(rec, c + v), None), 0.0, x, reverse=True, unroll=3)[0]
@@ -48,13 +46,11 @@ def test_scan_backwards_and_unrolled(jit: Jit, rec: Recorder) -> None:
     assert delivered(rec) == primals(4.0, 7.0, 9.0, 10.0, 10.0)
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_scan_without_iterations_taps_nothing(jit: Jit, rec: Recorder) -> None:
     jit(jax.grad(lambda x: lax.scan(lambda c, _: (hcb.id_tap(rec, c), None), x, None, length=0)[0]))(1.0)
     assert delivered(rec) == []
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_while_loop_taps_its_condition_and_its_body(jit: Jit, rec: Recorder) -> None:
     def f(x: Any) -> Any:
         return lax.while_loop(
@@ -68,7 +64,6 @@ def test_while_loop_taps_its_condition_and_its_body(jit: Jit, rec: Recorder) -> 
     assert places(rec) == expected
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_cond_taps_the_branch_that_is_taken(jit: Jit, rec: Recorder) -> None:
     def f(x: Any) -> Any:
         return lax.cond(x > 0, lambda x: hcb.id_tap(rec, x), lambda x: hcb.id_tap(rec, -100 * x), x)
@@ -79,7 +74,6 @@ def test_cond_taps_the_branch_that_is_taken(jit: Jit, rec: Recorder) -> None:
     assert delivered(rec) == primals(2.0, 300.0)
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_switch_in_a_fori_loop(jit: Jit, rec: Recorder) -> None:
     def f(x: Any) -> Any:
         branches = [lambda x, k=k: hcb.id_tap(rec, x + 10 * k) for k in range(3)]
@@ -89,25 +83,21 @@ def test_switch_in_a_fori_loop(jit: Jit, rec: Recorder) -> None:
     assert delivered(rec) == primals(1.0, 11.0, 31.0)
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_fori_loop_with_a_traced_bound(jit: Jit, rec: Recorder) -> None:
     jit(lambda n: lax.fori_loop(0, n, lambda i, c: hcb.id_tap(rec, c + i), 0))(4)
     assert delivered(rec) == primals(0, 1, 3, 6)
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_map_taps_every_element(jit: Jit, rec: Recorder) -> None:
     jit(lambda x: lax.map(lambda v: hcb.id_tap(rec, v), x))(jnp.arange(4))
     assert delivered(rec) == primals(0, 1, 2, 3)
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_map_in_batches_taps_every_batch_and_the_rest(jit: Jit, rec: Recorder) -> None:
     jit(lambda x: lax.map(lambda v: hcb.id_tap(rec, v), x, batch_size=2))(jnp.arange(5))
     assert delivered(rec) == [((batch(0),), [0, 1]), ((batch(0),), [2, 3]), ((batch(0),), [4])]
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_associative_scan_taps_every_level_of_its_tree(jit: Jit, rec: Recorder) -> None:
     # It combines slices: pairs, pairs of those, and then the slices between; the third slice is empty here.
     jit(lambda x: lax.associative_scan(lambda a, b: hcb.id_tap(rec, a + b), x))(jnp.arange(4))
@@ -174,7 +164,6 @@ CONSTRUCTS = [
 
 
 @pytest.mark.parametrize("construct", CONSTRUCTS)
-@pytest.mark.parametrize("jit", JITS)
 def test_a_tap_in_a_construct_whose_results_are_all_unused_still_fires(
     jit: Jit, construct: Any, rec: Recorder
 ) -> None:
@@ -197,7 +186,6 @@ def test_a_tap_in_a_construct_whose_results_are_all_unused_still_fires(
 # Differentiated.
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_grad_of_scan_taps_primals_forward_and_cotangents_backward(jit: Jit, rec: Recorder) -> None:
     def f(x: Any) -> Any:
         return lax.scan(lambda c, _: (hcb.id_tap(rec, 2.0 * c), None), x, None, length=3)[0]
@@ -206,7 +194,6 @@ def test_grad_of_scan_taps_primals_forward_and_cotangents_backward(jit: Jit, rec
     assert delivered(rec) == primals(2.0, 4.0, 8.0) + cotangents(1.0, 2.0, 4.0)
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_grad_of_scan_with_respect_to_its_inputs(jit: Jit, rec: Recorder) -> None:
     def f(x: Any) -> Any:
         return lax.scan(lambda c, v: (c + hcb.id_tap(rec, v * v), None), 0.0, x, reverse=True)[0]
@@ -215,7 +202,6 @@ def test_grad_of_scan_with_respect_to_its_inputs(jit: Jit, rec: Recorder) -> Non
     assert delivered(rec) == primals(4.0, 1.0, 0.0) + cotangents(1.0, 1.0, 1.0)
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_jvp_of_scan_taps_primal_and_tangent_of_each_iteration(jit: Jit, rec: Recorder) -> None:
     def f(x: Any) -> Any:
         return lax.scan(lambda c, _: (hcb.id_tap(rec, 2.0 * c), None), x, None, length=2)[0]
@@ -224,7 +210,6 @@ def test_jvp_of_scan_taps_primal_and_tangent_of_each_iteration(jit: Jit, rec: Re
     assert delivered(rec) == primals(2.0) + tangents(1.0) + primals(4.0) + tangents(2.0)
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_linearize_of_scan_taps_primals_once(jit: Jit, rec: Recorder) -> None:
     def f(x: Any) -> Any:
         _, linear = jax.linearize(
@@ -236,7 +221,6 @@ def test_linearize_of_scan_taps_primals_once(jit: Jit, rec: Recorder) -> None:
     assert delivered(rec) == primals(2.0, 4.0) + tangents(2.0, 4.0)
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_hessian_of_scan_taps_primals_once(jit: Jit, rec: Recorder) -> None:
     def f(x: Any) -> Any:
         return lax.scan(lambda c, _: (hcb.id_tap(rec, x * c), None), x, None, length=2)[0]
@@ -255,7 +239,6 @@ def test_hessian_of_scan_taps_primals_once(jit: Jit, rec: Recorder) -> None:
     ]
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_jvp_of_while_loop_taps_primal_and_tangent_of_each_iteration(jit: Jit, rec: Recorder) -> None:
     def f(x: Any) -> Any:
         return lax.while_loop(lambda c: c < 4, lambda c: hcb.id_tap(rec, 2.0 * c), x)
@@ -264,7 +247,6 @@ def test_jvp_of_while_loop_taps_primal_and_tangent_of_each_iteration(jit: Jit, r
     assert delivered(rec) == primals(2.0) + tangents(2.0) + primals(4.0) + tangents(4.0)
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_jvp_of_while_loop_taps_the_primals_of_its_condition_only(jit: Jit, rec: Recorder) -> None:
     # A condition has no tangent.
     def f(x: Any) -> Any:
@@ -274,7 +256,6 @@ def test_jvp_of_while_loop_taps_the_primals_of_its_condition_only(jit: Jit, rec:
     assert delivered(rec) == primals(1.0, 2.0, 4.0)
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_linearize_of_while_loop_runs_it_again_in_the_linear_function(jit: Jit, rec: Recorder) -> None:
     # JAX cannot save the intermediate values of a while_loop: its linear function recomputes all of them.
     def f(x: Any) -> Any:
@@ -288,7 +269,6 @@ def test_linearize_of_while_loop_runs_it_again_in_the_linear_function(jit: Jit, 
     assert delivered(rec) == primals(2.0, 4.0) + again
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_grad_around_a_while_loop_of_constants_taps_its_iterations_once(jit: Jit, rec: Recorder) -> None:
     def f(x: Any) -> Any:
         return x * lax.while_loop(lambda c: c < 9, lambda c: hcb.id_tap(rec, 2 * c), lax.stop_gradient(x))
@@ -297,13 +277,11 @@ def test_grad_around_a_while_loop_of_constants_taps_its_iterations_once(jit: Jit
     assert delivered(rec) == primals(4.0, 8.0, 16.0)
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_grad_of_fori_loop_with_a_static_trip_count(jit: Jit, rec: Recorder) -> None:
     jit(jax.grad(lambda x: lax.fori_loop(0, 3, lambda i, c: hcb.id_tap(rec, 2.0 * c), x)))(1.0)
     assert delivered(rec) == primals(2.0, 4.0, 8.0) + cotangents(1.0, 2.0, 4.0)
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_jvp_of_fori_loop_with_a_traced_bound(jit: Jit, rec: Recorder) -> None:
     def f(x: Any, n: Any) -> Any:
         return lax.fori_loop(0, n, lambda i, c: hcb.id_tap(rec, 2.0 * c), x)
@@ -312,7 +290,6 @@ def test_jvp_of_fori_loop_with_a_traced_bound(jit: Jit, rec: Recorder) -> None:
     assert delivered(rec) == primals(2.0) + tangents(2.0) + primals(4.0) + tangents(4.0)
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_grad_of_cond_and_of_switch_tap_the_branch_that_is_taken(jit: Jit, rec: Recorder) -> None:
     def f(x: Any) -> Any:
         y = lax.cond(x > 0, lambda x: hcb.id_tap(rec, 2 * x), lambda x: hcb.id_tap(rec, -x), x)
@@ -322,13 +299,11 @@ def test_grad_of_cond_and_of_switch_tap_the_branch_that_is_taken(jit: Jit, rec: 
     assert delivered(rec) == primals(2.0, 10.0) + cotangents(1.0, 5.0)
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_grad_of_map_taps_every_element_each_way(jit: Jit, rec: Recorder) -> None:
     jit(jax.grad(lambda x: lax.map(lambda v: hcb.id_tap(rec, v * v), x).sum()))(jnp.arange(3.0))
     assert delivered(rec) == primals(0.0, 1.0, 4.0) + cotangents(1.0, 1.0, 1.0)
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_grad_of_associative_scan_taps_every_level_each_way(jit: Jit, rec: Recorder) -> None:
     jit(jax.grad(lambda x: lax.associative_scan(lambda a, b: hcb.id_tap(rec, a + b), x)[-1]))(jnp.arange(4.0))
     messages = delivered(rec)
@@ -336,7 +311,6 @@ def test_grad_of_associative_scan_taps_every_level_each_way(jit: Jit, rec: Recor
     assert messages[4:] == cotangents([0.0], [], [1.0], [1.0, 1.0])
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_grad_of_control_flow_inside_control_flow(jit: Jit, rec: Recorder) -> None:
     def step(c: Any, i: Any) -> Any:
         c = lax.cond(i % 2 == 0, lambda c: hcb.id_tap(rec, 2 * c), lambda c: c, c)

@@ -12,7 +12,7 @@ from jax.custom_batching import custom_vmap, sequential_vmap
 
 import hostcallback as hcb
 from recorder import Recorder
-from transforming import COTANGENT, JITS, PRIMAL, TANGENT, Jit, batch, delivered, places
+from transforming import COTANGENT, PRIMAL, TANGENT, Jit, batch, delivered, places
 
 
 def with_jvp_rule(rec: Recorder) -> Any:
@@ -48,14 +48,12 @@ def with_vjp_rule(rec: Recorder) -> Any:
 
 
 @pytest.mark.parametrize("make", [with_jvp_rule, with_vjp_rule])
-@pytest.mark.parametrize("jit", JITS)
 def test_without_differentiation_the_function_taps(jit: Jit, make: Any, rec: Recorder) -> None:
     assert float(jit(make(rec))(2.0)) == 6.0
     assert places(rec) == [("function", 2.0)]
     assert rec.transforms == [PRIMAL]
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_custom_jvp_under_jvp_delivers_its_rules_taps(jit: Jit, rec: Recorder) -> None:
     f = with_jvp_rule(rec)
     jit(lambda x: jax.jvp(f, (x,), (0.5,)))(2.0)
@@ -64,7 +62,6 @@ def test_custom_jvp_under_jvp_delivers_its_rules_taps(jit: Jit, rec: Recorder) -
     assert rec.transforms == [PRIMAL, PRIMAL]
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_custom_jvp_under_grad_taps_its_rule_and_the_cotangent_of_the_rules_tangent(
     jit: Jit, rec: Recorder
 ) -> None:
@@ -73,14 +70,12 @@ def test_custom_jvp_under_grad_taps_its_rule_and_the_cotangent_of_the_rules_tang
     assert rec.transforms == [PRIMAL, (("transpose", {}),)]
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_custom_vjp_under_grad_taps_forward_and_backward_once(jit: Jit, rec: Recorder) -> None:
     assert float(jit(jax.grad(lambda x: 7 * with_vjp_rule(rec)(x)))(2.0)) == 35.0
     assert places(rec) == [("forward", 2.0), ("backward", 7.0)]
     assert rec.transforms == [PRIMAL, PRIMAL]
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_vjp_of_custom_vjp_taps_backward_at_each_call(jit: Jit, rec: Recorder) -> None:
     def f(x: Any) -> Any:
         _, pull_back = jax.vjp(with_vjp_rule(rec), x)
@@ -90,7 +85,6 @@ def test_vjp_of_custom_vjp_taps_backward_at_each_call(jit: Jit, rec: Recorder) -
     assert places(rec) == [("forward", 2.0), ("backward", 1.0), ("backward", 2.0)]
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_custom_rules_in_a_scan(jit: Jit, rec: Recorder) -> None:
     def f(x: Any) -> Any:
         return lax.scan(lambda c, _: (with_vjp_rule(rec)(c), None), x, None, length=2)[0]
@@ -99,7 +93,6 @@ def test_custom_rules_in_a_scan(jit: Jit, rec: Recorder) -> None:
     assert places(rec) == [("forward", 1.0), ("forward", 3.0), ("backward", 1.0), ("backward", 5.0)]
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_custom_rules_in_a_checkpoint(jit: Jit, rec: Recorder) -> None:
     jit(jax.grad(jax.checkpoint(lambda x: jnp.square(with_vjp_rule(rec)(x)))))(1.0)
     assert places(rec) == [("forward", 1.0), ("backward", 6.0)]
@@ -107,7 +100,6 @@ def test_custom_rules_in_a_checkpoint(jit: Jit, rec: Recorder) -> None:
     assert places(rec)[2:] == [("rule", 1.0), ("tangent in rule", 30.0)]
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_custom_rules_under_vmap(jit: Jit, rec: Recorder) -> None:
     jit(jax.vmap(jax.grad(with_vjp_rule(rec))))(jnp.arange(2.0))
     assert places(rec) == [("forward", [0.0, 1.0]), ("backward", 1.0)]
@@ -116,7 +108,6 @@ def test_custom_rules_under_vmap(jit: Jit, rec: Recorder) -> None:
     assert rec.transforms == [(batch(0),), PRIMAL, (batch(0),), (batch(0),)]
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_a_custom_rule_for_vmap(jit: Jit, rec: Recorder) -> None:
     @custom_vmap
     def f(x: Any) -> Any:
@@ -131,7 +122,6 @@ def test_a_custom_rule_for_vmap(jit: Jit, rec: Recorder) -> None:
     assert rec.transforms == [PRIMAL]
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_custom_linear_solve_taps_the_solver_each_way(jit: Jit, rec: Recorder) -> None:
     def f(x: Any) -> Any:
         def solve(_: Any, b: Any) -> Any:
@@ -143,7 +133,6 @@ def test_custom_linear_solve_taps_the_solver_each_way(jit: Jit, rec: Recorder) -
     assert places(rec) == [("solve", 0.5), ("solve", 1.5)]
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_custom_root_taps_the_solver_and_the_function_it_linearizes(jit: Jit, rec: Recorder) -> None:
     def root(a: Any) -> Any:
         def solve(_: Any, start: Any) -> Any:
@@ -159,7 +148,6 @@ def test_custom_root_taps_the_solver_and_the_function_it_linearizes(jit: Jit, re
     assert rec.transforms == [PRIMAL, PRIMAL, PRIMAL, TANGENT, COTANGENT]
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_a_function_with_a_rule_for_vmap_that_is_not_used(jit: Jit, rec: Recorder) -> None:
     one_by_one = sequential_vmap(lambda x: hcb.id_tap(rec, x))
     if jax.__version_info__ < (0, 9):  # lowers the function without the token of its effects

@@ -16,7 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import hostcallback as hcb
 from recorder import Recorder
-from transforming import COMPILED, JITS, PRIMAL, Jit, delivered
+from transforming import PRIMAL, Jit, delivered
 
 X = jnp.arange(8.0)
 PAIRS = [[0.0, 1.0], [2.0, 3.0], [4.0, 5.0], [6.0, 7.0]]
@@ -53,7 +53,6 @@ def double(rec: Recorder, *, ordered: bool = True) -> Function:
 
 
 @pytest.mark.parametrize("ordered", [True, False])
-@pytest.mark.parametrize("jit", JITS)
 def test_on_one_device_the_function_taps(jit: Jit, ordered: bool, rec: Recorder) -> None:
     f = jit(partitioned(double(rec, ordered=ordered)))
     assert f(X).tolist() == (2 * X).tolist()
@@ -62,22 +61,22 @@ def test_on_one_device_the_function_taps(jit: Jit, ordered: bool, rec: Recorder)
 
 @pytest.mark.native_only
 @pytest.mark.parametrize("ordered", [True, False])
-@pytest.mark.parametrize("jit", COMPILED)
-def test_on_several_each_device_taps_its_part(jit: Jit, ordered: bool, rec: Recorder) -> None:
-    f = jit(partitioned(double(rec, ordered=ordered)))
+def test_on_several_each_device_taps_its_part(ordered: bool, rec: Recorder) -> None:
+    f = jax.jit(partitioned(double(rec, ordered=ordered)))
     assert f(sharded()).tolist() == (2 * X).tolist()
     for device, pair in zip(jax.devices(), PAIRS, strict=True):
         assert delivered(rec, device) == [(PRIMAL, pair)]
 
 
 @pytest.mark.native_only
-@pytest.mark.parametrize("jit", COMPILED)
-def test_a_device_delivers_its_rules_taps_in_program_order(jit: Jit, rec: Recorder) -> None:
+def test_a_device_delivers_its_rules_taps_in_program_order(rec: Recorder) -> None:
     def body(x: Any) -> Any:
         x = lax.fori_loop(0, 3, lambda i, x: hcb.id_tap(rec, x) + 1, x)
         return hcb.id_tap(rec, lax.psum(x, "i"))
 
-    f = jit(lambda x: lax.scan(lambda x, _: (partitioned(double(rec), body)(x), None), x, None, length=2)[0])
+    f = jax.jit(
+        lambda x: lax.scan(lambda x, _: (partitioned(double(rec), body)(x), None), x, None, length=2)[0]
+    )
     f(sharded())
     total = [24.0, 28.0]
     assert [value for _, value in delivered(rec, jax.devices()[1])] == [
@@ -94,13 +93,12 @@ def test_a_body_may_tap_where_the_function_does_not(rec: Recorder) -> None:
 
 
 @pytest.mark.native_only
-@pytest.mark.parametrize("jit", COMPILED)
-def test_an_unused_result_does_not_lose_the_taps(jit: Jit, rec: Recorder) -> None:
+def test_an_unused_result_does_not_lose_the_taps(rec: Recorder) -> None:
     def unused(x: Any) -> Any:
         partitioned(double(rec))(x)
         return x
 
-    jit(unused)(sharded())
+    jax.jit(unused)(sharded())
     hcb.barrier_wait()
     assert sorted(value.tolist() for value in rec.values) == PAIRS
 
@@ -116,17 +114,15 @@ def test_consumers_of_bodies_live_as_long_as_their_program(rec: Recorder) -> Non
     assert [value for _, value in delivered(rec, jax.devices()[0])] == [[0, 1]] * 3
 
 
-@pytest.mark.parametrize("jit", COMPILED)
-def test_each_device_of_a_shard_map_taps_its_part(jit: Jit, rec: Recorder) -> None:
+def test_each_device_of_a_shard_map_taps_its_part(rec: Recorder) -> None:
     f = partitioned(double(rec))
-    jit(jax.shard_map(f, mesh=mesh(), in_specs=SPEC, out_specs=SPEC, check_vma=False))(X)
+    jax.jit(jax.shard_map(f, mesh=mesh(), in_specs=SPEC, out_specs=SPEC, check_vma=False))(X)
     for device, pair in zip(jax.devices(), PAIRS, strict=True):
         assert delivered(rec, device) == [(PRIMAL, pair)]
 
 
-@pytest.mark.parametrize("jit", COMPILED)
 def test_taps_unsupported_in_a_partitioned_body_are_refused_with_the_line_and_the_cure(
-    jit: Jit, rec: Recorder, transport: str
+    rec: Recorder, transport: str
 ) -> None:
     cure = r"test_custom_partitioning\.py:\d+ .*custom_partitioning.*jax\.shard_map"
 
@@ -134,13 +130,13 @@ def test_taps_unsupported_in_a_partitioned_body_are_refused_with_the_line_and_th
         return hcb.call(np.sort, x, result_shape=x)
 
     with pytest.raises(NotImplementedError, match="the call of sort at .*" + cure):
-        jit(partitioned(calling))(sharded())
+        jax.jit(partitioned(calling))(sharded())
     with pytest.raises(jax.errors.JaxRuntimeError, match="the call of sort at .*" + cure):
-        jit(partitioned(lambda x: x, calling))(sharded())
+        jax.jit(partitioned(lambda x: x, calling))(sharded())
     if transport == "callback":
         with pytest.raises(NotImplementedError, match="the tap Recorder at .*" + cure):
-            jit(partitioned(double(rec)))(sharded())
-    assert jit(partitioned(calling))(X).tolist() == X.tolist()
+            jax.jit(partitioned(double(rec)))(sharded())
+    assert jax.jit(partitioned(calling))(X).tolist() == X.tolist()
 
 
 def test_a_program_without_taps_is_as_it_was() -> None:

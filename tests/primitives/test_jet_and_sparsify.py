@@ -13,13 +13,12 @@ from jax.experimental.jet import jet
 
 import hostcallback as hcb
 from recorder import Recorder
-from transforming import JITS, PRIMAL, Jit, delivered
+from transforming import PRIMAL, Jit, delivered
 
 DENSE = jnp.array([[1.0, 0.0, 2.0], [0.0, 0.0, 3.0]])
 
 
 @pytest.mark.parametrize("ordered", [True, False])
-@pytest.mark.parametrize("jit", JITS)
 def test_jet_taps_the_primals_and_leaves_the_series_alone(jit: Jit, ordered: bool, rec: Recorder) -> None:
     def tapped(x: Any) -> Any:
         return jnp.exp(hcb.id_tap(rec, {"x": 2 * x}, ordered=ordered)["x"])
@@ -62,7 +61,6 @@ def test_jet_of_a_call_is_refused_with_the_line_and_the_cure() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [sparse.BCOO, sparse.BCSR])
-@pytest.mark.parametrize("jit", JITS)
 def test_sparsify_taps_a_sparse_array_as_its_dense_equivalent(jit: Jit, kind: Any, rec: Recorder) -> None:
     matrix = kind.fromdense(DENSE)
     result = jit(sparse.sparsify(lambda m: hcb.id_tap(rec, m)))(matrix)

@@ -11,10 +11,9 @@ import pytest
 
 import hostcallback as hcb
 from recorder import Recorder
-from transforming import COMPILED, COTANGENT, JITS, JVP, PRIMAL, TANGENT, TRANSPOSE, Jit, batch, delivered
+from transforming import COTANGENT, JVP, PRIMAL, TANGENT, TRANSPOSE, Jit, batch, delivered
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_without_a_transformation_a_tap_is_an_identity_and_delivers_once(jit: Jit, rec: Recorder) -> None:
     out = jit(lambda x: hcb.id_tap(rec, x * 2) + 1)(3.0)
     assert delivered(rec) == [(PRIMAL, 6.0)]
@@ -22,7 +21,6 @@ def test_without_a_transformation_a_tap_is_an_identity_and_delivers_once(jit: Ji
     assert rec.devices == [jax.devices()[0]]
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_a_tap_function_gets_transforms_and_device_only_if_it_takes_them(jit: Jit) -> None:
     seen: list[Any] = []
 
@@ -44,20 +42,17 @@ def test_a_tap_function_gets_transforms_and_device_only_if_it_takes_them(jit: Ji
     assert seen == [2.0, 1.0, (2.0, PRIMAL), (1.0, TANGENT), (2.0, device), (1.0, device)]
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_jvp_taps_the_primal_and_then_the_tangent(jit: Jit, rec: Recorder) -> None:
     jit(lambda x, t: jax.jvp(lambda x: hcb.id_tap(rec, 2.0 * x), (x,), (t,)))(3.0, 0.25)
     assert delivered(rec) == [(PRIMAL, 6.0), (TANGENT, 0.5)]
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_grad_taps_the_primal_and_then_the_cotangent(jit: Jit, rec: Recorder) -> None:
     gradient = jit(jax.grad(lambda x: 3.0 * hcb.id_tap(rec, x * x)))(5.0)
     assert delivered(rec) == [(PRIMAL, 25.0), (COTANGENT, 3.0)]
     assert float(gradient) == 30.0
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_jvp_of_jvp_taps_each_tangent_once(jit: Jit, rec: Recorder) -> None:
     def f(x: Any) -> Any:
         return hcb.id_tap(rec, x * x)
@@ -69,7 +64,6 @@ def test_jvp_of_jvp_taps_each_tangent_once(jit: Jit, rec: Recorder) -> None:
     assert delivered(rec) == [(PRIMAL, 9.0), (TANGENT, 6.0), (TANGENT, 6.0), ((JVP, JVP), 2.0)]
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_grad_of_grad_stacks_its_transforms_in_order(jit: Jit, rec: Recorder) -> None:
     jit(jax.grad(jax.grad(lambda x: hcb.id_tap(rec, x) ** 3)))(2.0)
     # The first cotangent is a value that the second differentiation differentiates.
@@ -77,7 +71,6 @@ def test_grad_of_grad_stacks_its_transforms_in_order(jit: Jit, rec: Recorder) ->
     assert delivered(rec) == expected
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_hessian_taps_the_primal_once(jit: Jit, rec: Recorder) -> None:
     out = jit(jax.hessian(lambda x: (hcb.id_tap(rec, x) ** 3).sum()))(jnp.array([1.0, 2.0]))
     assert delivered(rec) == [
@@ -89,7 +82,6 @@ def test_hessian_taps_the_primal_once(jit: Jit, rec: Recorder) -> None:
     np.testing.assert_array_equal(out, [[6.0, 0.0], [0.0, 12.0]])
 
 
-@pytest.mark.parametrize("jit", JITS)
 @pytest.mark.parametrize(
     ("jacobian", "expected"),
     [
@@ -105,7 +97,6 @@ def test_a_jacobian_taps_the_primal_once_and_all_directions_in_one_message(
     assert delivered(rec) == [(PRIMAL, [1.0, 2.0]), expected]
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_linearize_taps_the_primal_once_and_a_tangent_at_each_call(jit: Jit, rec: Recorder) -> None:
     def f(x: Any) -> Any:
         out, linear = jax.linearize(lambda x: hcb.id_tap(rec, x) ** 3, x)
@@ -115,7 +106,6 @@ def test_linearize_taps_the_primal_once_and_a_tangent_at_each_call(jit: Jit, rec
     assert delivered(rec) == [(PRIMAL, 2.0), (TANGENT, 1.0), (TANGENT, 2.0)]
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_vjp_taps_the_primal_once_and_a_cotangent_at_each_call(jit: Jit, rec: Recorder) -> None:
     def f(x: Any) -> Any:
         _, pull_back = jax.vjp(lambda x: hcb.id_tap(rec, x) ** 3, x)
@@ -125,13 +115,11 @@ def test_vjp_taps_the_primal_once_and_a_cotangent_at_each_call(jit: Jit, rec: Re
     assert delivered(rec) == [(PRIMAL, 2.0), (COTANGENT, 12.0), (COTANGENT, 24.0)]
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_vjp_that_is_never_called_taps_no_cotangent(jit: Jit, rec: Recorder) -> None:
     jit(lambda x: jax.vjp(lambda x: hcb.id_tap(rec, x) ** 3, x)[0])(2.0)
     assert delivered(rec) == [(PRIMAL, 2.0)]
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_cotangents_are_tapped_in_reverse_order_whatever_their_value(jit: Jit, rec: Recorder) -> None:
     def f(x: Any, y: Any) -> Any:
         _, pull_back = jax.vjp(lambda x, y: (hcb.id_tap(rec, x) ** 3, hcb.id_tap(rec, y)), x, y)
@@ -141,13 +129,11 @@ def test_cotangents_are_tapped_in_reverse_order_whatever_their_value(jit: Jit, r
     assert delivered(rec) == [(PRIMAL, 2.0), (PRIMAL, 3.0), (COTANGENT, 0.0), (COTANGENT, 12.0)]
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_a_leaf_without_a_cotangent_gets_zeros_next_to_one_that_has_one(jit: Jit, rec: Recorder) -> None:
     jit(jax.grad(lambda x: hcb.id_tap(rec, (x, 2 * x))[0] * 3))(2.0)
     assert delivered(rec) == [(PRIMAL, (2.0, 4.0)), (COTANGENT, (3.0, 0.0))]
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_a_tap_whose_result_is_unused_still_fires(jit: Jit, rec: Recorder) -> None:
     def f(x: Any) -> Any:
         hcb.id_tap(rec, 2 * x)
@@ -159,7 +145,6 @@ def test_a_tap_whose_result_is_unused_still_fires(jit: Jit, rec: Recorder) -> No
     assert delivered(rec)[1:] == [(PRIMAL, 4.0)]  # no cotangent: none flows back
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_undifferentiated_values_are_tapped_once_and_nothing_else(jit: Jit, rec: Recorder) -> None:
     def f(x: Any, constant: Any) -> Any:
         hcb.id_tap(rec, 1.0)
@@ -171,7 +156,6 @@ def test_undifferentiated_values_are_tapped_once_and_nothing_else(jit: Jit, rec:
 
 
 @pytest.mark.parametrize("differentiate", [jax.grad, lambda f: lambda x: jax.jvp(f, (x,), (1.0,))])
-@pytest.mark.parametrize("jit", JITS)
 def test_tangent_taps_can_be_turned_off_for_a_tap(jit: Jit, differentiate: Any, rec: Recorder) -> None:
     jit(differentiate(lambda x: hcb.id_tap(rec, x * x, tap_tangents=False)))(5.0)
     assert delivered(rec) == [(PRIMAL, 25.0)]
@@ -197,20 +181,16 @@ def test_a_wrong_value_of_the_tangents_variable_is_refused(monkeypatch: pytest.M
         hcb.id_tap(print, 1.0)
 
 
-@pytest.mark.parametrize("inner", COMPILED)
-@pytest.mark.parametrize("outer", JITS)
-def test_grad_of_nested_jits(outer: Jit, inner: Jit, rec: Recorder) -> None:
+def test_grad_of_nested_jits(jit: Jit, rec: Recorder) -> None:
     def f(x: Any) -> Any:
-        return 3.0 * inner(lambda x: inner(lambda x: hcb.id_tap(rec, x * x))(x))(x)
+        return 3.0 * jax.jit(lambda x: jax.jit(lambda x: hcb.id_tap(rec, x * x))(x))(x)
 
-    assert float(outer(jax.grad(f))(5.0)) == 30.0
+    assert float(jit(jax.grad(f))(5.0)) == 30.0
     assert delivered(rec) == [(PRIMAL, 25.0), (COTANGENT, 3.0)]
 
 
-@pytest.mark.parametrize("inner", COMPILED)
-@pytest.mark.parametrize("outer", JITS)
-def test_a_nested_jit_whose_result_is_unused_still_taps(outer: Jit, inner: Jit, rec: Recorder) -> None:
-    g = inner(lambda x: hcb.id_tap(rec, x))
+def test_a_nested_jit_whose_result_is_unused_still_taps(jit: Jit, rec: Recorder) -> None:
+    g = jax.jit(lambda x: hcb.id_tap(rec, x))
 
     def f(x: Any) -> Any:
         hcb.id_tap(rec, x + 1)
@@ -218,15 +198,14 @@ def test_a_nested_jit_whose_result_is_unused_still_taps(outer: Jit, inner: Jit, 
         hcb.id_tap(rec, x + 3)
         return 5 * x
 
-    outer(f)(0.0)
+    jit(f)(0.0)
     assert delivered(rec) == [(PRIMAL, 1.0), (PRIMAL, 2.0), (PRIMAL, 3.0)]
-    outer(jax.grad(f))(0.0)
+    jit(jax.grad(f))(0.0)
     assert delivered(rec)[3:] == [(PRIMAL, 1.0), (PRIMAL, 2.0), (PRIMAL, 3.0)]
 
 
-@pytest.mark.parametrize("jit", COMPILED)
-def test_jvp_and_linearize_and_grad_of_a_jitted_function(jit: Jit, rec: Recorder) -> None:
-    f = jit(lambda x: hcb.id_tap(rec, x) ** 3)
+def test_jvp_and_linearize_and_grad_of_a_jitted_function(rec: Recorder) -> None:
+    f = jax.jit(lambda x: hcb.id_tap(rec, x) ** 3)
     jax.jvp(f, (2.0,), (0.5,))
     assert delivered(rec) == [(PRIMAL, 2.0), (TANGENT, 0.5)]
     out, linear = jax.linearize(f, 2.0)
@@ -236,7 +215,6 @@ def test_jvp_and_linearize_and_grad_of_a_jitted_function(jit: Jit, rec: Recorder
     assert delivered(rec)[4:] == [(PRIMAL, 2.0), (COTANGENT, 12.0)]
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_an_integer_leaf_has_a_float0_tangent_which_stays_on_the_host(jit: Jit, rec: Recorder) -> None:
     def f(x: Any, n: Any) -> Any:
         x, n = hcb.id_tap(rec, (x, n))
@@ -251,7 +229,6 @@ def test_an_integer_leaf_has_a_float0_tangent_which_stays_on_the_host(jit: Jit, 
     assert rec.values[3][1].shape == (2,)
 
 
-@pytest.mark.parametrize("jit", JITS)
 @pytest.mark.parametrize("value", [3, True, np.int8(7), np.uint16(9)], ids=str)
 def test_integers_and_bools_are_tapped_once_under_grad(jit: Jit, value: Any, rec: Recorder) -> None:
     jit(jax.grad(lambda x: x * hcb.id_tap(rec, value)))(2.0)
@@ -259,13 +236,11 @@ def test_integers_and_bools_are_tapped_once_under_grad(jit: Jit, value: Any, rec
     assert rec.values[0].dtype == jnp.asarray(value).dtype
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_grad_with_respect_to_an_integer_input(jit: Jit, rec: Recorder) -> None:
     jit(lambda n: jax.grad(lambda n: hcb.id_tap(rec, n) * 2.0, allow_int=True)(n).shape)(3)
     assert delivered(rec) == [(PRIMAL, 3)]
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_a_bool_that_depends_on_a_differentiated_value(jit: Jit, rec: Recorder) -> None:
     jit(jax.grad(lambda x: 2 * hcb.id_tap(rec, {"positive": x > 0, "x": x})["x"]))(2.0)
     expected = [
@@ -275,7 +250,6 @@ def test_a_bool_that_depends_on_a_differentiated_value(jit: Jit, rec: Recorder) 
     assert delivered(rec) == expected
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_zero_size_arrays(jit: Jit, rec: Recorder) -> None:
     jit(jax.grad(lambda x: hcb.id_tap(rec, x).sum()))(jnp.zeros((0, 3)))
     jit(jax.vmap(lambda x: hcb.id_tap(rec, x)))(jnp.zeros((2, 0)))
@@ -283,9 +257,8 @@ def test_zero_size_arrays(jit: Jit, rec: Recorder) -> None:
     assert [value.shape for value in rec.values] == [(0, 3), (0, 3), (2, 0)]
 
 
-@pytest.mark.parametrize("jit", COMPILED)
-def test_donated_arguments(jit: Any, rec: Recorder) -> None:
-    step = jit(jax.value_and_grad(lambda x: hcb.id_tap(rec, x * x).sum()), donate_argnums=0)
+def test_donated_arguments(rec: Recorder) -> None:
+    step = jax.jit(jax.value_and_grad(lambda x: hcb.id_tap(rec, x * x).sum()), donate_argnums=0)
     x = jnp.ones((64,))
     for _ in range(20):
         _, gradient = step(x)
@@ -297,7 +270,6 @@ def test_donated_arguments(jit: Any, rec: Recorder) -> None:
     assert [value for transforms, value in messages if transforms == COTANGENT] == [[1.0] * 64] * 20
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_named_call_and_named_scope_change_nothing(jit: Jit, rec: Recorder) -> None:
     def scoped(x: Any) -> Any:
         with jax.named_scope("inner"):

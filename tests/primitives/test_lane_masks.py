@@ -19,7 +19,7 @@ from jax import lax
 
 import hostcallback as hcb
 from recorder import Recorder
-from transforming import JITS, JVP, PRIMAL, TRANSPOSE, Jit, batch, delivered, delivered_parts, elements, plain
+from transforming import JVP, PRIMAL, TRANSPOSE, Jit, batch, delivered, delivered_parts, elements, plain
 
 XS = jnp.array([0.5, 1.5, 2.5, 3.5, 4.5])
 Tap = Callable[[Any], Any]
@@ -154,7 +154,6 @@ def tapped(program: Program, run: Callable[[Any], Any], **options: Any) -> tuple
 
 
 @EACH
-@pytest.mark.parametrize("jit", JITS)
 def test_a_batch_sends_what_its_elements_send(jit: Jit, program: Program) -> None:
     alone, expected = tapped(program, lambda f: [jit(f)(x) for x in XS])
     batched, out = tapped(program, lambda f: jit(jax.vmap(f))(XS))
@@ -256,7 +255,6 @@ def test_calls_return_what_they_return_for_each_element(program: Program, method
         assert calls == alone
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_a_message_says_which_elements_it_has(jit: Jit, rec: Recorder) -> None:
     def f(x: Any, y: Any) -> Any:
         return lax.cond(x > 2, lambda: hcb.id_tap(rec, (x, y, 7.0))[0], lambda: x)
@@ -269,7 +267,6 @@ def test_a_message_says_which_elements_it_has(jit: Jit, rec: Recorder) -> None:
     assert len(rec.values) == 1
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_several_vmaps_become_one_over_the_elements_that_take_part(jit: Jit, rec: Recorder) -> None:
     def f(x: Any, y: Any) -> Any:
         return lax.cond(x > y, lambda: hcb.id_tap(rec, (x, y)), lambda: (x, y))[0]
@@ -280,7 +277,6 @@ def test_several_vmaps_become_one_over_the_elements_that_take_part(jit: Jit, rec
     assert delivered_parts(rec) == [((batch(0, 0), elements([2, 1, 2], [0, 1, 1])), ([2, 1, 2], [1, 0, 0]))]
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_a_vmap_over_which_the_predicate_does_not_vary_stays(jit: Jit, rec: Recorder) -> None:
     def f(x: Any, y: Any) -> Any:
         return lax.cond(x > 0, lambda: hcb.id_tap(rec, x * y), lambda: x)
@@ -290,7 +286,6 @@ def test_a_vmap_over_which_the_predicate_does_not_vary_stays(jit: Jit, rec: Reco
     assert delivered_parts(rec) == [((batch(0), batch(0), elements([1, 2])), [[10, 20], [20, 40]])]
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_nothing_is_sent_if_no_element_takes_part(jit: Jit, rec: Recorder) -> None:
     def f(x: Any) -> Any:
         return lax.cond(x > 9, lambda x: hcb.id_tap(rec, x), lambda x: x, x)
@@ -301,7 +296,6 @@ def test_nothing_is_sent_if_no_element_takes_part(jit: Jit, rec: Recorder) -> No
     assert sum(stats.delivered for stats in receiver.stats) == 0
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_a_value_without_a_batch_is_sent_once_if_any_element_takes_part(jit: Jit, rec: Recorder) -> None:
     def f(x: Any) -> Any:
         return lax.cond(x > 2, lambda x: (hcb.id_tap(rec, 7), x)[1], lambda x: x, x)
@@ -337,7 +331,6 @@ def test_one_predicate_for_all_elements_masks_nothing(rec: Recorder) -> None:
     assert delivered(rec) == [((batch(0),), plain(XS)), (PRIMAL, 1.0)]
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_a_check_is_of_the_elements_that_take_part(jit: Jit) -> None:
     def root(x: Any) -> Any:
         def negative(x: Any) -> Any:

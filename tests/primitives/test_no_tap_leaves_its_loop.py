@@ -18,7 +18,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 import hostcallback as hcb
 from recorder import Recorder
-from transforming import COTANGENT, JITS, PRIMAL, Jit, delivered
+from transforming import COTANGENT, PRIMAL, Jit, delivered
 
 Tap = Callable[[Any], Any]
 
@@ -37,7 +37,6 @@ DIFFERENTIATIONS = [
 
 
 @pytest.mark.parametrize("differentiate", DIFFERENTIATIONS)
-@pytest.mark.parametrize("jit", JITS)
 def test_a_tap_of_a_constant_in_a_scan_of_five_fires_five_times(
     jit: Jit, differentiate: Any, rec: Recorder
 ) -> None:
@@ -52,7 +51,6 @@ def test_a_tap_of_a_constant_in_a_scan_of_five_fires_five_times(
     assert delivered(rec) == [(PRIMAL, 1.0)] * 5
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_a_tap_of_a_differentiated_but_loop_invariant_value(jit: Jit, rec: Recorder) -> None:
     def f(x: Any) -> Any:
         return lax.scan(lambda c, _: (c * hcb.id_tap(rec, x * x), None), 1.0, None, length=3)[0]
@@ -61,7 +59,6 @@ def test_a_tap_of_a_differentiated_but_loop_invariant_value(jit: Jit, rec: Recor
     assert delivered(rec) == [(PRIMAL, 1.0)] * 3 + [(COTANGENT, 1.0)] * 3
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_fori_loop_and_nested_scans(jit: Jit, rec: Recorder) -> None:
     def f(x: Any) -> Any:
         def inner(c: Any, _: Any) -> Any:
@@ -137,7 +134,6 @@ CONSTRUCTS = [
 @pytest.mark.parametrize("used", [True, False], ids=["used", "unused"])
 @pytest.mark.parametrize("construct", CONSTRUCTS)
 @pytest.mark.parametrize("differentiate", [DIFFERENTIATIONS[0], DIFFERENTIATIONS[5]])
-@pytest.mark.parametrize("jit", JITS)
 def test_a_tap_in_a_construct_that_takes_constants_only(
     jit: Jit, differentiate: Any, construct: Any, used: bool, rec: Recorder
 ) -> None:
@@ -154,7 +150,6 @@ def test_a_tap_in_a_construct_that_takes_constants_only(
     np.testing.assert_allclose(gradient, 3 * 2.0**2 * factor**3)
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_untapped_code_still_leaves_the_loop(jit: Jit, rec: Recorder) -> None:
     # Otherwise a tap would make every iteration save values that it computes from the loop's constants.
     def f(x: Any, w: Any) -> Any:
@@ -171,7 +166,6 @@ def test_untapped_code_still_leaves_the_loop(jit: Jit, rec: Recorder) -> None:
     )  # it can be told
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_a_loop_that_reads_and_writes_a_reference(jit: Jit, rec: Recorder) -> None:
     new_ref = getattr(jax, "new_ref", None) or jax.array_ref  # 0.8 has both names, later ones the first
 

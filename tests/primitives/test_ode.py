@@ -12,7 +12,7 @@ from jax.experimental.ode import odeint
 
 import hostcallback as hcb
 from recorder import Recorder
-from transforming import COTANGENT, JITS, PRIMAL, Jit, delivered
+from transforming import COTANGENT, PRIMAL, Jit, delivered
 
 
 def evaluations_as_jax_sees_them(solve: Any, rate: Any) -> list[float]:
@@ -30,7 +30,6 @@ def evaluations_as_jax_sees_them(solve: Any, rate: Any) -> list[float]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("jit", JITS)
 def test_odeint_taps_every_evaluation_of_its_right_hand_side(jit: Jit, rec: Recorder) -> None:
     times = jnp.array([0.0, 0.1, 0.3])
 
@@ -47,7 +46,6 @@ def test_odeint_taps_every_evaluation_of_its_right_hand_side(jit: Jit, rec: Reco
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("jit", JITS)
 def test_grad_of_odeint_taps_the_evaluations_of_both_solutions_and_their_cotangents(
     jit: Jit, rec: Recorder
 ) -> None:

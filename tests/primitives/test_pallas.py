@@ -15,7 +15,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 import hostcallback as hcb
 from recorder import Recorder
-from transforming import JITS, JVP, PRIMAL, Jit, delivered
+from transforming import JVP, PRIMAL, Jit, delivered
 
 Kernel = Callable[[Any, Any], None]
 X = jnp.arange(8.0)
@@ -43,14 +43,12 @@ def square(tap: Callable[..., Any], **options: Any) -> Kernel:
 
 
 @pytest.mark.parametrize("ordered", [True, False])
-@pytest.mark.parametrize("jit", JITS)
 def test_an_interpreted_kernel_taps_in_each_step_of_its_grid(jit: Jit, ordered: bool, rec: Recorder) -> None:
     result = jit(lambda x: run(square(rec, ordered=ordered), x))(X)
     assert result.tolist() == (X**2).tolist()
     assert delivered(rec) == [(PRIMAL, pair) for pair in PAIRS]
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_ordered_taps_in_and_around_a_kernel_keep_program_order(jit: Jit, rec: Recorder) -> None:
     def program(x: Any) -> Any:
         hcb.id_tap(rec, "before")
@@ -100,7 +98,6 @@ def test_a_reference_is_tapped_as_the_value_that_it_holds_then(rec: Recorder) ->
     assert [value for _, value in delivered(rec)] == [[0, 1], [0, 2], [2, 3], [4, 6]]
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_a_kernel_whose_result_is_unused_taps(jit: Jit, rec: Recorder) -> None:
     def unused(x: Any) -> Any:
         run(square(rec), x)

@@ -14,7 +14,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 import hostcallback as hcb
 from recorder import Recorder
-from transforming import COMPILED, COTANGENT, JITS, JVP, PRIMAL, TANGENT, TRANSPOSE, Jit, batch, delivered
+from transforming import COTANGENT, JVP, PRIMAL, TANGENT, TRANSPOSE, Jit, batch, delivered
 
 Checkpoint = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -45,91 +45,76 @@ ONCE = [(PRIMAL, SINE), (COTANGENT, COSINE)]
 TWICE = [(PRIMAL, SINE), (PRIMAL, 0.6784), (COTANGENT, 0.7786), (COTANGENT, 0.3811)]
 
 
-@pytest.mark.parametrize("jit", COMPILED)
-def test_without_differentiation_a_checkpoint_changes_nothing(
-    jit: Jit, checkpoint: Checkpoint, rec: Recorder
-) -> None:
-    jit(checkpoint(sine_of_tapped_sine(rec)))(1.0)
+def test_without_differentiation_a_checkpoint_changes_nothing(checkpoint: Checkpoint, rec: Recorder) -> None:
+    jax.jit(checkpoint(sine_of_tapped_sine(rec)))(1.0)
     assert delivered(rec) == [(PRIMAL, SINE)]
 
 
-@pytest.mark.parametrize("jit", COMPILED)
-def test_jvp_of_a_checkpoint(jit: Jit, checkpoint: Checkpoint, rec: Recorder) -> None:
-    jit(lambda x: jax.jvp(checkpoint(sine_of_tapped_sine(rec)), (x,), (1.0,)))(1.0)
+def test_jvp_of_a_checkpoint(checkpoint: Checkpoint, rec: Recorder) -> None:
+    jax.jit(lambda x: jax.jvp(checkpoint(sine_of_tapped_sine(rec)), (x,), (1.0,)))(1.0)
     assert delivered(rec) == [(PRIMAL, SINE), (TANGENT, 0.5403)]
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_grad_of_a_checkpoint_taps_the_primal_once(jit: Jit, checkpoint: Checkpoint, rec: Recorder) -> None:
     gradient = jit(jax.grad(checkpoint(sine_of_tapped_sine(rec))))(1.0)
     assert delivered(rec) == ONCE
     np.testing.assert_allclose(gradient, np.cos(1.0) * np.cos(np.sin(1.0)), rtol=1e-6)
 
 
-@pytest.mark.parametrize("jit", COMPILED)
-def test_a_tap_whose_result_is_unused_in_a_checkpoint(
-    jit: Jit, checkpoint: Checkpoint, rec: Recorder
-) -> None:
+def test_a_tap_whose_result_is_unused_in_a_checkpoint(checkpoint: Checkpoint, rec: Recorder) -> None:
     def f(x: Any) -> Any:
         hcb.id_tap(rec, jnp.cos(x))
         hcb.id_tap(rec, 1.0)
         return jnp.sin(jnp.sin(x))
 
-    jit(jax.grad(checkpoint(f)))(1.0)
+    jax.jit(jax.grad(checkpoint(f)))(1.0)
     assert delivered(rec) == [(PRIMAL, 0.5403), (PRIMAL, 1.0)]
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_a_checkpoint_in_a_scan(jit: Jit, checkpoint: Checkpoint, rec: Recorder) -> None:
     step = checkpoint(sine_of_tapped_sine(rec))
     jit(jax.grad(lambda x: lax.scan(lambda c, _: (step(c), None), x, None, length=2)[0]))(1.0)
     assert delivered(rec) == TWICE
 
 
-@pytest.mark.parametrize("jit", COMPILED)
-def test_a_checkpoint_around_a_scan(jit: Jit, checkpoint: Checkpoint, rec: Recorder) -> None:
+def test_a_checkpoint_around_a_scan(checkpoint: Checkpoint, rec: Recorder) -> None:
     step = sine_of_tapped_sine(rec)
     loop = checkpoint(lambda x: lax.scan(lambda c, _: (step(c), None), x, None, length=2)[0])
-    jit(jax.grad(loop))(1.0)
+    jax.jit(jax.grad(loop))(1.0)
     assert delivered(rec) == TWICE
 
 
-@pytest.mark.parametrize("jit", COMPILED)
-def test_a_checkpoint_around_a_scan_of_checkpoints(jit: Jit, checkpoint: Checkpoint, rec: Recorder) -> None:
+def test_a_checkpoint_around_a_scan_of_checkpoints(checkpoint: Checkpoint, rec: Recorder) -> None:
     step = checkpoint(sine_of_tapped_sine(rec))
     loop = checkpoint(lambda x: lax.scan(lambda c, _: (step(c), None), x, None, length=2)[0])
-    jit(jax.grad(loop))(1.0)
+    jax.jit(jax.grad(loop))(1.0)
     assert delivered(rec) == TWICE
 
 
-@pytest.mark.parametrize("jit", COMPILED)
-def test_a_checkpoint_in_a_checkpoint(jit: Jit, checkpoint: Checkpoint, rec: Recorder) -> None:
-    jit(jax.grad(checkpoint(lambda x: checkpoint(sine_of_tapped_sine(rec))(x) + 1)))(1.0)
+def test_a_checkpoint_in_a_checkpoint(checkpoint: Checkpoint, rec: Recorder) -> None:
+    jax.jit(jax.grad(checkpoint(lambda x: checkpoint(sine_of_tapped_sine(rec))(x) + 1)))(1.0)
     assert delivered(rec) == ONCE
 
 
-@pytest.mark.parametrize("jit", COMPILED)
 def test_a_checkpoint_of_a_checkpoint_that_only_taps_a_constant(
-    jit: Jit, checkpoint: Checkpoint, rec: Recorder
+    checkpoint: Checkpoint, rec: Recorder
 ) -> None:
     # The code has no inputs and no used result: before 0.12 JAX dropped code that only has an effect.
     def f(x: Any) -> Any:
         hcb.id_tap(rec, 1.0)
         return 2 * x
 
-    jit(jax.grad(checkpoint(checkpoint(f))))(1.0)
+    jax.jit(jax.grad(checkpoint(checkpoint(f))))(1.0)
     assert delivered(rec) == [(PRIMAL, 1.0)]
 
 
-@pytest.mark.parametrize("jit", COMPILED)
-def test_a_checkpoint_around_jit_and_cond(jit: Jit, checkpoint: Checkpoint, rec: Recorder) -> None:
+def test_a_checkpoint_around_jit_and_cond(checkpoint: Checkpoint, rec: Recorder) -> None:
     f = sine_of_tapped_sine(rec)
-    jit(jax.grad(checkpoint(jax.jit(f))))(1.0)
-    jit(jax.grad(checkpoint(lambda x: lax.cond(x > 0, f, lambda x: x, x))))(1.0)
+    jax.jit(jax.grad(checkpoint(jax.jit(f))))(1.0)
+    jax.jit(jax.grad(checkpoint(lambda x: lax.cond(x > 0, f, lambda x: x, x))))(1.0)
     assert delivered(rec) == ONCE * 2
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_a_checkpoint_around_a_while_loop_that_is_not_differentiated_taps_its_iterations_once(
     jit: Jit, checkpoint: Checkpoint, rec: Recorder
 ) -> None:
@@ -142,26 +127,20 @@ def test_a_checkpoint_around_a_while_loop_that_is_not_differentiated_taps_its_it
     np.testing.assert_allclose(gradient, 2 * np.cos(2.0), rtol=1e-6)
 
 
-@pytest.mark.parametrize("jit", COMPILED)
-def test_jvp_and_linearize_of_a_checkpoint_around_a_while_loop(
-    jit: Jit, checkpoint: Checkpoint, rec: Recorder
-) -> None:
+def test_jvp_and_linearize_of_a_checkpoint_around_a_while_loop(checkpoint: Checkpoint, rec: Recorder) -> None:
     f = checkpoint(lambda x: lax.while_loop(lambda c: c < 4, lambda c: hcb.id_tap(rec, 2 * c), x))
     both = [(PRIMAL, 2.0), (TANGENT, 2.0), (PRIMAL, 4.0), (TANGENT, 4.0)]
-    jit(lambda x: jax.jvp(f, (x,), (1.0,)))(1.0)
+    jax.jit(lambda x: jax.jvp(f, (x,), (1.0,)))(1.0)
     assert delivered(rec) == both
     # JAX saves nothing of a while_loop: the linear function runs all of it again, checkpoint or not.
-    jit(lambda x: jax.linearize(f, x)[1](1.0))(1.0)
+    jax.jit(lambda x: jax.linearize(f, x)[1](1.0))(1.0)
     assert delivered(rec)[4:] == [(PRIMAL, 2.0), (PRIMAL, 4.0), *both]
 
 
-@pytest.mark.parametrize("jit", COMPILED)
-def test_vmap_of_grad_and_grad_of_vmap_of_a_checkpoint(
-    jit: Jit, checkpoint: Checkpoint, rec: Recorder
-) -> None:
+def test_vmap_of_grad_and_grad_of_vmap_of_a_checkpoint(checkpoint: Checkpoint, rec: Recorder) -> None:
     f = checkpoint(sine_of_tapped_sine(rec))
-    jit(jax.vmap(jax.grad(f)))(jnp.ones(2))
-    jit(jax.grad(lambda x: jax.vmap(f)(x).sum()))(jnp.ones(2))
+    jax.jit(jax.vmap(jax.grad(f)))(jnp.ones(2))
+    jax.jit(jax.grad(lambda x: jax.vmap(f)(x).sum()))(jnp.ones(2))
     assert delivered(rec) == [
         ((batch(0),), [SINE] * 2),
         ((*COTANGENT, batch(0)), [COSINE] * 2),
@@ -170,11 +149,8 @@ def test_vmap_of_grad_and_grad_of_vmap_of_a_checkpoint(
     ]
 
 
-@pytest.mark.parametrize("jit", COMPILED)
-def test_hessian_of_a_checkpoint_taps_the_primal_once(
-    jit: Jit, checkpoint: Checkpoint, rec: Recorder
-) -> None:
-    jit(jax.hessian(checkpoint(sine_of_tapped_sine(rec))))(1.0)
+def test_hessian_of_a_checkpoint_taps_the_primal_once(checkpoint: Checkpoint, rec: Recorder) -> None:
+    jax.jit(jax.hessian(checkpoint(sine_of_tapped_sine(rec))))(1.0)
     assert [transforms for transforms, _ in delivered(rec)] == [
         PRIMAL,
         (JVP, batch(0)),

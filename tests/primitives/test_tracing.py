@@ -6,14 +6,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import pytest
 from jax import lax
 from jax.extend.core import jaxpr_as_fun
 from jax.sharding import Mesh, PartitionSpec
 
 import hostcallback as hcb
 from recorder import Recorder
-from transforming import COMPILED, COTANGENT, JITS, PRIMAL, Jit, batch, delivered
+from transforming import COTANGENT, PRIMAL, Jit, batch, delivered
 
 
 def program(rec: Recorder) -> Any:
@@ -34,14 +33,12 @@ def program(rec: Recorder) -> Any:
 AT_THREE = [(PRIMAL, value) for value in (6.0, 7.0, 8.0, 9.0, 10.0)]
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_disable_jit_taps_eagerly(jit: Jit, rec: Recorder) -> None:
     with jax.disable_jit():
         jit(program(rec))(3.0)
         assert delivered(rec) == AT_THREE
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_disable_jit_under_grad_and_vmap(jit: Jit, rec: Recorder) -> None:
     with jax.disable_jit():
         assert float(jit(jax.grad(program(rec)))(3.0)) == 2.0
@@ -52,7 +49,6 @@ def test_disable_jit_under_grad_and_vmap(jit: Jit, rec: Recorder) -> None:
     assert messages[-1] == ((batch(0),), [0, 1])
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_make_jaxpr_delivers_nothing_and_running_the_jaxpr_does(jit: Jit, rec: Recorder) -> None:
     jaxpr = jax.make_jaxpr(jit(program(rec)))(3.0)
     assert delivered(rec) == []
@@ -61,17 +57,15 @@ def test_make_jaxpr_delivers_nothing_and_running_the_jaxpr_does(jit: Jit, rec: R
     assert delivered(rec) == AT_THREE
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_eval_shape_delivers_nothing(jit: Jit, rec: Recorder) -> None:
     assert jax.eval_shape(jit(program(rec)), 3.0).shape == ()
     assert jax.eval_shape(jax.grad(jit(program(rec))), 3.0).shape == ()
     assert delivered(rec) == []
 
 
-@pytest.mark.parametrize("jit", COMPILED)
-def test_a_program_compiled_ahead_of_time_delivers_at_every_call(jit: Any, rec: Recorder) -> None:
+def test_a_program_compiled_ahead_of_time_delivers_at_every_call(rec: Recorder) -> None:
     x = jnp.float32(3.0)
-    lowered = jit(program(rec)).lower(x)
+    lowered = jax.jit(program(rec)).lower(x)
     compiled = lowered.compile()
     lowered.as_text()
     compiled.cost_analysis()
@@ -81,19 +75,17 @@ def test_a_program_compiled_ahead_of_time_delivers_at_every_call(jit: Any, rec: 
     assert delivered(rec) == AT_THREE * 3
 
 
-@pytest.mark.parametrize("jit", COMPILED)
-def test_a_transformed_program_compiled_ahead_of_time(jit: Any, rec: Recorder) -> None:
-    f = jit(jax.vmap(jax.grad(lambda x: hcb.id_tap(rec, x) ** 2)))
+def test_a_transformed_program_compiled_ahead_of_time(rec: Recorder) -> None:
+    f = jax.jit(jax.vmap(jax.grad(lambda x: hcb.id_tap(rec, x) ** 2)))
     compiled = f.trace(jnp.ones(2)).lower().compile()
     compiled(jnp.array([1.0, 2.0]))
     assert delivered(rec) == [((batch(0),), [1.0, 2.0]), ((*COTANGENT, batch(0)), [2.0, 4.0])]
 
 
-@pytest.mark.parametrize("jit", COMPILED)
-def test_a_program_for_several_devices_compiled_ahead_of_time(jit: Any, rec: Recorder) -> None:
+def test_a_program_for_several_devices_compiled_ahead_of_time(rec: Recorder) -> None:
     spec = PartitionSpec("i")
     mesh = Mesh(jax.devices()[:2], ("i",))
-    f = jit(jax.shard_map(lambda x: hcb.id_tap(rec, x), mesh=mesh, in_specs=spec, out_specs=spec))
+    f = jax.jit(jax.shard_map(lambda x: hcb.id_tap(rec, x), mesh=mesh, in_specs=spec, out_specs=spec))
     x = jax.device_put(jnp.arange(2), jax.sharding.NamedSharding(mesh, spec))
     f.lower(x).compile()(x)
     assert [delivered(rec, device) for device in jax.devices()[:2]] == [[(PRIMAL, [0])], [(PRIMAL, [1])]]
@@ -105,9 +97,8 @@ def test_a_pmapped_program_compiled_ahead_of_time(rec: Recorder) -> None:
     assert [delivered(rec, device) for device in jax.devices()[:2]] == [[(PRIMAL, 0)], [(PRIMAL, 1)]]
 
 
-@pytest.mark.parametrize("jit", COMPILED)
-def test_a_tap_evaluated_at_compile_time_fires_when_it_is_traced(jit: Jit, rec: Recorder) -> None:
-    @jit
+def test_a_tap_evaluated_at_compile_time_fires_when_it_is_traced(rec: Recorder) -> None:
+    @jax.jit
     def f(x: Any) -> Any:
         with jax.ensure_compile_time_eval():
             hcb.id_tap(rec, jnp.int32(1))

@@ -15,8 +15,6 @@ import hostcallback as hcb
 from hostcallback.receiver.runtime.runtime import runtime
 from recorder import Recorder
 
-JITS = [pytest.param(jax.jit, id="jax.jit")]
-
 
 def slow_program(rec: Any, steps: int) -> Any:
     """A computation that runs for a while and taps at its very end."""
@@ -28,11 +26,11 @@ def slow_program(rec: Any, steps: int) -> Any:
     return f
 
 
-@pytest.mark.parametrize("jit", JITS)
 @pytest.mark.parametrize("keeps_result", [True, False])
-def test_barrier_waits_for_computations_that_other_threads_dispatched(jit: Any, keeps_result: bool) -> None:
-    rec = Recorder()
-    f = jit(slow_program(rec, 300))
+def test_barrier_waits_for_computations_that_other_threads_dispatched(
+    keeps_result: bool, rec: Recorder
+) -> None:
+    f = jax.jit(slow_program(rec, 300))
     x = jnp.ones((128, 128)) * 1e-2
     f(x)  # compiled
     hcb.barrier_wait()
@@ -53,10 +51,8 @@ def test_barrier_waits_for_computations_that_other_threads_dispatched(jit: Any, 
     assert len(rec) == 1 + 9
 
 
-@pytest.mark.parametrize("jit", JITS)
 @pytest.mark.parametrize("result", ["nothing", "large", "input", "structure", "donated"])
-def test_barrier_waits_whatever_the_computation_returns(jit: Any, result: str) -> None:
-    rec = Recorder()
+def test_barrier_waits_whatever_the_computation_returns(result: str, rec: Recorder) -> None:
     inner = slow_program(rec, 200)
 
     def f(x: Any) -> Any:
@@ -69,7 +65,7 @@ def test_barrier_waits_whatever_the_computation_returns(jit: Any, result: str) -
             "donated": lambda: x + y,
         }[result]()
 
-    g = jit(f, **({"donate_argnums": 0} if result == "donated" else {}))
+    g = jax.jit(f, **({"donate_argnums": 0} if result == "donated" else {}))
     count = 0
 
     def dispatch() -> None:
@@ -88,9 +84,7 @@ def test_barrier_waits_whatever_the_computation_returns(jit: Any, result: str) -
     assert len(rec) == count
 
 
-def test_a_function_with_several_signatures_is_waited_for_under_each() -> None:
-    rec = Recorder()
-
+def test_a_function_with_several_signatures_is_waited_for_under_each(rec: Recorder) -> None:
     @hcb.jit
     def f(x: Any) -> Any:
         y = slow_program(rec, 100)(x)
@@ -104,12 +98,10 @@ def test_a_function_with_several_signatures_is_waited_for_under_each() -> None:
 
 @pytest.mark.slow
 @pytest.mark.native_only  # a computation with Python callbacks is over when its call returns
-@pytest.mark.parametrize("jit", JITS)
-def test_barrier_reports_a_computation_that_outlasts_the_limit(jit: Any) -> None:
+def test_barrier_reports_a_computation_that_outlasts_the_limit(rec: Recorder) -> None:
     # With a call in the process, dispatch inspects the results of the last computation, and must not wait for them.
-    jit(lambda x: hcb.call(lambda v: v, x, result_shape=x))(1.0)
-    rec = Recorder()
-    f = jit(slow_program(rec, 20_000))
+    jax.jit(lambda x: hcb.call(lambda v: v, x, result_shape=x))(1.0)
+    f = jax.jit(slow_program(rec, 20_000))
     for _ in range(2):
         f(jnp.ones((128, 128)) * 1e-2)
     with pytest.raises(hcb.TapTimeoutError, match=r"still running when the time was up.*timeout_sec="):
@@ -167,8 +159,7 @@ def test_waiting_inside_a_tap_function_is_refused() -> None:
 
 
 @pytest.mark.slow
-def test_taps_of_a_program_dropped_while_it_runs_are_delivered() -> None:
-    rec = Recorder()
+def test_taps_of_a_program_dropped_while_it_runs_are_delivered(rec: Recorder) -> None:
     for _ in range(20):
         hcb.jit(slow_program(rec, 50))(jnp.ones((64, 64)) * 1e-2)
         jax.jit(slow_program(rec, 50))(jnp.ones((64, 64)) * 1e-2)
@@ -177,9 +168,7 @@ def test_taps_of_a_program_dropped_while_it_runs_are_delivered() -> None:
     assert len(rec) == 40
 
 
-def test_a_failing_computation_does_not_hang_the_barrier() -> None:
-    rec = Recorder()
-
+def test_a_failing_computation_does_not_hang_the_barrier(rec: Recorder) -> None:
     def bad_callback(x: Any) -> Any:
         raise ValueError("on purpose")
 
@@ -199,8 +188,9 @@ def test_a_failing_computation_does_not_hang_the_barrier() -> None:
     assert len(rec) == 0
 
 
-def test_barrier_waits_for_a_computation_whose_result_was_donated_to_an_untapped_program() -> None:
-    rec = Recorder()
+def test_barrier_waits_for_a_computation_whose_result_was_donated_to_an_untapped_program(
+    rec: Recorder,
+) -> None:
     inner = slow_program(rec, 400)
     f = hcb.jit(inner)
     follow = jax.jit(lambda y: y + 1, donate_argnums=0)
@@ -269,9 +259,8 @@ def in_another_thread(work: Any) -> None:
     thread.join()
 
 
-def test_barrier_waits_for_programs_that_have_not_begun_and_left_no_result() -> None:
+def test_barrier_waits_for_programs_that_have_not_begun_and_left_no_result(rec: Recorder) -> None:
     # Untapped programs take all of XLA's threads, and one of them computes the tapped program's input.
-    rec = Recorder()
     busy = jax.jit(lambda x: lax.fori_loop(0, 400, lambda i, c: c @ c * 1e-3, x))
     tapped = jax.jit(lambda x: (hcb.id_tap(rec, x[0, 0]), None)[1])
     x = jnp.ones((128, 128)) * 1e-2
@@ -286,8 +275,7 @@ def test_barrier_waits_for_programs_that_have_not_begun_and_left_no_result() -> 
 
 
 @pytest.mark.parametrize("way", ["shard_map", "pmap", "each device", "sharded by the compiler"])
-def test_barrier_waits_for_several_devices(way: str) -> None:
-    rec = Recorder()
+def test_barrier_waits_for_several_devices(way: str, rec: Recorder) -> None:
     f = slow_program(rec, 100)
     devices = jax.devices()
     mesh = jax.sharding.Mesh(devices, ("i",))
@@ -335,8 +323,7 @@ def test_barrier_waits_behind_a_tap_function_that_needs_the_device() -> None:
     assert len(seen) == 60
 
 
-def test_barrier_returns_while_another_thread_goes_on_dispatching() -> None:
-    rec = Recorder()
+def test_barrier_returns_while_another_thread_goes_on_dispatching(rec: Recorder) -> None:
     stop = threading.Event()
     busy = jax.jit(lambda x: lax.fori_loop(0, 50, lambda i, c: c @ c * 1e-3, x))
     x = jnp.ones((64, 64)) * 1e-2
@@ -359,8 +346,7 @@ def test_barrier_returns_while_another_thread_goes_on_dispatching() -> None:
         thread.join()
 
 
-def test_several_threads_wait_at_once() -> None:
-    rec = Recorder()
+def test_several_threads_wait_at_once(rec: Recorder) -> None:
     f = jax.jit(slow_program(rec, 20))
     x = jnp.ones((64, 64)) * 1e-2
     short: list[int] = []
@@ -387,9 +373,8 @@ def test_several_threads_wait_at_once() -> None:
     assert len(rec) == 80
 
 
-def test_a_barrier_that_gave_up_leaves_the_device_to_others() -> None:
+def test_a_barrier_that_gave_up_leaves_the_device_to_others(rec: Recorder) -> None:
     release = threading.Event()
-    rec = Recorder()
 
     def hold(x: Any) -> None:
         release.wait()
@@ -408,8 +393,7 @@ def test_a_barrier_that_gave_up_leaves_the_device_to_others() -> None:
     assert len(rec) == 1
 
 
-def test_jaxs_barrier_waits_for_taps_and_raises_their_errors() -> None:
-    rec = Recorder()
+def test_jaxs_barrier_waits_for_taps_and_raises_their_errors(rec: Recorder) -> None:
     f = jax.jit(slow_program(rec, 200))
     x = jnp.ones((128, 128)) * 1e-2
     f(x)

@@ -92,9 +92,8 @@ def settle() -> None:
 @pytest.mark.native_only  # Python callbacks run on XLA's threads, which start and end
 @pytest.mark.parametrize("device", [0, 1])
 def test_the_calling_threads_dropped_results_need_no_fence(
-    fences: list[Any], worker: Any, device: int
+    fences: list[Any], worker: Any, device: int, rec: Recorder
 ) -> None:
-    rec = Recorder()
     f = jax.jit(lambda x: hcb.id_tap(rec, slow(x)[0, 0]))
     x = jax.device_put(jnp.ones((128, 128)) * 1e-2, jax.devices()[device])
     f(x)
@@ -110,8 +109,9 @@ def test_the_calling_threads_dropped_results_need_no_fence(
 
 
 @pytest.mark.parametrize("thread", ["another", "ended since"])
-def test_another_threads_dropped_results_need_a_fence(fences: list[Any], worker: Any, thread: str) -> None:
-    rec = Recorder()
+def test_another_threads_dropped_results_need_a_fence(
+    fences: list[Any], worker: Any, thread: str, rec: Recorder
+) -> None:
     f = jax.jit(lambda x: hcb.id_tap(rec, slow(x)[0, 0]))
     x = jnp.ones((128, 128)) * 1e-2
     f(x)
@@ -130,8 +130,7 @@ def test_another_threads_dropped_results_need_a_fence(fences: list[Any], worker:
 
 
 @pytest.mark.native_only
-def test_a_tap_functions_dropped_results_need_no_fence(fences: list[Any]) -> None:
-    rec = Recorder()
+def test_a_tap_functions_dropped_results_need_no_fence(fences: list[Any], rec: Recorder) -> None:
     x = jnp.ones((128, 128)) * 1e-2
     inner = jax.jit(lambda x: hcb.id_tap(rec, slow(x)[0, 0]))
     inner(x)
@@ -157,9 +156,8 @@ def test_a_tap_functions_dropped_results_need_no_fence(fences: list[Any]) -> Non
 @pytest.mark.native_only
 @pytest.mark.parametrize("program", ["shard_map", "sharded by the compiler"])
 def test_dropped_results_of_a_program_for_several_devices_need_no_fence(
-    fences: list[Any], program: str
+    fences: list[Any], program: str, rec: Recorder
 ) -> None:
-    rec = Recorder()
     count = jax.device_count()
     mesh = Mesh(np.array(jax.devices()), ("i",))
     x = jax.device_put(jnp.ones((count, 64, 64)) * 1e-2, NamedSharding(mesh, P("i")))
@@ -182,8 +180,7 @@ def test_dropped_results_of_a_program_for_several_devices_need_no_fence(
     assert not fences
 
 
-def test_a_thread_that_started_and_ended_unseen_needs_a_fence(fences: list[Any]) -> None:
-    rec = Recorder()
+def test_a_thread_that_started_and_ended_unseen_needs_a_fence(fences: list[Any], rec: Recorder) -> None:
     f = jax.jit(lambda x: hcb.id_tap(rec, slow(x)[0, 0]))
     x = jnp.ones((128, 128)) * 1e-2
     f(x)
@@ -199,9 +196,8 @@ def test_a_thread_that_started_and_ended_unseen_needs_a_fence(fences: list[Any])
     assert len(fences) == 1
 
 
-def test_a_thread_whose_state_is_older_than_its_code_hides_no_other(fences: list[Any]) -> None:
+def test_a_thread_whose_state_is_older_than_its_code_hides_no_other(fences: list[Any], rec: Recorder) -> None:
     # A new thread has a number before it runs anything, and may first be seen when another one has come and gone.
-    rec = Recorder()
     f = jax.jit(lambda x: hcb.id_tap(rec, slow(x)[0, 0]))
     x = jnp.ones((128, 128)) * 1e-2
     f(x)
@@ -219,8 +215,9 @@ def test_a_thread_whose_state_is_older_than_its_code_hides_no_other(fences: list
         go.set()
 
 
-def test_a_jax_with_other_streams_needs_a_fence(fences: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    rec = Recorder()
+def test_a_jax_with_other_streams_needs_a_fence(
+    fences: list[Any], monkeypatch: pytest.MonkeyPatch, rec: Recorder
+) -> None:
     f = jax.jit(lambda x: hcb.id_tap(rec, slow(x)[0, 0]))
     x = jnp.ones((128, 128)) * 1e-2
     f(x)

@@ -73,14 +73,15 @@ def _behind_a_nan_check(inner: Any) -> Any:
     [lambda inner: inner, _fresh_jit, _ahead_of_time, _under_a_nan_check, _behind_a_nan_check],
     ids=["fast path", "slow path", "ahead of time", "under a NaN check", "behind a NaN check"],
 )
-def test_one_barrier_waits_for_the_taps_of_tap_functions_beside_threads_that_run_python(way: Any) -> None:
+def test_one_barrier_waits_for_the_taps_of_tap_functions_beside_threads_that_run_python(
+    way: Any, rec: Recorder
+) -> None:
     """The programs are compiled before, so that nothing but their dispatch tells of them."""
 
     def slow(value: Any) -> Any:
         rest = lax.fori_loop(0, 1000, lambda i, c: c @ c * 1e-3, jnp.ones((128, 128)) * value)
         return hcb.id_tap(rec, value, result=value + rest[0, 0].astype(jnp.int32))
 
-    rec = Recorder()
     call = way(jax.jit(slow))
     call(jnp.int32(0))
     waits = threading.Event()
@@ -107,8 +108,9 @@ def test_one_barrier_waits_for_the_taps_of_tap_functions_beside_threads_that_run
         thread.join()
 
 
-def test_a_barrier_waits_once_if_tap_functions_dispatch_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    rec = Recorder()
+def test_a_barrier_waits_once_if_tap_functions_dispatch_nothing(
+    monkeypatch: pytest.MonkeyPatch, rec: Recorder
+) -> None:
     program = jax.jit(lambda x: hcb.id_tap(rec, x))
     program(1)
     hcb.barrier_wait()
@@ -120,14 +122,13 @@ def test_a_barrier_waits_once_if_tap_functions_dispatch_nothing(monkeypatch: pyt
 
 
 def test_on_a_jax_that_does_not_tell_of_dispatches_a_barrier_waits_for_the_taps_of_tap_functions(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, rec: Recorder
 ) -> None:
     with monkeypatch.context() as lacking:
         lacking.delattr(dispatch._pxla, "ExecuteReplicated")
         with pytest.raises(LookupError, match=r"no pxla\.ExecuteReplicated"):
             compat.notice_dispatches(list)
     monkeypatch.setattr(inflight, "_are_noticed", False)
-    rec = Recorder()
     inner = jax.jit(lambda x: hcb.id_tap(rec, x))
     program = jax.jit(lambda x: hcb.id_tap(lambda value: [inner(value), None][1], x))
     for count in range(1, 20):

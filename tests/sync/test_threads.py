@@ -12,7 +12,7 @@ from jax import lax
 import hostcallback as hcb
 from recorder import Recorder
 from threads import in_threads
-from transforming import COMPILED, COTANGENT, JITS, PRIMAL, Jit
+from transforming import COTANGENT, PRIMAL, Jit
 
 THREADS = 4
 CALLS = 100
@@ -24,9 +24,7 @@ def numbers_of(rec: Recorder, thread: int) -> list[int]:
     return [int(value[1]) for value in rec.values if int(value[0]) == thread]
 
 
-@pytest.mark.parametrize("jit", JITS)
-def test_four_threads_with_one_program(jit: Jit) -> None:
-    rec = Recorder()
+def test_four_threads_with_one_program(jit: Jit, rec: Recorder) -> None:
     f = jit(lambda t, i, x: hcb.id_tap(rec, (t, i, (x @ x).sum()))[2])
     x = jnp.ones((SIDE, SIDE))
 
@@ -43,7 +41,6 @@ def test_four_threads_with_one_program(jit: Jit) -> None:
     assert all(float(total) == SIDE**3 * int(thread) ** 2 for thread, _, total in rec.values)
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_four_threads_with_a_program_each(jit: Jit) -> None:
     recorders = [Recorder() for _ in range(THREADS)]
 
@@ -63,9 +60,7 @@ def test_four_threads_with_a_program_each(jit: Jit) -> None:
     assert [[int(v) for v in rec.values] for rec in recorders] == [expected] * THREADS
 
 
-@pytest.mark.parametrize("jit", JITS)
-def test_four_threads_that_differentiate(jit: Jit) -> None:
-    rec = Recorder()
+def test_four_threads_that_differentiate(jit: Jit, rec: Recorder) -> None:
     f = jit(jax.grad(lambda x, t: hcb.id_tap(rec, (t, x))[1] ** 2))
 
     def work(thread: int) -> None:
@@ -86,15 +81,12 @@ def test_four_threads_that_differentiate(jit: Jit) -> None:
 
 
 @pytest.mark.parametrize("where", ["one device", "a device each"])
-@pytest.mark.parametrize("jit", COMPILED)
-def test_the_end_of_a_receiver_waits_for_programs_other_threads_dispatched(jit: Jit, where: str) -> None:
-    rec = Recorder()
-
+def test_the_end_of_a_receiver_waits_for_programs_other_threads_dispatched(where: str, rec: Recorder) -> None:
     def f(t: Any, i: Any, x: Any) -> Any:
         x = lax.fori_loop(0, 100, lambda _, c: c @ c * 1e-3, x)
         return hcb.id_tap(rec, (t, i, x[0, 0]))[2]
 
-    program = jit(f)
+    program = jax.jit(f)
     x = jnp.ones((SIDE, SIDE)) * 1e-2
     devices = jax.devices() if where == "a device each" else [jax.devices()[0]] * THREADS
 
@@ -110,10 +102,8 @@ def test_the_end_of_a_receiver_waits_for_programs_other_threads_dispatched(jit: 
     assert sum(device.dropped + device.failed + device.unknown for device in receiver.stats) == 0
 
 
-@pytest.mark.parametrize("jit", COMPILED)
-def test_threads_that_wait_while_others_dispatch(jit: Jit) -> None:
-    rec = Recorder()
-    program = jit(lambda t, i, x: hcb.id_tap(rec, (t, i, (x @ x).sum()))[2])
+def test_threads_that_wait_while_others_dispatch(rec: Recorder) -> None:
+    program = jax.jit(lambda t, i, x: hcb.id_tap(rec, (t, i, (x @ x).sum()))[2])
     x = jnp.ones((SIDE, SIDE))
     too_few: list[tuple[int, int]] = []
 

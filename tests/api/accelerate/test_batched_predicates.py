@@ -18,7 +18,7 @@ from jax.experimental import io_callback
 
 import hostcallback as hcb
 from accelerated import Calls, ran, what_stays
-from transforming import JITS, Jit
+from transforming import Jit
 
 XS = jnp.arange(1, 5)
 SCALAR = jax.ShapeDtypeStruct((), np.dtype(np.int32))
@@ -58,7 +58,6 @@ def accelerated(program: Callable[[Calls], Any]) -> Any:
 
 @ORDERED
 @CALLBACKS
-@pytest.mark.parametrize("jit", JITS)
 def test_cond_calls_for_the_elements_of_the_branch(jit: Jit, emit: Emit, ordered: bool) -> None:
     def program(calls: Calls) -> Any:
         return jit(jax.vmap(lambda x: lax.cond(x > 2, lambda x: emit(calls, x, ordered), lambda x: -x, x)))(
@@ -72,7 +71,6 @@ def test_cond_calls_for_the_elements_of_the_branch(jit: Jit, emit: Emit, ordered
 
 @ORDERED
 @CALLBACKS
-@pytest.mark.parametrize("jit", JITS)
 def test_while_loop_calls_for_the_elements_that_have_not_ended(jit: Jit, emit: Emit, ordered: bool) -> None:
     def program(calls: Calls) -> Any:
         return jit(
@@ -86,7 +84,6 @@ def test_while_loop_calls_for_the_elements_that_have_not_ended(jit: Jit, emit: E
 
 
 @ORDERED
-@pytest.mark.parametrize("jit", JITS)
 def test_prints_are_of_the_elements_that_take_part(jit: Jit, ordered: bool) -> None:
     def program(calls: Calls) -> Any:
         def f(x: Any) -> Any:

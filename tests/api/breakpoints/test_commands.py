@@ -10,7 +10,7 @@ import pytest
 
 import hostcallback as hcb
 from scripted import Script
-from transforming import JITS, Jit
+from transforming import Jit
 
 SCALE = 3
 
@@ -41,7 +41,6 @@ def answer(command: str, jit: Jit = hcb.jit) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("jit", JITS)
 def test_p_evaluates_over_locals_and_globals(jit: Jit) -> None:
     assert answer("p [int(v) * SCALE for v in y]", jit) == "[0, 6, 18]"
     assert answer("p params['b'], script.commands", jit) == "(2.0, ['c'])"

@@ -14,7 +14,7 @@ import pytest
 
 import hostcallback as hcb
 from scripted import Script
-from transforming import COMPILED, JITS, PROGRAM_FAILED, Jit
+from transforming import PROGRAM_FAILED, Jit
 
 EITHER = (*PROGRAM_FAILED, hcb.HostCallbackError)
 
@@ -36,7 +36,6 @@ def deferred() -> list[type[BaseException]]:
     return []
 
 
-@pytest.mark.parametrize("jit", JITS)
 @pytest.mark.parametrize("command", ["q", "quit", "exit", "EOF"])
 def test_quitting_ends_the_program_and_the_next_one_stops_again(jit: Jit, command: str) -> None:
     script = Script(command, "c") if command != "EOF" else Script()
@@ -52,8 +51,7 @@ def test_quitting_ends_the_program_and_the_next_one_stops_again(jit: Jit, comman
     hcb.barrier_wait()
 
 
-@pytest.mark.parametrize("jit", COMPILED)
-def test_quitting_in_a_loop_runs_no_more_of_it(jit: Jit) -> None:
+def test_quitting_in_a_loop_runs_no_more_of_it() -> None:
     script = Script("c", "q", "c")
 
     def body(i: Any, x: Any) -> Any:
@@ -61,12 +59,11 @@ def test_quitting_in_a_loop_runs_no_more_of_it(jit: Jit) -> None:
         return x + i
 
     with pytest.raises(PROGRAM_FAILED, match="BreakpointQuit"):
-        jax.block_until_ready(jit(lambda x: jax.lax.fori_loop(0, 10, body, x))(0))
+        jax.block_until_ready(jax.jit(lambda x: jax.lax.fori_loop(0, 10, body, x))(0))
     assert script.commands == ["c"]
     assert deferred() == []
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_a_terminal_that_fails_ends_the_program(jit: Jit) -> None:
     class Broken(Script):
         def write(self, text: str) -> int:
@@ -95,7 +92,6 @@ def test_without_a_terminal_the_program_does_not_wait(monkeypatch: pytest.Monkey
     assert deferred() == [hcb.BreakpointError]
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_in_a_notebook_the_kernel_is_asked(jit: Jit, monkeypatch: pytest.MonkeyPatch) -> None:
     script, prompts = Script("p float(x)", "c"), []
 
@@ -120,7 +116,6 @@ def test_in_a_notebook_the_kernel_is_asked(jit: Jit, monkeypatch: pytest.MonkeyP
     assert deferred() == ([hcb.BreakpointError] if jit is jax.jit or jit is hcb.jit else [])
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_an_evaluated_expression_may_stop_itself(jit: Jit) -> None:
     script = Script("p float(g(x))", "p float(y)", "c", "p float(x)", "c")
 

@@ -15,7 +15,7 @@ from jax import lax
 
 import hostcallback as hcb
 from scripted import Script
-from transforming import COMPILED, JITS, Jit
+from transforming import Jit
 
 script = Script()  # one for all: JAX keeps the jaxprs of functions
 
@@ -38,8 +38,7 @@ def inner_jit(x: Any) -> Any:
     return y
 
 
-@pytest.mark.parametrize("jit", COMPILED)
-def test_values_of_an_enclosing_trace_are_there(jit: Jit) -> None:
+def test_values_of_an_enclosing_trace_are_there() -> None:
     script.commands = ["u", "p float(y['a'][0]), float(x), label", "u", "c"]
 
     def outer(x: Any) -> Any:
@@ -53,13 +52,12 @@ def test_values_of_an_enclosing_trace_are_there(jit: Jit) -> None:
 
         return lax.cond(x > 0, body, lambda c: c, y["a"][0])
 
-    assert float(jit(outer)(3.0)) == 7
+    assert float(jax.jit(outer)(3.0)) == 7
     assert script.answers[1] == "(6.0, 3.0, 'outer')"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("jit", COMPILED)
-def test_a_reused_body_gets_no_variables_of_its_caller(jit: Jit) -> None:
+def test_a_reused_body_gets_no_variables_of_its_caller() -> None:
     # JAX keeps the jaxpr of `inner` and of `inner_jit`, and uses it under the next trace.
     def f(x: Any) -> Any:
         k = x + 1
@@ -69,15 +67,14 @@ def test_a_reused_body_gets_no_variables_of_its_caller(jit: Jit) -> None:
     for x in (1, 2, 3):
         script.text = ""
         script.commands = ["p d.shape", "u", "p k", "c", "p y.shape", "u", "p k", "c"]
-        jit(lambda x: f(x))(jnp.float32(x))
+        jax.jit(lambda x: f(x))(jnp.float32(x))
         assert not script.commands
         missing = [answer for answer in script.answers if answer.startswith("<")]
         assert len(missing) == 2
         assert all("tracer of an outer trace, and JAX may use the function traced here" in m for m in missing)
 
 
-@pytest.mark.parametrize("jit", COMPILED)
-def test_a_cached_jitted_function_gets_no_variables_of_its_caller(jit: Jit) -> None:
+def test_a_cached_jitted_function_gets_no_variables_of_its_caller() -> None:
     kept: list[Any] = []
 
     def f(x: Any) -> Any:
@@ -87,17 +84,16 @@ def test_a_cached_jitted_function_gets_no_variables_of_its_caller(jit: Jit) -> N
             hcb.breakpoint(stdin=script, stdout=script)
             return c + 1
 
-        kept.append(jit(step))
+        kept.append(jax.jit(step))
         return kept[0](x) + z
 
     for _ in range(2):
         script.commands = ["p float(c)", "u", "p z", "c"]
-        assert float(jit(lambda x: f(x))(1.0)) == 4
+        assert float(jax.jit(lambda x: f(x))(1.0)) == 4
         assert script.answers[0] == "1.0"
         assert "tracer of an outer trace" in script.answers[2]
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_values_of_transformations_around_are_there(jit: Jit) -> None:
     script.commands = ["p float(x)", "u", "p float(z)", "c"] * 2
 
@@ -113,8 +109,7 @@ def test_values_of_transformations_around_are_there(jit: Jit) -> None:
     assert not script.commands
 
 
-@pytest.mark.parametrize("jit", COMPILED)
-def test_tracers_that_cannot_be_used_are_told(jit: Jit) -> None:
+def test_tracers_that_cannot_be_used_are_told() -> None:
     script.commands = ["p stale", "p [stale, 1]", "p box", "p maker", "c"]
 
     class Box:
@@ -131,7 +126,7 @@ def test_tracers_that_cannot_be_used_are_told(jit: Jit) -> None:
         hcb.breakpoint(stdin=script, stdout=script)
         return x
 
-    jit(f)(1.0)
+    jax.jit(f)(1.0)
     over = "<not available here: tracer of another trace, an inner one or one that has ended, ~float32[]>"
     assert script.answers[0] == over
     assert script.answers[1] == f"[{over}, 1]"
@@ -140,8 +135,7 @@ def test_tracers_that_cannot_be_used_are_told(jit: Jit) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("jit", COMPILED)
-def test_values_of_the_traces_within_are_told_where_a_rule_stops(jit: Jit) -> None:
+def test_values_of_the_traces_within_are_told_where_a_rule_stops() -> None:
     script.commands = ["p float(x)", "u", "p z", "c"]
 
     @jax.custom_jvp
@@ -155,12 +149,11 @@ def test_values_of_the_traces_within_are_told_where_a_rule_stops(jit: Jit) -> No
         z = jnp.sin(x)
         return double(z)
 
-    assert np.isfinite(jit(jax.grad(f))(1.0))
+    assert np.isfinite(jax.jit(jax.grad(f))(1.0))
     assert not script.commands
 
 
-@pytest.mark.parametrize("jit", COMPILED)
-def test_a_non_array_is_the_same_object(jit: Jit) -> None:
+def test_a_non_array_is_the_same_object() -> None:
     class Config:
         rate = 0.5
 
@@ -176,14 +169,13 @@ def test_a_non_array_is_the_same_object(jit: Jit) -> None:
         hcb.breakpoint(stdin=script, stdout=script)
         return x
 
-    jit(f)(1.0)
+    jax.jit(f)(1.0)
     assert script.answers[0] == repr(config)
     assert script.answers[1] == "(0.5, 'text', {1: 'one', 'two': 2}, Array([0, 1], dtype=int32))"
     assert script.answers[2:4] == ["3", str(np.pi)]
 
 
-@pytest.mark.parametrize("jit", COMPILED)
-def test_values_of_many_types_arrive(jit: Jit) -> None:
+def test_values_of_many_types_arrive() -> None:
     script.commands = ["p half.dtype, small.dtype, flag, empty.shape, number", "p jax.random.key_data(key)",
                        "p ref", "p flags", "c"]  # fmt: skip
 
@@ -204,7 +196,7 @@ def test_values_of_many_types_arrive(jit: Jit) -> None:
             + len(flags)
         )
 
-    jit(f)(1.0)
+    jax.jit(f)(1.0)
     assert (
         script.answers[0]
         == "(dtype(bfloat16), dtype(int4), array(True), (0, 2), array(0.+1.j, dtype=complex64))"
@@ -214,7 +206,6 @@ def test_values_of_many_types_arrive(jit: Jit) -> None:
     assert script.answers[3] == "[array(True), None, 'text', (1, array(1, dtype=uint8))]"
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_no_tracer_leaks(jit: Jit) -> None:
     def f(x: Any) -> Any:
         pair = [x, functools.partial(jnp.add, x)]
@@ -235,8 +226,7 @@ def test_no_tracer_leaks(jit: Jit) -> None:
     assert script.stops
 
 
-@pytest.mark.parametrize("jit", COMPILED)
-def test_a_program_is_freed_with_its_function(jit: Jit) -> None:
+def test_a_program_is_freed_with_its_function() -> None:
     class Marker:
         pass
 
@@ -250,7 +240,7 @@ def test_a_program_is_freed_with_its_function(jit: Jit) -> None:
             hcb.breakpoint(stdin=script, stdout=script)
             return x + array
 
-        compiled = jit(f)
+        compiled = jax.jit(f)
         parts = [compiled, {"f": f}]
         jax.block_until_ready(compiled(1.0))
         assert parts

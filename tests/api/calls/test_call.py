@@ -19,7 +19,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import hostcallback as hcb
 from hostcallback.receiver.runtime.runtime import runtime
 from recorder import Recorder
-from transforming import COMPILED, JITS, Jit
+from transforming import Jit
 
 F32 = jax.ShapeDtypeStruct((), np.float32)
 
@@ -28,14 +28,12 @@ def array(*shape: int, dtype: Any = np.float32) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, dtype)
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_the_result_arrives_on_the_device(jit: Jit) -> None:
     f = jit(lambda x: 2 * hcb.call(np.cumsum, x + 1, result_shape=x))
     np.testing.assert_array_equal(f(jnp.arange(4.0)), [2, 6, 12, 20])
     assert isinstance(f(jnp.arange(4.0)), jax.Array)
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_pytrees_go_and_come(jit: Jit) -> None:
     def host(arg: Any, scale: float) -> Any:
         assert isinstance(arg["x"], np.ndarray)
@@ -56,7 +54,6 @@ def test_pytrees_go_and_come(jit: Jit) -> None:
     assert out["nothing"] is None
 
 
-@pytest.mark.parametrize("jit", JITS)
 @pytest.mark.parametrize("result_shape", [None, (), {}, []], ids=repr)
 def test_a_result_without_arrays(jit: Jit, result_shape: Any) -> None:
     seen: list[float] = []
@@ -71,7 +68,6 @@ def test_a_result_without_arrays(jit: Jit, result_shape: Any) -> None:
     assert seen == [1.0]
 
 
-@pytest.mark.parametrize("jit", JITS)
 @pytest.mark.parametrize(
     ("arg", "shape"),
     [((), (2,)), (np.ones((2, 0), np.float32), (3,)), (np.float32(1), (0, 4)), (np.float32(1), ())],
@@ -171,18 +167,16 @@ def test_results_may_have_any_memory_layout() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("jit", COMPILED)
-def test_arrays_of_64_mib(jit: Jit) -> None:
+def test_arrays_of_64_mib() -> None:
     x = jnp.arange(16 << 20, dtype=jnp.float32)
-    f = jit(lambda x: hcb.call(lambda x: x * 2, x, result_shape=x)[-3:])
+    f = jax.jit(lambda x: hcb.call(lambda x: x * 2, x, result_shape=x)[-3:])
     for _ in range(3):
         np.testing.assert_array_equal(f(x), 2 * np.asarray(x[-3:]))
 
 
-@pytest.mark.parametrize("jit", COMPILED)
-def test_a_hundred_arrays(jit: Jit) -> None:
+def test_a_hundred_arrays() -> None:
     arrays = [jnp.full(i % 7, i, jnp.int16) for i in range(100)]
-    out = jit(lambda xs: hcb.call(lambda xs: [x + 1 for x in xs], xs, result_shape=xs))(arrays)
+    out = jax.jit(lambda xs: hcb.call(lambda xs: [x + 1 for x in xs], xs, result_shape=xs))(arrays)
     for x, y in zip(arrays, out, strict=True):
         np.testing.assert_array_equal(y, x + 1)
 
@@ -203,7 +197,6 @@ def test_the_host_function_owns_its_arguments() -> None:
         assert (out == n + 1).all()
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_the_host_function_gets_device_and_transforms_if_it_names_them(jit: Jit) -> None:
     seen: list[Any] = []
 
@@ -217,21 +210,19 @@ def test_the_host_function_gets_device_and_transforms_if_it_names_them(jit: Jit)
     assert seen == [(device, (), "mine")]
 
 
-@pytest.mark.parametrize("jit", COMPILED)
-def test_a_call_fires_in_every_step_though_its_result_is_unused(jit: Jit) -> None:
+def test_a_call_fires_in_every_step_though_its_result_is_unused() -> None:
     seen: list[int] = []
 
     def step(i: Any, x: Any) -> Any:
         hcb.call(lambda i: seen.append(int(i)), i, result_shape=None)
         return x + 1
 
-    assert float(jit(lambda x: lax.fori_loop(0, 50, step, x))(jnp.float32(0))) == 50
+    assert float(jax.jit(lambda x: lax.fori_loop(0, 50, step, x))(jnp.float32(0))) == 50
     hcb.barrier_wait()
     assert seen == list(range(50))
 
 
-@pytest.mark.parametrize("jit", COMPILED)
-def test_calls_and_taps_keep_the_programs_order(jit: Jit) -> None:
+def test_calls_and_taps_keep_the_programs_order() -> None:
     log: list[Any] = []
 
     def host(i: Any) -> Any:
@@ -245,7 +236,7 @@ def test_calls_and_taps_keep_the_programs_order(jit: Jit) -> None:
         return x, None
 
     # A program of more than eight thunks, which XLA runs concurrently where no dependency orders them.
-    out = jit(lambda x: lax.scan(step, jnp.sin(x).astype(int), jnp.arange(40))[0])(jnp.float32(0))
+    out = jax.jit(lambda x: lax.scan(step, jnp.sin(x).astype(int), jnp.arange(40))[0])(jnp.float32(0))
     hcb.barrier_wait()
     assert int(out) == 780
     assert log == [(what, i) for i in range(40) for what in ("before", "call", "after")]
@@ -260,9 +251,8 @@ def test_an_unordered_call_still_returns_its_result() -> None:
     assert float(f(jnp.float32(1))) == 55
 
 
-@pytest.mark.parametrize("jit", COMPILED)
-def test_two_thousand_calls_in_a_scan(jit: Jit) -> None:
-    f = jit(
+def test_two_thousand_calls_in_a_scan() -> None:
+    f = jax.jit(
         lambda x: lax.scan(lambda c, _: (hcb.call(lambda c: c + 1, c, result_shape=c), None), x, None, 2000)[
             0
         ]
@@ -271,8 +261,7 @@ def test_two_thousand_calls_in_a_scan(jit: Jit) -> None:
         assert float(f(jnp.float32(0))) == 2000
 
 
-@pytest.mark.parametrize("jit", COMPILED)
-def test_each_device_calls_with_its_part(jit: Jit) -> None:
+def test_each_device_calls_with_its_part() -> None:
     seen: dict[int, Any] = {}
 
     def host(x: Any, device: Any) -> Any:
@@ -282,7 +271,7 @@ def test_each_device_calls_with_its_part(jit: Jit) -> None:
     mesh = Mesh(np.array(jax.devices()), ("i",))
     spec = PartitionSpec("i")
     f = jax.shard_map(lambda x: hcb.call(host, x, result_shape=x), mesh=mesh, in_specs=spec, out_specs=spec)
-    out = jit(f)(jnp.arange(8.0))
+    out = jax.jit(f)(jnp.arange(8.0))
     np.testing.assert_array_equal(out, np.arange(8.0) * np.repeat(np.arange(4), 2))
     assert {i: x.tolist() for i, x in seen.items()} == {i: [2 * i, 2 * i + 1] for i in range(4)}
 
@@ -330,9 +319,8 @@ def test_a_partitioned_program_is_refused_with_the_line_and_the_cure() -> None:
         hcb.jit(lambda x: hcb.call(np.cumsum, x, result_shape=x))(x)
 
 
-@pytest.mark.parametrize("jit", COMPILED)
-def test_four_threads_mix_nothing(jit: Jit) -> None:
-    f = jit(
+def test_four_threads_mix_nothing() -> None:
+    f = jax.jit(
         lambda x: lax.scan(lambda c, _: (hcb.call(lambda c: c + 1, c, result_shape=c), None), x, None, 100)[0]
     )
     f(jnp.zeros(3))
@@ -357,8 +345,7 @@ def test_two_calls_of_one_function_share_a_consumer_and_a_program_that_captures_
     assert (float(first(1.0)), float(second(1.0)), float(first(2.0))) == (2, 11, 3)
 
 
-def test_a_barrier_covers_the_taps_of_host_functions() -> None:
-    rec = Recorder()
+def test_a_barrier_covers_the_taps_of_host_functions(rec: Recorder) -> None:
     inner = hcb.jit(lambda x: hcb.id_tap(rec, x))
 
     def host(x: Any) -> Any:

@@ -17,7 +17,7 @@ import hostcallback as hcb
 from hostcallback.receiver.native import bindings as native_library
 from hostcallback.receiver.runtime.dispatch.dispatcher import Dispatcher
 from hostcallback.receiver.runtime.runtime import runtime
-from transforming import COMPILED, JITS, PROGRAM_FAILED, Jit
+from transforming import PROGRAM_FAILED, Jit
 
 F32 = jax.ShapeDtypeStruct((), np.float32)
 
@@ -43,7 +43,6 @@ def deferred() -> hcb.TapFunctionException:
     return caught.value
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_the_caller_gets_the_traceback_and_the_next_computation_works(jit: Jit) -> None:
     f = jit(lambda x: hcb.call(root, x, result_shape=x) + 1)
     for _ in range(3):
@@ -61,8 +60,7 @@ def test_the_caller_gets_the_traceback_and_the_next_computation_works(jit: Jit) 
     hcb.barrier_wait()
 
 
-@pytest.mark.parametrize("jit", COMPILED)
-def test_a_program_that_fails_half_way_runs_no_more_calls(jit: Jit) -> None:
+def test_a_program_that_fails_half_way_runs_no_more_calls() -> None:
     seen: list[int] = []
 
     def host(i: Any) -> Any:
@@ -71,15 +69,14 @@ def test_a_program_that_fails_half_way_runs_no_more_calls(jit: Jit) -> None:
             raise NotPositive("enough")
         return i
 
-    f = jit(lambda x: lax.fori_loop(0, 10, lambda i, c: c + hcb.call(host, i, result_shape=i), x))
+    f = jax.jit(lambda x: lax.fori_loop(0, 10, lambda i, c: c + hcb.call(host, i, result_shape=i), x))
     with pytest.raises(PROGRAM_FAILED, match="enough"):
         jax.block_until_ready(f(0))
     assert seen == [0, 1, 2, 3]
     deferred()
 
 
-@pytest.mark.parametrize("jit", COMPILED)
-def test_a_call_on_one_of_several_devices_fails_the_program(jit: Jit) -> None:
+def test_a_call_on_one_of_several_devices_fails_the_program() -> None:
     def host(x: Any, device: Any) -> Any:
         if device.id == 2:
             raise NotPositive("on device 2")
@@ -87,21 +84,20 @@ def test_a_call_on_one_of_several_devices_fails_the_program(jit: Jit) -> None:
 
     mesh = Mesh(np.array(jax.devices()), ("i",))
     spec = PartitionSpec("i")
-    f = jit(
+    f = jax.jit(
         jax.shard_map(lambda x: hcb.call(host, x, result_shape=x), mesh=mesh, in_specs=spec, out_specs=spec)
     )
     with pytest.raises(PROGRAM_FAILED, match="on device 2"):
         jax.block_until_ready(f(jnp.arange(4.0)))
     assert [failure.device for failure in deferred().failures] == ["cpu:2"]
-    g = jit(lambda x: hcb.call(lambda x: x + 1, x, result_shape=x))
+    g = jax.jit(lambda x: hcb.call(lambda x: x + 1, x, result_shape=x))
     for device in jax.devices():
         assert float(g(jax.device_put(1.0, device))) == 2
 
 
-@pytest.mark.parametrize("jit", COMPILED)
 @pytest.mark.parametrize("tapped", [False, True])
 def test_after_a_failure_on_several_devices_neither_the_next_program_nor_jaxs_barrier_fails(
-    jit: Jit, tapped: bool
+    tapped: bool,
 ) -> None:
     begun = threading.Event()
 
@@ -117,9 +113,9 @@ def test_after_a_failure_on_several_devices_neither_the_next_program_nor_jaxs_ba
 
     mesh = Mesh(jax.devices(), ("i",))
     manual = {"mesh": mesh, "in_specs": PartitionSpec("i"), "out_specs": PartitionSpec("i")}
-    f = jit(jax.shard_map(body, **manual))
+    f = jax.jit(jax.shard_map(body, **manual))
     seen: list[float] = []
-    g = jit(jax.shard_map(lambda x: hcb.id_tap(lambda v: seen.append(float(v[0])), x), **manual))
+    g = jax.jit(jax.shard_map(lambda x: hcb.id_tap(lambda v: seen.append(float(v[0])), x), **manual))
     x = jnp.arange(4.0)
     threading.Timer(0.1, begun.set).start()
     with contextlib.suppress(*PROGRAM_FAILED):  # hcb.jit waits where it is called
@@ -133,10 +129,9 @@ def test_after_a_failure_on_several_devices_neither_the_next_program_nor_jaxs_ba
     jax.effects_barrier()
 
 
-@pytest.mark.parametrize("jit", COMPILED)
-def test_a_nested_failure_reaches_the_outermost_caller(jit: Jit) -> None:
-    inner = jit(lambda x: hcb.call(root, x, result_shape=x))
-    outer = jit(lambda x: hcb.call(lambda x: np.asarray(inner(x)), x, result_shape=x))
+def test_a_nested_failure_reaches_the_outermost_caller() -> None:
+    inner = jax.jit(lambda x: hcb.call(root, x, result_shape=x))
+    outer = jax.jit(lambda x: hcb.call(lambda x: np.asarray(inner(x)), x, result_shape=x))
     with pytest.raises(PROGRAM_FAILED, match=r"NotPositive: got -1\.0"):
         jax.block_until_ready(outer(jnp.float32(-1)))
     assert [type(e) for e in deferred().exceptions] == [NotPositive, jax.errors.JaxRuntimeError]

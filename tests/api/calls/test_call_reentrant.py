@@ -17,7 +17,7 @@ from jax.sharding import Mesh, PartitionSpec
 import hostcallback as hcb
 from hostcallback.lifecycle.reentrant_calls import call_inside_callback
 from recorder import Recorder
-from transforming import COMPILED, Jit
+from transforming import Jit
 
 SIDE = 2048  # of a square of 16 MiB
 MESH = Mesh(np.array(jax.devices()), ("i",))
@@ -42,66 +42,59 @@ def column(x: Any) -> Any:
     return jax.ShapeDtypeStruct((x.shape[0], 1), x.dtype)
 
 
-@pytest.mark.parametrize("jit", COMPILED)
-def test_a_host_function_uses_jax_on_the_device_that_waits(jit: Jit) -> None:
+def test_a_host_function_uses_jax_on_the_device_that_waits() -> None:
     def host(x: Any, device: Any) -> Any:
-        return work(jit)(jax.device_put(x, device))
+        return work(jax.jit)(jax.device_put(x, device))
 
-    f = jit(lambda x: hcb.call(host, x, result_shape=column(x)) * 2)
+    f = jax.jit(lambda x: hcb.call(host, x, result_shape=column(x)) * 2)
     for device in jax.devices():
         x = np.full((SIDE, SIDE), device.id, np.float32)
         np.testing.assert_allclose(f(jax.device_put(x, device)), 2 * expected(x), rtol=1e-3)
 
 
 @pytest.mark.slow_variants
-@pytest.mark.parametrize("jit", COMPILED)
-def test_all_devices_at_once_with_16_mib_each(jit: Jit) -> None:
+def test_all_devices_at_once_with_16_mib_each() -> None:
     def host(x: Any, device: Any) -> Any:
-        return work(jit)(jax.device_put(x, device))
+        return work(jax.jit)(jax.device_put(x, device))
 
-    f = jit(on_every_device(lambda x: hcb.call(host, x, result_shape=column(x)) * 2))
+    f = jax.jit(on_every_device(lambda x: hcb.call(host, x, result_shape=column(x)) * 2))
     x = np.repeat(np.arange(4, dtype=np.float32), SIDE)[:, None] * np.ones((1, SIDE), np.float32)
     for _ in range(2):
         np.testing.assert_allclose(f(x), 2 * expected(x), rtol=1e-3)
 
 
-@pytest.mark.parametrize("jit", COMPILED)
-def test_all_devices_at_once_in_a_loop_with_collectives(jit: Jit) -> None:
+def test_all_devices_at_once_in_a_loop_with_collectives() -> None:
     def host(x: Any, device: Any) -> Any:
-        return work(jit)(jax.device_put(x, device))
+        return work(jax.jit)(jax.device_put(x, device))
 
     def step(x: Any, _: Any) -> Any:
         y = hcb.call(host, x, result_shape=column(x))
         return x * 0 + lax.pmean(y, "i") * 1e-3, y
 
-    f = jit(on_every_device(lambda x: lax.scan(step, x, None, 10)[0]))
+    f = jax.jit(on_every_device(lambda x: lax.scan(step, x, None, 10)[0]))
     out = f(jnp.ones((4 * 256, 256)))
     assert np.isfinite(out).all()
 
 
-@pytest.mark.parametrize("jit", COMPILED)
-def test_pmap(jit: Jit) -> None:
+def test_pmap() -> None:
     def host(x: Any, device: Any) -> Any:
-        return work(jit)(jax.device_put(x, device))
+        return work(jax.jit)(jax.device_put(x, device))
 
     x = np.ones((4, 512, 512), np.float32)
     out = jax.pmap(lambda x: hcb.call(host, x, result_shape=column(x)))(x)
     np.testing.assert_allclose(out, np.stack([expected(part) for part in x]), rtol=1e-3)
 
 
-@pytest.mark.parametrize("jit", COMPILED)
-def test_host_functions_run_programs_with_calls_and_taps(jit: Jit) -> None:
-    rec = Recorder()
-
+def test_host_functions_run_programs_with_calls_and_taps(rec: Recorder) -> None:
     def make(depth: int) -> Callable[[Any], Any]:
         if depth == 0:
-            return jit(lambda x: hcb.id_tap(rec, work(jit)(x)))
+            return jax.jit(lambda x: hcb.id_tap(rec, work(jax.jit)(x)))
         inner = make(depth - 1)
 
         def host(x: Any, device: Any) -> Any:
             return inner(jax.device_put(x, device))
 
-        return jit(lambda x: hcb.call(host, hcb.id_tap(rec, x, depth=depth), result_shape=column(x)) + 1)
+        return jax.jit(lambda x: hcb.call(host, hcb.id_tap(rec, x, depth=depth), result_shape=column(x)) + 1)
 
     x = np.ones((512, 512), np.float32)
     for _ in range(2):
@@ -110,8 +103,7 @@ def test_host_functions_run_programs_with_calls_and_taps(jit: Jit) -> None:
     assert [kwargs.get("depth", 0) for kwargs in rec.kwargs] == [6, 5, 4, 3, 2, 1, 0] * 2
 
 
-def test_nested_on_all_devices_at_once() -> None:
-    rec = Recorder()
+def test_nested_on_all_devices_at_once(rec: Recorder) -> None:
     inner = hcb.jit(
         lambda x: hcb.id_tap(rec, hcb.call(lambda x: x + 1, work(jax.jit)(x), result_shape=column(x)))
     )
@@ -126,12 +118,13 @@ def test_nested_on_all_devices_at_once() -> None:
     assert sorted(d.id for d in rec.devices) == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("jit", COMPILED)
-def test_more_threads_than_xla_has(jit: Jit) -> None:
+def test_more_threads_than_xla_has() -> None:
     def host(x: Any) -> Any:
-        return work(jit)(x)
+        return work(jax.jit)(x)
 
-    f = jit(lambda x: lax.fori_loop(0, 5, lambda i, c: c + hcb.call(host, c, result_shape=column(c)) * 0, x))
+    f = jax.jit(
+        lambda x: lax.fori_loop(0, 5, lambda i, c: c + hcb.call(host, c, result_shape=column(c)) * 0, x)
+    )
     x = np.ones((256, 256), np.float32)
     f(x)
     outs: dict[int, Any] = {}
@@ -146,11 +139,12 @@ def test_more_threads_than_xla_has(jit: Jit) -> None:
     assert all((out == 1 + i).all() for i, out in outs.items())
 
 
-@pytest.mark.parametrize("jit", COMPILED)
-def test_more_programs_than_a_device_takes_at_a_time(jit: Jit) -> None:
+def test_more_programs_than_a_device_takes_at_a_time() -> None:
     # XLA:CPU takes 32 for each device: programs of a host function need a slot among the programs that wait for it. So
     # the dispatch of a program whose arguments are ready returns after the program has run.
-    f = jit(lambda x: hcb.call(lambda x: work(jit)(x) * np.ones_like(x), x, result_shape=x) * 0 + x + 1)
+    f = jax.jit(
+        lambda x: hcb.call(lambda x: work(jax.jit)(x) * np.ones_like(x), x, result_shape=x) * 0 + x + 1
+    )
     x = jnp.ones((256, 256))
     arguments = jax.block_until_ready([x + i for i in range(20)])
     outs = [f(argument) for _ in range(5) for argument in arguments]

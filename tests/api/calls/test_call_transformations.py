@@ -11,7 +11,7 @@ import pytest
 from jax import lax
 
 import hostcallback as hcb
-from transforming import COMPILED, JITS, Jit
+from transforming import Jit
 
 VMAP_METHODS = ["sequential", "sequential_unrolled", "expand_dims", "broadcast_all"]
 
@@ -31,7 +31,6 @@ class Host:
 
 
 @pytest.mark.slow_variants
-@pytest.mark.parametrize("jit", JITS)
 @pytest.mark.parametrize("method", VMAP_METHODS)
 def test_vmap_matches_pure_callback(jit: Jit, method: str) -> None:
     ours, peer = Host(), Host()
@@ -114,7 +113,6 @@ def test_the_error_for_a_batched_result_of_the_wrong_shape_mentions_the_batch() 
     [jax.grad, lambda f: lambda x: jax.jvp(f, (x,), (x,)), lambda f: lambda x: jax.linearize(f, x)],
     ids=["grad", "jvp", "linearize"],
 )
-@pytest.mark.parametrize("jit", JITS)
 def test_differentiating_names_the_line_and_the_cure(jit: Jit, differentiate: Any) -> None:
     def f(x: Any) -> Any:
         return hcb.call(np.sin, x * 2, result_shape=x)
@@ -125,7 +123,6 @@ def test_differentiating_names_the_line_and_the_cure(jit: Jit, differentiate: An
         jit(differentiate(f))(1.0)
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_code_outside_of_derivatives_may_call(jit: Jit) -> None:
     def f(x: Any, n: Any) -> Any:
         stopped = hcb.call(np.sin, lax.stop_gradient(x), result_shape=x)
@@ -138,7 +135,6 @@ def test_code_outside_of_derivatives_may_call(jit: Jit) -> None:
     assert np.allclose(found, 2 * x * np.sin(x) * 3 * (3 * x))
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_custom_vjp_may_call_forward_and_backward(jit: Jit) -> None:
     log: list[Any] = []
 
@@ -168,8 +164,7 @@ def test_custom_vjp_may_call_forward_and_backward(jit: Jit) -> None:
     assert log == ["primal", "forward", "backward"]
 
 
-@pytest.mark.parametrize("jit", COMPILED)
-def test_custom_jvp_may_call_in_a_scan(jit: Jit) -> None:
+def test_custom_jvp_may_call_in_a_scan() -> None:
     @jax.custom_jvp
     def sin(x: Any) -> Any:
         return hcb.call(np.sin, x, result_shape=x)
@@ -183,12 +178,11 @@ def test_custom_jvp_may_call_in_a_scan(jit: Jit) -> None:
         return lax.scan(lambda c, _: (function(c), None), x, None, 5)[0]
 
     x = jnp.float32(0.7)
-    found = jit(jax.grad(lambda x: f(x, sin)))(x)
+    found = jax.jit(jax.grad(lambda x: f(x, sin)))(x)
     assert np.allclose(found, jax.grad(lambda x: f(x, jnp.sin))(x))
 
 
-@pytest.mark.parametrize("jit", COMPILED)
-def test_recomputation_under_checkpoint_calls_once(jit: Jit) -> None:
+def test_recomputation_under_checkpoint_calls_once() -> None:
     calls: list[float] = []
 
     def host(x: Any) -> Any:
@@ -199,29 +193,27 @@ def test_recomputation_under_checkpoint_calls_once(jit: Jit) -> None:
     def layer(x: Any) -> Any:
         return jnp.sin(x) * hcb.call(host, lax.stop_gradient(x), result_shape=x)
 
-    found = jit(jax.grad(lambda x: layer(x) ** 2))(jnp.float32(0.5))
+    found = jax.jit(jax.grad(lambda x: layer(x) ** 2))(jnp.float32(0.5))
     hcb.barrier_wait()
     assert np.allclose(found, 2 * 0.5 * np.sin(0.5) * 0.5 * np.cos(0.5))
     assert calls == [0.5]
 
 
-@pytest.mark.parametrize("jit", COMPILED)
-def test_while_cond_switch_and_map(jit: Jit) -> None:
+def test_while_cond_switch_and_map() -> None:
     def double(x: Any) -> Any:
         return hcb.call(lambda x: 2 * x, x, result_shape=x)
 
     def positive(x: Any) -> Any:
         return hcb.call(lambda x: bool(x < 100), x, result_shape=jax.ShapeDtypeStruct((), bool))
 
-    assert int(jit(lambda x: lax.while_loop(positive, double, x))(jnp.int32(3))) == 192
-    f = jit(lambda p, x: lax.cond(p, double, lambda x: x, x))
+    assert int(jax.jit(lambda x: lax.while_loop(positive, double, x))(jnp.int32(3))) == 192
+    f = jax.jit(lambda p, x: lax.cond(p, double, lambda x: x, x))
     assert [int(f(p, jnp.int32(5))) for p in (True, False)] == [10, 5]
-    g = jit(lambda i, x: lax.switch(i, [lambda x: x, double, lambda x: double(double(x))], x))
+    g = jax.jit(lambda i, x: lax.switch(i, [lambda x: x, double, lambda x: double(double(x))], x))
     assert [int(g(i, jnp.int32(5))) for i in range(3)] == [5, 10, 20]
-    assert jit(lambda xs: lax.map(double, xs))(jnp.arange(4)).tolist() == [0, 2, 4, 6]
+    assert jax.jit(lambda xs: lax.map(double, xs))(jnp.arange(4)).tolist() == [0, 2, 4, 6]
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_typed_keys_reach_the_host_as_keys(jit: Jit) -> None:
     key = jax.random.key(3)
     out = jit(lambda k: hcb.call(lambda k: jax.random.uniform(k, (4,)), k, result_shape=jnp.zeros(4)))(key)

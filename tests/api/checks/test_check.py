@@ -14,7 +14,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import hostcallback as hcb
-from transforming import COMPILED, JITS, Jit
+from transforming import Jit
 
 
 def positive(x: Any, **options: Any) -> Any:
@@ -22,14 +22,12 @@ def positive(x: Any, **options: Any) -> Any:
     return x * 2
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_a_check_that_holds_sends_nothing(jit: Jit) -> None:
     with hcb.outfeed_receiver() as rx:
         assert float(jit(positive)(3.0)) == 6
     assert sum(stats.delivered for stats in rx.stats) == 0
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_a_failing_check_is_named_and_the_program_goes_on(jit: Jit) -> None:
     assert float(jit(positive)(-3.0)) == -6
     check = failed_once()
@@ -40,7 +38,6 @@ def test_a_failing_check_is_named_and_the_program_goes_on(jit: Jit) -> None:
     assert "positive" in check.source_line
 
 
-@pytest.mark.parametrize("jit", JITS)
 @pytest.mark.parametrize("pred", [True, np.True_, np.array([True, False]), [True]], ids=repr)
 def test_predicates_that_are_known_already(jit: Jit, pred: Any) -> None:
     if isinstance(pred, list):
@@ -54,7 +51,6 @@ def test_predicates_that_are_known_already(jit: Jit, pred: Any) -> None:
         assert failed_once().explanation.where == "1 of 2 values are false, the first at [1]"
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_an_array_predicate_names_the_first_value(jit: Jit) -> None:
     jit(positive)(jnp.array([[1.0, 2.0], [3.0, -4.0]]))
     explanation = failed_once().explanation
@@ -63,13 +59,11 @@ def test_an_array_predicate_names_the_first_value(jit: Jit) -> None:
     assert explanation.text == "x is [[ 1.  2.]\n [ 3. -4.]]"
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_an_empty_predicate_holds(jit: Jit) -> None:
     jit(positive)(jnp.zeros((0, 3)))
     hcb.barrier_wait()
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_each_iteration_of_a_scan_is_checked(jit: Jit) -> None:
     def step(c: Any, i: Any) -> Any:
         hcb.check(i % 3 != 0, "at step {}", i)
@@ -82,7 +76,6 @@ def test_each_iteration_of_a_scan_is_checked(jit: Jit) -> None:
     assert check.first.time_ns <= check.last.time_ns
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_a_failure_in_every_iteration_is_counted_though_only_the_first_and_the_last_are_read(
     jit: Jit,
 ) -> None:
@@ -106,7 +99,6 @@ def test_a_failure_in_every_iteration_is_counted_though_only_the_first_and_the_l
     assert stats.dropped == 0
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_while_conditions_and_bodies_are_checked(jit: Jit) -> None:
     def condition(c: Any) -> Any:
         hcb.check(c != 2, "condition at {}", c)
@@ -120,7 +112,6 @@ def test_while_conditions_and_bodies_are_checked(jit: Jit) -> None:
     assert [check.explanation.text for check in failed()] == ["condition at 2", "body at 3"]
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_only_the_branch_that_is_taken_is_checked(jit: Jit) -> None:
     f = jit(lambda x: lax.cond(x > 5, lambda x: positive(-x), lambda x: positive(x), x))
     f(1.0)
@@ -129,7 +120,6 @@ def test_only_the_branch_that_is_taken_is_checked(jit: Jit) -> None:
     assert failed_once().explanation.text == "x is -6.0"
 
 
-@pytest.mark.parametrize("jit", JITS)
 @pytest.mark.parametrize("differentiate", [jax.grad, jax.value_and_grad, jax.hessian, jax.jacfwd])
 def test_under_differentiation_the_primals_are_checked_once(jit: Jit, differentiate: Any) -> None:
     jit(differentiate(lambda x: positive(jnp.sin(x)) ** 2))(-1.0)
@@ -138,13 +128,11 @@ def test_under_differentiation_the_primals_are_checked_once(jit: Jit, differenti
     assert check.count == 1
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_checkpointed_code_is_checked_once(jit: Jit) -> None:
     jit(jax.grad(jax.checkpoint(lambda x: positive(jnp.sin(x)) ** 2)))(-1.0)
     assert failed_once().count == 1
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_under_vmap_one_message_lists_the_failed_elements(jit: Jit) -> None:
     with pytest.raises(hcb.TapFunctionException) as caught, hcb.outfeed_receiver() as rx:
         jit(jax.vmap(positive))(jnp.array([1.0, -2.0, 3.0, -4.0]))
@@ -155,7 +143,6 @@ def test_under_vmap_one_message_lists_the_failed_elements(jit: Jit) -> None:
     assert explanation.text == "x is -2.0"
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_nested_vmaps_and_array_predicates_name_the_element_and_the_value(jit: Jit) -> None:
     x = jnp.ones((2, 3, 4)).at[1, 2, 3].set(-1)
     jit(jax.vmap(jax.vmap(positive), in_axes=1))(x.swapaxes(0, 1))
@@ -166,7 +153,6 @@ def test_nested_vmaps_and_array_predicates_name_the_element_and_the_value(jit: J
     )
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_an_unbatched_predicate_under_vmap(jit: Jit) -> None:
     def f(x: Any, limit: Any) -> Any:
         hcb.check(limit > 0, "limit {} for {}", limit, x)
@@ -176,7 +162,6 @@ def test_an_unbatched_predicate_under_vmap(jit: Jit) -> None:
     assert failed_once().explanation.text == "limit -1.0 for 0.0"
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_under_vmap_a_holding_check_in_a_scan_keeps_its_branch(jit: Jit) -> None:
     f = jit(jax.vmap(lambda c: lax.scan(lambda c, i: (positive(c), None), c, jnp.arange(3))[0]))
     f(jnp.arange(1.0, 5.0))
@@ -187,11 +172,10 @@ def test_under_vmap_a_holding_check_in_a_scan_keeps_its_branch(jit: Jit) -> None
 
 
 @pytest.mark.parametrize("count", [2, 4])
-@pytest.mark.parametrize("jit", COMPILED)
-def test_in_shard_map_each_device_checks_its_part(jit: Jit, count: int) -> None:
+def test_in_shard_map_each_device_checks_its_part(count: int) -> None:
     mesh = Mesh(jax.devices()[:count], ("i",))
     manual = {"mesh": mesh, "in_specs": PartitionSpec("i"), "out_specs": PartitionSpec("i")}
-    jit(jax.shard_map(positive, **manual))(jnp.arange(count) - 0.5)
+    jax.jit(jax.shard_map(positive, **manual))(jnp.arange(count) - 0.5)
     check = failed_once()
     assert dict(check.by_device) == {"cpu:0": 1}
     assert check.explanation.text == "x is [-0.5]"
@@ -203,8 +187,7 @@ def test_in_pmap_each_device_checks_its_part() -> None:
     assert dict(check.by_device) == {"cpu:1": 1, "cpu:3": 1}
 
 
-@pytest.mark.parametrize("jit", COMPILED)
-def test_where_the_compiler_partitions_each_device_checks_its_shard_without_a_collective(jit: Jit) -> None:
+def test_where_the_compiler_partitions_each_device_checks_its_shard_without_a_collective() -> None:
     mesh = Mesh(jax.devices(), ("i",))
     x = jax.device_put(jnp.arange(8.0), NamedSharding(mesh, PartitionSpec("i")))
 
@@ -212,7 +195,7 @@ def test_where_the_compiler_partitions_each_device_checks_its_shard_without_a_co
         hcb.check(x < 5, "x is {}", x)
         return x + 1
 
-    compiled = jit(f)
+    compiled = jax.jit(f)
     text = compiled.lower(x).compile().as_text()  # type: ignore[attr-defined]
     calls = set(re.findall(r"(all-reduce|all-gather|collective-\w+|all-to-all|reduce-scatter)\(", text))
     assert not calls
@@ -225,21 +208,19 @@ def test_where_the_compiler_partitions_each_device_checks_its_shard_without_a_co
     )
 
 
-@pytest.mark.parametrize("jit", COMPILED)
-def test_a_replicated_predicate_fails_on_every_device(jit: Jit) -> None:
+def test_a_replicated_predicate_fails_on_every_device() -> None:
     mesh = Mesh(jax.devices(), ("i",))
     x = jax.device_put(jnp.arange(8.0), NamedSharding(mesh, PartitionSpec("i")))
-    jit(lambda x: (hcb.check(x.sum() < 5, "sum {}", x.sum()), x)[1])(x)
+    jax.jit(lambda x: (hcb.check(x.sum() < 5, "sum {}", x.sum()), x)[1])(x)
     check = failed_once()
     assert dict(check.by_device) == {f"cpu:{i}": 1 for i in range(4)}
     assert check.explanation.text == "sum 28.0"
 
 
-@pytest.mark.parametrize("jit", COMPILED)
-def test_only_the_named_devices_check(jit: Jit) -> None:
+def test_only_the_named_devices_check() -> None:
     mesh = Mesh(jax.devices(), ("i",))
     manual = {"mesh": mesh, "in_specs": PartitionSpec("i"), "out_specs": PartitionSpec("i")}
-    f = jit(jax.shard_map(lambda x: positive(x, devices=jax.devices()[1:3]), **manual))
+    f = jax.jit(jax.shard_map(lambda x: positive(x, devices=jax.devices()[1:3]), **manual))
     f(-jnp.ones(4))
     assert dict(failed_once().by_device) == {"cpu:1": 1, "cpu:2": 1}
 
@@ -254,7 +235,6 @@ def test_the_first_failure_over_all_devices_comes_first() -> None:
     assert checks[0].first.time_ns < checks[1].first.time_ns
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_pytrees_keys_and_objects_are_arguments_as_in_print(jit: Jit) -> None:
     def f(x: Any) -> Any:
         hcb.check(x["a"] > 0, "{} {t} {x[a]}", ["text", None], x=x, t=(1, x["a"]))
@@ -294,7 +274,6 @@ def test_devices_that_are_none_are_refused() -> None:
         hcb.check(True, "x", devices=[0])  # type: ignore[list-item]
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_a_text_that_cannot_be_formatted_is_reported_as_such_and_the_stream_goes_on(jit: Jit) -> None:
     jit(lambda x: (hcb.check(x > 0, "{:c}", x), x)[1])(-1)
     jit(positive)(-3.0)

@@ -12,7 +12,7 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
 import hostcallback as hcb
-from transforming import COMPILED, JITS, Jit
+from transforming import Jit
 
 
 def positive(x: Any) -> Any:
@@ -20,14 +20,12 @@ def positive(x: Any) -> Any:
     return x * 2
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_a_step_whose_checks_hold_returns_its_results(jit: Jit) -> None:
     step = hcb.checked(jit(lambda x, scale=1: {"y": positive(x) * scale}))
     assert float(step(2.0)["y"]) == 4
     assert float(step(2.0, scale=3)["y"]) == 12
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_a_step_raises_if_a_check_in_it_failed_and_works_again_afterwards(jit: Jit) -> None:
     step = hcb.checked(jit(positive))
     for _ in range(2):
@@ -40,10 +38,9 @@ def test_a_step_raises_if_a_check_in_it_failed_and_works_again_afterwards(jit: J
     hcb.barrier_wait()  # nothing is reported twice
 
 
-@pytest.mark.parametrize("jit", COMPILED)
-def test_failures_from_before_stay_for_the_barrier(jit: Jit) -> None:
-    other = jit(lambda x: (hcb.check(x > 0, "other {}", x), x)[1])
-    step = hcb.checked(jit(positive))
+def test_failures_from_before_stay_for_the_barrier() -> None:
+    other = jax.jit(lambda x: (hcb.check(x > 0, "other {}", x), x)[1])
+    step = hcb.checked(jax.jit(positive))
     other(-1.0)
     assert float(step(1.0)) == 2
     with pytest.raises(hcb.TapFunctionException) as caught:
@@ -76,10 +73,11 @@ def test_pmap_and_shard_map() -> None:
         step(jnp.array([1.0, 1.0, -1.0, 1.0]))
 
 
-@pytest.mark.parametrize("jit", COMPILED)
-def test_a_program_that_a_check_ended_raises_the_check(jit: Jit) -> None:
+def test_a_program_that_a_check_ended_raises_the_check() -> None:
     endless = hcb.checked(
-        jit(lambda x: lax.while_loop(lambda c: True, lambda c: (hcb.check(c < 9, "at {}", c), c + 1)[1], x))
+        jax.jit(
+            lambda x: lax.while_loop(lambda c: True, lambda c: (hcb.check(c < 9, "at {}", c), c + 1)[1], x)
+        )
     )
     with hcb.outfeed_receiver(on_error="abort"):
         with pytest.raises(hcb.TapFunctionException, match="at 9") as caught:
@@ -88,10 +86,9 @@ def test_a_program_that_a_check_ended_raises_the_check(jit: Jit) -> None:
     assert "ends the program" in str(caught.value.__cause__)
 
 
-@pytest.mark.parametrize("jit", COMPILED)
-def test_inside_another_trace_it_is_the_step_itself(jit: Jit) -> None:
-    step = hcb.checked(jit(positive))
-    assert jit(jax.grad(step))(-1.0) == 2
+def test_inside_another_trace_it_is_the_step_itself() -> None:
+    step = hcb.checked(jax.jit(positive))
+    assert jax.jit(jax.grad(step))(-1.0) == 2
     assert failed_once().count == 1
 
 
@@ -101,12 +98,11 @@ def test_it_keeps_the_steps_name_and_takes_functions_only() -> None:
         hcb.checked(3)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("jit", COMPILED)
-def test_a_tap_error_in_a_step_waits_for_the_barrier(jit: Jit) -> None:
+def test_a_tap_error_in_a_step_waits_for_the_barrier() -> None:
     def bad(x: Any) -> None:
         raise KeyError("tap")
 
-    step = hcb.checked(jit(lambda x: hcb.id_tap(bad, x)))
+    step = hcb.checked(jax.jit(lambda x: hcb.id_tap(bad, x)))
     step(1.0)
     with pytest.raises(hcb.TapFunctionException):
         hcb.barrier_wait()

@@ -16,7 +16,7 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
 import hostcallback as hcb
-from transforming import COMPILED, JITS, Jit
+from transforming import Jit
 
 
 def positive(x: Any) -> Any:
@@ -41,7 +41,6 @@ def fail_and_go_on(f: Any) -> None:
     often(f)
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_failures_are_raised_on_leaving_a_collector_one_for_each_line(jit: Jit) -> None:
     def f(x: Any) -> Any:
         hcb.check(x > 1, "above one: {}", x)
@@ -67,7 +66,6 @@ def test_failures_are_raised_on_leaving_a_collector_one_for_each_line(jit: Jit) 
     hcb.barrier_wait()
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_a_tap_error_is_reported_together_with_failed_checks(jit: Jit) -> None:
     def bad(x: Any) -> None:
         raise KeyError("tap")
@@ -80,7 +78,6 @@ def test_a_tap_error_is_reported_together_with_failed_checks(jit: Jit) -> None:
     assert "1 tap function call(s) raised" in str(caught.value)
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_warnings_are_logged_once_a_line_with_file_and_line_and_never_raised(
     jit: Jit, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -97,9 +94,8 @@ def test_warnings_are_logged_once_a_line_with_file_and_line_and_never_raised(
     assert summary.getMessage().startswith("1 check(s) failed, 3 time(s) in all")
 
 
-@pytest.mark.parametrize("jit", COMPILED)
-def test_raise_soon_raises_in_the_next_call_of_a_tapped_program(jit: Jit) -> None:
-    compiled = jit(positive)
+def test_raise_soon_raises_in_the_next_call_of_a_tapped_program() -> None:
+    compiled = jax.jit(positive)
     with hcb.outfeed_receiver(on_error="raise_soon"):
         with pytest.raises(hcb.TapFunctionException) as caught:
             fail_and_go_on(compiled)
@@ -152,9 +148,8 @@ def test_raise_soon_raises_in_whichever_thread_calls_next_but_never_in_a_tap() -
             often(inner)
 
 
-@pytest.mark.parametrize("jit", COMPILED)
-def test_abort_ends_a_loop_that_would_never_end(jit: Jit) -> None:
-    endless = jit(
+def test_abort_ends_a_loop_that_would_never_end() -> None:
+    endless = jax.jit(
         lambda x: lax.while_loop(
             lambda c: True, lambda c: (hcb.check(c < 1000, "still running at {}", c), c + 1)[1], x
         )
@@ -168,9 +163,9 @@ def test_abort_ends_a_loop_that_would_never_end(jit: Jit) -> None:
     assert __file__ in check.source_line
     assert isinstance(caught.value.__cause__, jax.errors.JaxRuntimeError | ValueError)
     assert "a check failed" in str(caught.value.__cause__)
-    assert float(jit(positive)(3.0)) == 3  # the next program works
+    assert float(jax.jit(positive)(3.0)) == 3  # the next program works
     hcb.barrier_wait()
-    jit(positive)(-3.0)  # and is not ended by a failing check any more
+    jax.jit(positive)(-3.0)  # and is not ended by a failing check any more
     assert failed_once().count == 1
 
 
@@ -189,9 +184,8 @@ def endless_on_all_devices(jit: Jit) -> Any:
     return jit(jax.shard_map(f, mesh=mesh, in_specs=PartitionSpec("i"), out_specs=PartitionSpec("i")))
 
 
-@pytest.mark.parametrize("jit", COMPILED)
-def test_abort_ends_endless_loops_on_all_devices(jit: Jit) -> None:
-    endless = endless_on_all_devices(jit)
+def test_abort_ends_endless_loops_on_all_devices() -> None:
+    endless = endless_on_all_devices(jax.jit)
     # On the callback transport a launch has no number, so that each device has to fail separately.
     with pytest.raises(hcb.TapFunctionException, match=r"check\(s\) failed"):
         with hcb.outfeed_receiver(on_error="abort"):
@@ -201,9 +195,8 @@ def test_abort_ends_endless_loops_on_all_devices(jit: Jit) -> None:
 
 
 @pytest.mark.native_only
-@pytest.mark.parametrize("jit", COMPILED)
-def test_abort_on_one_device_ends_the_others_at_their_next_tap(jit: Jit) -> None:
-    endless = endless_on_all_devices(jit)
+def test_abort_on_one_device_ends_the_others_at_their_next_tap() -> None:
+    endless = endless_on_all_devices(jax.jit)
     with pytest.raises(hcb.TapFunctionException, match=r"1 check\(s\) failed"):
         with hcb.outfeed_receiver(on_error="abort"):
             # Only the first device reaches 50 soon; the others run for hours.
@@ -252,15 +245,14 @@ def test_an_unknown_policy_is_refused() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("jit", COMPILED)
-def test_a_thousand_checks_in_one_program_are_collected(jit: Jit) -> None:
+def test_a_thousand_checks_in_one_program_are_collected() -> None:
     def f(x: Any) -> Any:
         for i in range(1000):
             hcb.check(x != i, "number {}", i, name=f"check {i}")
             x = x + 0
         return x
 
-    compiled = jit(f)
+    compiled = jax.jit(f)
     for i in (3, 700):
         compiled(float(i))
     with pytest.raises(hcb.TapFunctionException) as caught:

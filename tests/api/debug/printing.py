@@ -11,14 +11,6 @@ import pytest
 
 import hostcallback as hcb
 
-Jit = Callable[[Callable[..., Any]], Callable[..., Any]]
-
-
-JITS = [
-    pytest.param(jax.jit, id="jax.jit"),
-    pytest.param(lambda f: f, id="no jit"),
-]
-
 
 class Printed:
     """Runs one program with both prints, and compares."""

@@ -16,13 +16,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import hostcallback as hcb
-
-Jit = Callable[[Callable[..., Any]], Callable[..., Any]]
-
-JITS = [
-    pytest.param(jax.jit, id="jax.jit"),
-    pytest.param(lambda f: f, id="no jit"),
-]
+from transforming import Jit
 
 
 class Calls:
@@ -63,7 +57,6 @@ def alike(program: Callable[..., Any]) -> list[Any]:
     return ours.plain()
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_arguments_arrive_as_they_were_passed(jit: Jit, calls: Calls) -> None:
     marker = object()
 
@@ -86,7 +79,6 @@ def test_arguments_arrive_as_they_were_passed(jit: Jit, calls: Calls) -> None:
     np.testing.assert_array_equal(kwargs["y"], [1.0, 2.0])
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_calls_match_jax_debug_callback(jit: Jit) -> None:
     def program(callback: Any) -> None:
         def f(x: Any) -> Any:
@@ -103,7 +95,6 @@ def test_calls_match_jax_debug_callback(jit: Jit) -> None:
 @pytest.mark.parametrize(
     ("inner", "outer"), [((0, None), (1, 0)), ((1, 0), (0, None)), ((0, 0), (1, 1)), ((None, 1), (0, None))]
 )
-@pytest.mark.parametrize("jit", JITS)
 def test_nested_vmaps_call_for_each_element_in_jaxs_order(jit: Jit, inner: Any, outer: Any) -> None:
     def batched(*axes: int | None) -> Any:
         shape = [4]
@@ -124,7 +115,6 @@ def test_nested_vmaps_call_for_each_element_in_jaxs_order(jit: Jit, inner: Any, 
     assert len(alike(program)) > 6
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_a_batch_is_one_message(jit: Jit, calls: Calls) -> None:
     with hcb.outfeed_receiver() as receiver:
         jit(jax.vmap(lambda x: hcb.callback(calls, x)))(jnp.arange(5))
@@ -132,7 +122,6 @@ def test_a_batch_is_one_message(jit: Jit, calls: Calls) -> None:
     assert sum(stats.delivered for stats in receiver.stats) == 1
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_where_nothing_is_batched_there_is_one_call(jit: Jit) -> None:
     def program(callback: Any) -> None:
         jit(jax.vmap(lambda x, y: (callback("text"), callback(y), x)[2], in_axes=(0, None)))(jnp.arange(3), 7)
@@ -140,7 +129,6 @@ def test_where_nothing_is_batched_there_is_one_call(jit: Jit) -> None:
     assert alike(program) == [(("text",), {}), ((7,), {})]
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_every_element_gets_separate_arrays(jit: Jit) -> None:
     seen = []
 
@@ -158,7 +146,6 @@ def test_every_element_gets_separate_arrays(jit: Jit) -> None:
     assert [shared.tolist() for _, shared in seen] == [[100, 101]] * 3
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_typed_keys_arrive_as_keys_also_from_a_batch(jit: Jit, calls: Calls) -> None:
     keys = jax.random.split(jax.random.key(0), 3)
     jit(jax.vmap(lambda key: hcb.callback(calls, key)))(keys)
@@ -169,7 +156,6 @@ def test_typed_keys_arrive_as_keys_also_from_a_batch(jit: Jit, calls: Calls) -> 
         np.testing.assert_array_equal(jax.random.key_data(key), jax.random.key_data(expected))
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_an_element_that_fails_leaves_the_others_and_every_failure_is_reported(jit: Jit) -> None:
     seen = []
 
@@ -208,7 +194,6 @@ def test_failures_of_a_large_batch_are_bounded_and_counted() -> None:
     assert sum(info.value.suppressed.values()) == 900
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_an_exception_is_deferred_with_its_own_traceback(jit: Jit) -> None:
     def fail(x: Any, *, why: str) -> None:
         raise KeyError(why)
@@ -222,7 +207,6 @@ def test_an_exception_is_deferred_with_its_own_traceback(jit: Jit) -> None:
     assert "test_callback.py" in error.__notes__[0]
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_differentiation_calls_with_primals_only(jit: Jit) -> None:
     def program(callback: Any) -> None:
         def f(x: Any, n: Any) -> Any:
@@ -239,7 +223,6 @@ def test_differentiation_calls_with_primals_only(jit: Jit) -> None:
     assert len(alike(program)) == 6
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_control_flow_calls_in_the_order_of_the_program(jit: Jit) -> None:
     def program(callback: Any) -> None:
         def body(i: Any, c: Any) -> Any:
@@ -261,7 +244,6 @@ def test_control_flow_calls_in_the_order_of_the_program(jit: Jit) -> None:
     assert len(alike(program)) == 12 + 4 + 3 + 1
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_custom_derivatives_and_checkpoint(jit: Jit, calls: Calls) -> None:
     @jax.custom_vjp
     def f(x: Any) -> Any:
@@ -283,8 +265,7 @@ def test_custom_derivatives_and_checkpoint(jit: Jit, calls: Calls) -> None:
 
 
 @pytest.mark.parametrize("ordered", [True, False])
-@pytest.mark.parametrize("jit", JITS[:1])
-def test_shard_map_calls_for_every_device_and_keeps_its_order(jit: Jit, ordered: bool) -> None:
+def test_shard_map_calls_for_every_device_and_keeps_its_order(ordered: bool) -> None:
     seen: dict[int, list[int]] = {i: [] for i in range(4)}
     mesh = Mesh(jax.devices(), ("i",))
     spec = PartitionSpec("i")
@@ -296,7 +277,7 @@ def test_shard_map_calls_for_every_device_and_keeps_its_order(jit: Jit, ordered:
 
         return lax.scan(step, x, jnp.arange(100))[0]
 
-    jit(jax.shard_map(per_device, mesh=mesh, in_specs=spec, out_specs=spec))(jnp.arange(4.0))
+    jax.jit(jax.shard_map(per_device, mesh=mesh, in_specs=spec, out_specs=spec))(jnp.arange(4.0))
     hcb.barrier_wait()
     if ordered:
         assert seen == {i: list(range(100)) for i in range(4)}
@@ -313,9 +294,8 @@ def test_pmap_calls_for_every_device(calls: Calls) -> None:
 
 
 @pytest.mark.parametrize("partitioned", [False, True])
-@pytest.mark.parametrize("jit", JITS[:1])
 def test_partitioned_chooses_between_the_whole_array_and_each_devices_shard(
-    jit: Jit, partitioned: bool, calls: Calls
+    partitioned: bool, calls: Calls
 ) -> None:
     lock = threading.Lock()
     shards: list[list[float]] = []
@@ -326,7 +306,7 @@ def test_partitioned_chooses_between_the_whole_array_and_each_devices_shard(
 
     mesh = Mesh(jax.devices(), ("i",))
     x = jax.device_put(jnp.arange(8.0), NamedSharding(mesh, PartitionSpec("i")))
-    f = jit(lambda x: (hcb.callback(keep, x + 1, partitioned=partitioned), x)[1])
+    f = jax.jit(lambda x: (hcb.callback(keep, x + 1, partitioned=partitioned), x)[1])
     for _ in range(3):
         f(x)
     hcb.barrier_wait()
@@ -334,9 +314,8 @@ def test_partitioned_chooses_between_the_whole_array_and_each_devices_shard(
     assert sorted(shards) == (sorted(parts * 3) if partitioned else [[*map(float, range(1, 9))]] * 3)
 
 
-@pytest.mark.parametrize("jit", JITS[:1])
 @pytest.mark.parametrize("other", ["m", None])
-def test_shards_of_a_batch_with_different_layouts_are_never_mixed_up(jit: Jit, other: str | None) -> None:
+def test_shards_of_a_batch_with_different_layouts_are_never_mixed_up(other: str | None) -> None:
     mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("d", "m"))
     x = jax.device_put(jnp.arange(4.0), NamedSharding(mesh, PartitionSpec("d")))
     y = jax.device_put(10 * jnp.arange(4.0), NamedSharding(mesh, PartitionSpec(other)))
@@ -347,21 +326,19 @@ def test_shards_of_a_batch_with_different_layouts_are_never_mixed_up(jit: Jit, o
         with lock:
             pairs.append((float(a), float(b)))
 
-    jit(jax.vmap(lambda x, y: hcb.callback(partitioned=True)(keep, x, y)))(x, y)
+    jax.jit(jax.vmap(lambda x, y: hcb.callback(partitioned=True)(keep, x, y)))(x, y)
     hcb.barrier_wait()
     assert set(pairs) == {(0, 0), (1, 10), (2, 20), (3, 30)}
 
 
-@pytest.mark.parametrize("jit", JITS[:1])
-def test_the_elements_of_a_partitioned_batch_come_in_order(jit: Jit, calls: Calls) -> None:
+def test_the_elements_of_a_partitioned_batch_come_in_order(calls: Calls) -> None:
     mesh = Mesh(jax.devices(), ("i",))
     x = jax.device_put(jnp.arange(8.0), NamedSharding(mesh, PartitionSpec("i")))
-    jit(jax.vmap(lambda x: hcb.callback(calls, x)))(x)
+    jax.jit(jax.vmap(lambda x: hcb.callback(calls, x)))(x)
     hcb.barrier_wait()
     assert [float(x) for (x,) in calls.args] == list(range(8))
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_the_two_call_form_takes_the_options_first(jit: Jit, calls: Calls) -> None:
     tap = hcb.callback(ordered=True, partitioned=False, name="mine")
 

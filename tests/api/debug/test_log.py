@@ -12,13 +12,7 @@ import pytest
 
 import hostcallback as hcb
 
-JITS = [
-    pytest.param(jax.jit, id="jax.jit"),
-    pytest.param(lambda f: f, id="no jit"),
-]
 
-
-@pytest.mark.parametrize("jit", JITS)
 def test_records_have_the_text_and_name_the_line_that_called_log(
     jit: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -37,7 +31,6 @@ def test_records_have_the_text_and_name_the_line_that_called_log(
     assert record.funcName.endswith("f")
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_each_element_of_a_batch_has_its_record(jit: Any, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         jit(jax.vmap(lambda x: hcb.log("{}", x)))(jnp.arange(3))

@@ -11,9 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from printing import JITS, Jit, Printed
+from printing import Printed
 
 import hostcallback as hcb
+from transforming import Jit, no_jit
 
 Point = collections.namedtuple("Point", "x y")
 
@@ -40,7 +41,6 @@ VALUES = {
 
 
 @pytest.mark.parametrize("value", VALUES.values(), ids=VALUES)
-@pytest.mark.parametrize("jit", JITS)
 def test_every_value_prints_as_jax_prints_it(jit: Jit, value: Any, printed: Printed) -> None:
     def program(print: Any, value: Any) -> None:
         def f(x: Any) -> Any:
@@ -61,7 +61,6 @@ def test_elements_of_less_than_a_byte_print_their_value(printed: Printed) -> Non
     ) == ("-3 Array(-3, dtype=int4)\n")
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_a_key_prints_as_a_key(jit: Jit, printed: Printed) -> None:
     # jax.debug.print prints its data instead under jit.
     key = jax.random.key(7)
@@ -75,7 +74,6 @@ SPECS = [
 
 
 @pytest.mark.parametrize("spec", SPECS)
-@pytest.mark.parametrize("jit", JITS)
 def test_format_specifications_apply_to_scalars_as_jax_applies_them(
     jit: Jit, spec: str, printed: Printed
 ) -> None:
@@ -90,7 +88,6 @@ def test_format_specifications_apply_to_scalars_as_jax_applies_them(
     assert printed.alike(program)
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_elements_attributes_and_conversions_match_jax_arrays(jit: Jit, printed: Printed) -> None:
     def program(print: Any) -> None:
         def f(x: Any, tree: Any) -> Any:
@@ -106,7 +103,6 @@ def test_elements_attributes_and_conversions_match_jax_arrays(jit: Jit, printed:
     assert second.endswith("    12")
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_non_arrays_stay_on_the_host_and_print_unchanged(jit: Jit, printed: Printed) -> None:
     marker = object()
 
@@ -125,13 +121,11 @@ def test_objects_that_jax_refuses_print_too(printed: Printed) -> None:
     ) == ("1 {7} ['text']\n")
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_a_module_prints_as_jax_prints_it(jit: Jit, printed: Printed) -> None:
     linear = eqx.filter(eqx.nn.Linear(2, 3, key=jax.random.key(0)), eqx.is_array)
     printed.alike(lambda print: jit(lambda m: print("{} {m!r}", m.weight, m=m))(linear))
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_a_text_without_arguments_prints_each_time(jit: Jit, printed: Printed) -> None:
     def program(print: Any) -> None:
         def step(x: Any, _: Any) -> Any:
@@ -145,19 +139,17 @@ def test_a_text_without_arguments_prints_each_time(jit: Jit, printed: Printed) -
     assert printed.alike(program) == ["tick", "", "{{}}"] * 3
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_braces_that_are_escaped_before_a_placeholder_are_formatted(jit: Jit, printed: Printed) -> None:
     # jax.debug.print takes such a string for one without placeholders and prints "{{x}} = {} 1".
     assert printed.ours(lambda print: jit(lambda x: print("{{x}} = {}", x))(1)) == "{x} = 1\n"
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_numpys_print_options_of_the_trace_apply(jit: Jit, printed: Printed) -> None:
     def program(print: Any) -> None:
         f = jit(lambda x: print("{} {!r} {!s} {:.5f}", x, x, x, x[0]))
         with np.printoptions(precision=2, suppress=True, threshold=3, edgeitems=1, linewidth=40):
             f(jnp.array([1.23456, 1e-7, 3.0, 4.0, 5.0]))
-        if jit is not JITS[1].values[0]:
+        if jit is not no_jit:
             f(jnp.array([9.87654, 1e-7, 3.0, 4.0, 5.0]))
 
     assert printed.alike(program)[0].startswith("[1.23 ... 5.  ]")

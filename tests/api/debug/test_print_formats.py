@@ -9,12 +9,12 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
-from printing import JITS, Jit, Printed
+from printing import Printed
 
 import hostcallback as hcb
+from transforming import Jit
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_the_two_call_form_takes_the_options_first(jit: Jit, printed: Printed) -> None:
     out = io.StringIO()
     printer = hcb.print(
@@ -40,7 +40,6 @@ def test_the_first_of_two_calls_refuses_unknown_options() -> None:
         hcb.print(x=1)  # type: ignore[call-overload]
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_skipping_the_format_check_lets_arguments_follow_the_text(jit: Jit, printed: Printed) -> None:
     def program(print: Any) -> None:
         jit(lambda x: print("values:", x, [x], skip_format_check=True))(jnp.arange(3))
@@ -77,7 +76,6 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize(("args", "kwargs", "words"), MISTAKES.values(), ids=MISTAKES)
-@pytest.mark.parametrize("jit", JITS)
 def test_a_wrong_format_is_refused_as_jax_refuses_it_with_the_users_line(
     jit: Jit, args: Any, kwargs: Any, words: str
 ) -> None:
@@ -110,7 +108,6 @@ def test_a_stream_that_cannot_write_is_refused() -> None:
         hcb.print(output_stream="log.txt")("text")  # type: ignore[call-overload]
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_an_element_that_cannot_be_formatted_is_reported_and_the_others_print(
     jit: Jit, printed: Printed, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
-from printing import JITS, Jit, Printed
+from printing import Printed
 
 import hostcallback as hcb
+from transforming import Jit
 
 INNER, OUTER = 2, 3
 
@@ -34,7 +35,6 @@ def doubly_batched(inner: int | None, outer: int | None) -> Any:
     ("inner", "outer"),
     [((0, None), (1, 0)), ((1, 0), (0, None)), ((0, 0), (0, 0)), ((None, 0), (0, 1)), ((0, None), (0, None))],
 )
-@pytest.mark.parametrize("jit", JITS)
 def test_nested_vmaps_print_a_line_per_element_in_jaxs_order(
     jit: Jit, inner: Any, outer: Any, printed: Printed
 ) -> None:
@@ -50,7 +50,6 @@ def test_nested_vmaps_print_a_line_per_element_in_jaxs_order(
     assert printed.alike(program)
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_three_vmaps_and_the_control_flow_between_them(jit: Jit, printed: Printed) -> None:
     def program(print: Any) -> None:
         def innermost(x: Any) -> Any:
@@ -67,7 +66,6 @@ def test_three_vmaps_and_the_control_flow_between_them(jit: Jit, printed: Printe
     assert len(lines) == 12 + 2 * 24
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_a_print_of_nothing_batched_prints_once_under_vmap(jit: Jit, printed: Printed) -> None:
     def program(print: Any) -> None:
         def f(x: Any, y: Any) -> Any:
@@ -81,7 +79,6 @@ def test_a_print_of_nothing_batched_prints_once_under_vmap(jit: Jit, printed: Pr
     assert printed.alike(program) == ["text", "3 4.0", "0", "1"]
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_vmap_with_an_axis_name_and_a_collective(jit: Jit, printed: Printed) -> None:
     def f(print: Any, x: Any) -> Any:
         print("{} of {} at {}", x, lax.psum(x, "i"), lax.axis_index("i"))
@@ -92,7 +89,6 @@ def test_vmap_with_an_axis_name_and_a_collective(jit: Jit, printed: Printed) -> 
     ) == ["0.0 of 3.0 at 0", "1.0 of 3.0 at 1", "2.0 of 3.0 at 2"]
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_vmap_with_a_spmd_axis_name(jit: Jit, printed: Printed) -> None:
     def program(print: Any) -> None:
         jit(jax.vmap(lambda x: print("{}", x), spmd_axis_name="i"))(jnp.arange(3))
@@ -100,12 +96,10 @@ def test_vmap_with_a_spmd_axis_name(jit: Jit, printed: Printed) -> None:
     assert printed.alike(program) == ["0", "1", "2"]
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_an_empty_batch_prints_nothing(jit: Jit, printed: Printed) -> None:
     assert printed.alike(lambda print: jit(jax.vmap(lambda x: print("{}", x)))(jnp.zeros((0, 2)))) == []
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_each_element_prints_in_its_branch_where_vmap_batches_the_predicate_of_a_cond(
     jit: Jit, printed: Printed
 ) -> None:
@@ -141,7 +135,6 @@ def test_jax_prints_both_branches_for_all_elements_unordered(capsys: pytest.Capt
     assert sorted(capsys.readouterr().out.splitlines()) == ["no -1", "no 1", "yes -1", "yes 1"]
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_a_while_loop_with_a_batched_condition_prints_the_elements_that_are_not_finished(
     jit: Jit, printed: Printed
 ) -> None:
@@ -156,7 +149,6 @@ def test_a_while_loop_with_a_batched_condition_prints_the_elements_that_are_not_
     assert ours.splitlines() == ["0", "2", "1", "2"]
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_differentiation_prints_primals_only(jit: Jit, printed: Printed) -> None:
     def program(print: Any) -> None:
         def f(x: Any) -> Any:
@@ -174,7 +166,6 @@ def test_differentiation_prints_primals_only(jit: Jit, printed: Printed) -> None
     assert len(printed.alike(program)) == 8
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_a_tangent_prints_under_jvp_and_is_dropped_under_transposition(jit: Jit, printed: Printed) -> None:
     def program(print: Any) -> None:
         @jax.custom_jvp
@@ -194,7 +185,6 @@ def test_a_tangent_prints_under_jvp_and_is_dropped_under_transposition(jit: Jit,
     assert printed.alike(program) == ["primal 3.0 tangent 1.0", "grad"]
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_grad_of_a_scan_of_five_prints_five_times(jit: Jit, printed: Printed) -> None:
     # jax#16637: jax.debug.print prints once, hoisted out of the loop.
     def f(x: Any) -> Any:
@@ -207,7 +197,6 @@ def test_grad_of_a_scan_of_five_prints_five_times(jit: Jit, printed: Printed) ->
     assert printed.ours(lambda print: jit(jax.grad(f))(2.0)) == "step 1.0\n" * 5
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_checkpoint_prints_once(jit: Jit, printed: Printed) -> None:
     def f(x: Any) -> Any:
         hcb.print("{}", x)
@@ -216,7 +205,6 @@ def test_checkpoint_prints_once(jit: Jit, printed: Printed) -> None:
     assert printed.ours(lambda print: jit(jax.grad(jax.checkpoint(f)))(2.0)) == "2.0\n"
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_a_batch_is_one_message_and_one_write(jit: Jit) -> None:
     writes: list[str] = []
 
@@ -231,10 +219,9 @@ def test_a_batch_is_one_message_and_one_write(jit: Jit) -> None:
     assert sum(stats.delivered for stats in receiver.stats) == 1
 
 
-@pytest.mark.parametrize("jit", JITS[:1])
-def test_a_program_does_not_grow_with_the_batch(jit: Jit) -> None:
+def test_a_program_does_not_grow_with_the_batch() -> None:
     def program_lines(size: int) -> int:
-        program: Any = jit(jax.vmap(lambda x: hcb.print("{}", x)))
+        program: Any = jax.jit(jax.vmap(lambda x: hcb.print("{}", x)))
         return str(program.lower(jnp.arange(size)).as_text()).count("\n")
 
     assert program_lines(1024) == program_lines(2)
@@ -264,8 +251,7 @@ def test_vmap_over_1024_elements_compiles_as_fast_as_without_the_print() -> None
     assert statistics.median(tapped) <= 1.5 * statistics.median(untapped)
 
 
-@pytest.mark.parametrize("jit", JITS[:1])
-def test_shard_map_prints_on_every_device_in_its_order(jit: Jit, printed: Printed) -> None:
+def test_shard_map_prints_on_every_device_in_its_order(printed: Printed) -> None:
     mesh = Mesh(jax.devices(), ("i",))
 
     def per_device(x: Any) -> Any:
@@ -275,7 +261,9 @@ def test_shard_map_prints_on_every_device_in_its_order(jit: Jit, printed: Printe
 
         return lax.scan(step, x, jnp.arange(50))[0]
 
-    f = jit(jax.shard_map(per_device, mesh=mesh, in_specs=PartitionSpec("i"), out_specs=PartitionSpec("i")))
+    f = jax.jit(
+        jax.shard_map(per_device, mesh=mesh, in_specs=PartitionSpec("i"), out_specs=PartitionSpec("i"))
+    )
     lines = printed.ours(lambda print: f(jnp.arange(4.0))).splitlines()
     assert len(lines) == 200
     for device in range(4):

@@ -11,8 +11,7 @@ import hostcallback as hcb
 from recorder import Recorder
 
 
-def test_result_is_returned_instead_of_the_argument() -> None:
-    rec = Recorder()
+def test_result_is_returned_instead_of_the_argument(rec: Recorder) -> None:
     assert float(hcb.jit(lambda x: hcb.id_tap(rec, x, result=x * 10))(2.0)) == 20.0
     hcb.barrier_wait()
     assert rec.floats() == [2.0]

@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import hostcallback as hcb
 from recorder import Recorder
-from transforming import JITS, Jit
+from transforming import Jit
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +23,6 @@ def everything_on() -> Iterator[None]:
     hcb.taps["*"].enable()
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_taps_are_switched_by_glob_without_recompiling(jit: Jit) -> None:
     loss, grad, other = Recorder(), Recorder(), Recorder()
     traced = []
@@ -56,8 +55,7 @@ def test_taps_are_switched_by_glob_without_recompiling(jit: Jit) -> None:
         assert len(traced) == compiled
 
 
-def test_a_tap_that_is_traced_later_is_off_too(caplog: pytest.LogCaptureFixture) -> None:
-    rec = Recorder()
+def test_a_tap_that_is_traced_later_is_off_too(caplog: pytest.LogCaptureFixture, rec: Recorder) -> None:
     early = hcb.jit(lambda x: hcb.id_tap(rec, x, name="early bird"))
     early(1.0)
     with caplog.at_level(logging.WARNING):
@@ -88,8 +86,7 @@ def test_a_switch_reaches_a_program_that_runs() -> None:
     assert seen == list(range(6))
 
 
-def test_a_tap_is_off_on_every_device() -> None:
-    rec = Recorder()
+def test_a_tap_is_off_on_every_device(rec: Recorder) -> None:
     mesh = Mesh(jax.devices(), ("i",))
     spec = PartitionSpec("i")
     f = hcb.jit(
@@ -105,12 +102,10 @@ def test_a_tap_is_off_on_every_device() -> None:
     assert len(rec) == 4
 
 
-@pytest.mark.parametrize("jit", JITS[:1])
-def test_shards_match_again_after_a_tap_was_off(jit: Jit) -> None:
-    rec = Recorder()
+def test_shards_match_again_after_a_tap_was_off(rec: Recorder) -> None:
     mesh = Mesh(jax.devices(), ("i",))
     x = jax.device_put(jnp.arange(8.0), NamedSharding(mesh, PartitionSpec("i")))
-    f = jit(lambda x: hcb.id_tap(rec, x, name="in shards") + 1)
+    f = jax.jit(lambda x: hcb.id_tap(rec, x, name="in shards") + 1)
     for round in range(6):
         (hcb.taps["in shards"].disable if round % 2 else hcb.taps["in shards"].enable)()
         f(x * round).block_until_ready()
@@ -167,8 +162,7 @@ def test_calls_and_exported_taps_stay() -> None:
     assert not any("exported" in name or name == "call me" for name in set(hcb.taps.names) - before)
 
 
-def test_existing_taps_are_listed() -> None:
-    rec = Recorder()
+def test_existing_taps_are_listed(rec: Recorder) -> None:
     program = hcb.jit(lambda x: hcb.id_tap(rec, x, name="visible"))
     program(1.0)
     assert "visible" in hcb.taps.names

@@ -12,11 +12,6 @@ import pytest
 
 import hostcallback as hcb
 
-JITS = [
-    pytest.param(jax.jit, id="jax.jit"),
-    pytest.param(lambda f: f, id="no jit"),
-]
-
 
 def printed(f: Any, *args: Any) -> str:
     """Text that `f(*args, stream)` prints to the stream."""
@@ -26,7 +21,6 @@ def printed(f: Any, *args: Any) -> str:
     return out.getvalue()
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_keyword_arguments_are_sorted_and_come_first(jit: Any) -> None:
     def f(x: Any, out: io.StringIO) -> Any:
         return jit(lambda x: hcb.id_print(x, output_stream=out, zeta=1, alpha="a", mid=(1, 2)))(x)
@@ -34,7 +28,6 @@ def test_keyword_arguments_are_sorted_and_come_first(jit: Any) -> None:
     assert printed(f, jnp.arange(2)) == "alpha: a mid: (1, 2) zeta: 1\n[0 1]\n"
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_pytrees_print_as_in_host_callback(jit: Any) -> None:
     def f(x: Any, out: io.StringIO) -> Any:
         return jit(lambda x: hcb.id_print((x, [x * 2, {"b": x, "a": x + 1}], None), output_stream=out))(x)

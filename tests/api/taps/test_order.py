@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import pytest
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
 import hostcallback as hcb
 from recorder import Recorder
-
-JITS = [pytest.param(jax.jit, id="jax.jit")]
-Jit = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 # XLA:CPU runs programs of at most 8 thunks or of buffers up to 512 bytes sequentially, which would hide disorder.
 SITES = 40
@@ -31,10 +26,8 @@ def many_taps(rec: Recorder, x: Any) -> Any:
     return sum(branches)
 
 
-@pytest.mark.parametrize("jit", JITS)
-def test_independent_taps_keep_program_order(jit: Jit) -> None:
-    rec = Recorder()
-    f = jit(lambda x: many_taps(rec, x))
+def test_independent_taps_keep_program_order(rec: Recorder) -> None:
+    f = jax.jit(lambda x: many_taps(rec, x))
     x = jnp.ones((SIDE, SIDE))
     for _ in range(10):
         f(x)
@@ -42,10 +35,7 @@ def test_independent_taps_keep_program_order(jit: Jit) -> None:
     assert [k["site"] for k in rec.kwargs] == list(range(SITES)) * 10
 
 
-@pytest.mark.parametrize("jit", JITS)
-def test_order_holds_across_control_flow_and_nested_functions(jit: Jit) -> None:
-    rec = Recorder()
-
+def test_order_holds_across_control_flow_and_nested_functions(rec: Recorder) -> None:
     def f(x: Any) -> Any:
         hcb.id_tap(rec, x, site="before")
 
@@ -58,7 +48,7 @@ def test_order_holds_across_control_flow_and_nested_functions(jit: Jit) -> None:
         x, _ = lax.scan(body, x, jnp.arange(3))
         return hcb.id_tap(rec, x, site="after")
 
-    f = jit(f)
+    f = jax.jit(f)
     for _ in range(5):
         f(jnp.ones((SIDE, SIDE)))
     hcb.barrier_wait()
@@ -66,10 +56,8 @@ def test_order_holds_across_control_flow_and_nested_functions(jit: Jit) -> None:
     assert [k["site"] for k in rec.kwargs] == expected * 5
 
 
-@pytest.mark.parametrize("jit", JITS)
-def test_executions_of_one_thread_keep_their_order(jit: Jit) -> None:
-    rec = Recorder()
-    f = jit(lambda x, i: hcb.id_tap(rec, (x @ x, i))[0] * 0 + 1)
+def test_executions_of_one_thread_keep_their_order(rec: Recorder) -> None:
+    f = jax.jit(lambda x, i: hcb.id_tap(rec, (x @ x, i))[0] * 0 + 1)
     x = jnp.ones((SIDE, SIDE))
     for i in range(200):
         x = f(x, i)
@@ -77,16 +65,14 @@ def test_executions_of_one_thread_keep_their_order(jit: Jit) -> None:
     assert [int(i) for _, i in rec.values] == list(range(200))
 
 
-@pytest.mark.parametrize("jit", JITS)
-def test_every_device_of_a_shard_map_keeps_its_own_order(jit: Jit) -> None:
-    rec = Recorder()
+def test_every_device_of_a_shard_map_keeps_its_own_order(rec: Recorder) -> None:
     mesh = Mesh(jax.devices(), ("i",))
 
     def per_device(x: Any) -> Any:
         return many_taps(rec, x)
 
     spec = PartitionSpec("i")
-    f = jit(jax.shard_map(per_device, mesh=mesh, in_specs=spec, out_specs=spec))
+    f = jax.jit(jax.shard_map(per_device, mesh=mesh, in_specs=spec, out_specs=spec))
     x = jnp.ones((SIDE * len(jax.devices()), SIDE))
     for _ in range(5):
         f(x)
@@ -96,10 +82,8 @@ def test_every_device_of_a_shard_map_keeps_its_own_order(jit: Jit) -> None:
         assert sites == list(range(SITES)) * 5
 
 
-@pytest.mark.parametrize("jit", JITS)
-def test_unordered_taps_all_arrive(jit: Jit) -> None:
-    rec = Recorder()
-    f = jit(lambda x: sum(hcb.id_tap(rec, x @ x + i, ordered=False, site=i) for i in range(SITES)))
+def test_unordered_taps_all_arrive(rec: Recorder) -> None:
+    f = jax.jit(lambda x: sum(hcb.id_tap(rec, x @ x + i, ordered=False, site=i) for i in range(SITES)))
     f(jnp.ones((SIDE, SIDE)))
     hcb.barrier_wait()
     assert sorted(k["site"] for k in rec.kwargs) == list(range(SITES))

@@ -16,7 +16,7 @@ from jax import lax
 
 import hostcallback as hcb
 from recorder import Recorder
-from transforming import COMPILED, JITS, Jit
+from transforming import Jit, no_jit
 
 
 def next_line(count: int = 1) -> str:
@@ -33,10 +33,9 @@ def shown(error: BaseException) -> str:
 # ---- Errors ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("jit", COMPILED)
-def test_a_traced_keyword_argument_is_refused(jit: Jit) -> None:
+def test_a_traced_keyword_argument_is_refused() -> None:
     place = next_line()
-    f = jit(lambda x: hcb.id_print(x, step=x + 1))
+    f = jax.jit(lambda x: hcb.id_print(x, step=x + 1))
     with pytest.raises(
         TypeError, match=r"the keyword argument 'step' of id_print@.* is a traced value"
     ) as info:
@@ -48,7 +47,6 @@ def test_a_traced_keyword_argument_is_refused(jit: Jit) -> None:
     assert "test_trace_errors.py" in str(info.value)
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_a_leaf_that_cannot_be_sent_is_refused_with_the_line(jit: Jit) -> None:
     place = next_line()
     f = jit(lambda x: hcb.id_tap(print, {"x": x, "names": np.array(["a"])}))
@@ -57,7 +55,6 @@ def test_a_leaf_that_cannot_be_sent_is_refused_with_the_line(jit: Jit) -> None:
     assert place in str(info.value)
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_a_jax_error_about_a_leaf_has_a_note_with_the_line(jit: Jit) -> None:
     place = next_line()
     f = jit(lambda x: hcb.id_tap(print, (x, 10**100)))
@@ -66,8 +63,7 @@ def test_a_jax_error_about_a_leaf_has_a_note_with_the_line(jit: Jit) -> None:
     assert shown(info.value).count(place) == 1
 
 
-@pytest.mark.parametrize("jit", COMPILED)
-def test_a_pytree_error_has_a_note_with_the_line(jit: Jit) -> None:
+def test_a_pytree_error_has_a_note_with_the_line() -> None:
     class Picky:
         def __init__(self, x: Any) -> None:
             if type(x) is not float:
@@ -76,7 +72,7 @@ def test_a_pytree_error_has_a_note_with_the_line(jit: Jit) -> None:
 
     jax.tree_util.register_pytree_node(Picky, lambda p: ([p.x, jnp.zeros(2)], None), lambda _, c: Picky(c))
     place = next_line()
-    f = jit(lambda x: hcb.id_tap(print, Picky(1.0), name="picky") and x)
+    f = jax.jit(lambda x: hcb.id_tap(print, Picky(1.0), name="picky") and x)
     with pytest.raises(RuntimeError, match="a float, please") as info:
         f(1.0)
     assert f"This was raised in the tap picky at {place}" in shown(info.value)
@@ -110,7 +106,8 @@ def escaped_tracers() -> dict[str, Any]:
 @pytest.mark.parametrize(
     "around",
     [
-        *JITS,
+        pytest.param(jax.jit, id="jax.jit"),
+        pytest.param(no_jit, id="no jit"),
         pytest.param(lambda f: lambda: jax.grad(lambda x: f())(1.0), id="grad"),
         pytest.param(lambda f: lambda: jax.vmap(lambda x: f())(jnp.ones(2)), id="vmap"),
         pytest.param(lambda f: lambda: lax.scan(lambda c, _: (f(), None), 1.0, None, length=2), id="scan"),
@@ -129,9 +126,7 @@ def test_tapping_a_tracer_that_escaped_names_the_line(around: Jit) -> None:
 
 
 @pytest.mark.slow
-def test_tracers_of_the_traces_around_a_tap_have_not_escaped() -> None:
-    rec = Recorder()
-
+def test_tracers_of_the_traces_around_a_tap_have_not_escaped(rec: Recorder) -> None:
     def tap(*values: Any) -> Any:
         return hcb.id_tap(rec, values, tap_tangents=False)[0]
 
@@ -182,8 +177,7 @@ def test_tracers_of_the_traces_around_a_tap_have_not_escaped() -> None:
     assert len(rec) > 50
 
 
-@pytest.mark.parametrize("jit", COMPILED)
-def test_jax_names_the_users_line_when_the_result_of_a_tap_escapes(jit: Jit) -> None:
+def test_jax_names_the_users_line_when_the_result_of_a_tap_escapes() -> None:
     escaped: list[Any] = []
 
     def f(x: Any) -> Any:
@@ -191,7 +185,7 @@ def test_jax_names_the_users_line_when_the_result_of_a_tap_escapes(jit: Jit) -> 
         return x
 
     place = next_line(-3).strip()
-    jit(f)(1.0)
+    jax.jit(f)(1.0)
     with pytest.raises(jax.errors.UnexpectedTracerError) as info:
         jnp.sin(escaped[0])
     created = re.search(r"was created on line (\S+) \((\S+)\)", str(info.value))
@@ -200,24 +194,22 @@ def test_jax_names_the_users_line_when_the_result_of_a_tap_escapes(jit: Jit) -> 
     assert created[2].endswith("f")
 
 
-@pytest.mark.parametrize("jit", COMPILED)
-def test_a_compiled_program_names_the_users_line(jit: Any) -> None:
+def test_a_compiled_program_names_the_users_line() -> None:
     place = next_line()
-    f = jit(lambda x: hcb.id_tap(lambda x: None, x))
+    f = jax.jit(lambda x: hcb.id_tap(lambda x: None, x))
     text = f.lower(1.0).as_text(debug_info=True)
     file, line = place.strip().rsplit(":", 1)
     assert f'loc("{file}":{line}' in text
     assert "emit.py" not in text
 
 
-@pytest.mark.parametrize("jit", COMPILED)
-def test_a_tap_function_that_holds_a_tracer_is_reported_with_the_line(jit: Jit) -> None:
+def test_a_tap_function_that_holds_a_tracer_is_reported_with_the_line() -> None:
     def f(x: Any) -> Any:
         y = x + 1
         return hcb.id_tap(lambda value: print(value + y), x)
 
     place = next_line(-2)
-    jit(f)(1.0)
+    jax.jit(f)(1.0)
     with pytest.raises(hcb.TapFunctionException) as info:
         hcb.barrier_wait()
     (error,) = info.value.exceptions
@@ -241,9 +233,7 @@ PROGRAMS: dict[str, Callable[[Any, Any], Any]] = {
 
 @pytest.mark.slow_variants(every=4)
 @pytest.mark.parametrize("program", PROGRAMS)
-@pytest.mark.parametrize("jit", JITS)
-def test_taps_leak_no_tracers(jit: Jit, program: str) -> None:
-    rec = Recorder()
+def test_taps_leak_no_tracers(jit: Jit, program: str, rec: Recorder) -> None:
     with jax.checking_leaks():
         jit(lambda x: PROGRAMS[program](lambda value: hcb.id_tap(rec, value), x))(jnp.ones(2))
     hcb.barrier_wait()
@@ -251,7 +241,6 @@ def test_taps_leak_no_tracers(jit: Jit, program: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("jit", JITS)
 def test_a_leak_of_a_taps_result_is_found(jit: Jit) -> None:
     kept: list[Any] = []
 

@@ -19,7 +19,7 @@ from jax import lax
 
 import hostcallback as hcb
 from recorder import Recorder
-from transforming import JITS, JVP, TRANSPOSE, Jit, batch
+from transforming import JVP, TRANSPOSE, Jit, batch
 
 # ---- Arrays ----------------------------------------------------------------------------------------------------------
 
@@ -61,7 +61,6 @@ def test_every_dtype_and_shape_arrives_as_it_was(dtype: str, shape: tuple[int, .
 
 
 @pytest.mark.slow_variants(every=6)
-@pytest.mark.parametrize("jit", JITS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_dtype_arrives_with_and_without_jit_and_batched(dtype: str, jit: Jit, rec: Recorder) -> None:
     with jax.enable_x64(True):
@@ -89,7 +88,6 @@ def test_large_arrays_arrive_whole_and_are_the_taps_own(size: int, rec: Recorder
 
 
 @pytest.mark.parametrize("shape", [(0,), (2, 0, 3)])
-@pytest.mark.parametrize("jit", JITS)
 def test_zero_size_arrays_arrive_under_every_transformation(
     jit: Jit, shape: tuple[int, ...], rec: Recorder
 ) -> None:
@@ -104,7 +102,6 @@ def test_zero_size_arrays_arrive_under_every_transformation(
     assert rec.transforms == [(), (JVP, TRANSPOSE), (batch(0),), (), ()]
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_integers_and_booleans_are_tapped_next_to_differentiated_values(jit: Jit, rec: Recorder) -> None:
     def f(x: Any, n: Any, flag: Any) -> Any:
         x, n, flag = hcb.id_tap(rec, (x, n, flag))
@@ -120,7 +117,6 @@ def test_integers_and_booleans_are_tapped_next_to_differentiated_values(jit: Jit
     assert rec.transforms == [(), (JVP, TRANSPOSE)]
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_a_function_of_integers_alone_is_tapped_once_under_grad(jit: Jit, rec: Recorder) -> None:
     gradient = jit(jax.grad(lambda n: hcb.id_tap(rec, n) * 1.5, allow_int=True))(jnp.int32(4))
     assert gradient.dtype == jax.dtypes.float0
@@ -129,7 +125,6 @@ def test_a_function_of_integers_alone_is_tapped_once_under_grad(jit: Jit, rec: R
     assert rec.transforms == [()]
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_tangents_of_integers_can_be_tapped_themselves(jit: Jit, rec: Recorder) -> None:
     @jax.custom_jvp
     def f(x: Any, n: Any) -> Any:
@@ -153,7 +148,6 @@ def test_tangents_of_integers_can_be_tapped_themselves(jit: Jit, rec: Recorder) 
 
 
 @pytest.mark.parametrize("number", [True, 3, 2.5, 1 + 2j])
-@pytest.mark.parametrize("jit", JITS)
 def test_python_numbers_arrive_as_arrays_and_come_back_as_they_were(
     jit: Jit, number: Any, rec: Recorder
 ) -> None:
@@ -173,7 +167,6 @@ def test_python_numbers_arrive_as_arrays_and_come_back_as_they_were(
     assert rec.transforms[1] == (batch(None, 0),)
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_a_numpy_scalar_arrives_as_an_array_and_becomes_one(jit: Jit, rec: Recorder) -> None:
     def f(x: Any) -> Any:
         out = hcb.id_tap(rec, (x, np.float32(0.5), np.int8(3), np.bool_(True)))
@@ -187,7 +180,6 @@ def test_a_numpy_scalar_arrives_as_an_array_and_becomes_one(jit: Jit, rec: Recor
     assert [value.item() for value in rec.values[0][1:]] == [0.5, 3, True]
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_weak_types_are_kept(jit: Jit, rec: Recorder) -> None:
     def types(weak: Any, strong: Any) -> Any:
         weak, strong = weak + 1, strong + 1
@@ -256,7 +248,6 @@ def returns_its_leaf(rec: Recorder, leaf: Any) -> Callable[[Any], Any]:
 
 
 @pytest.mark.parametrize("kind", STATIC)
-@pytest.mark.parametrize("jit", JITS)
 def test_a_non_array_leaf_comes_back_in_its_place_and_is_delivered(
     jit: Jit, kind: str, rec: Recorder
 ) -> None:
@@ -269,7 +260,6 @@ def test_a_non_array_leaf_comes_back_in_its_place_and_is_delivered(
 
 
 @pytest.mark.parametrize("kind", ["function", "string", "object"])
-@pytest.mark.parametrize("jit", JITS)
 def test_a_non_array_leaf_is_the_same_under_transformations(jit: Jit, kind: str, rec: Recorder) -> None:
     leaf = STATIC[kind]
     f = returns_its_leaf(rec, leaf)
@@ -290,7 +280,6 @@ def test_a_non_array_leaf_is_the_same_under_transformations(jit: Jit, kind: str,
     np.testing.assert_array_equal([v[1]["x"] for v in rec.values[-2:]], [2.0, 4.0])
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_a_pytree_comes_back_in_its_structure(jit: Jit, rec: Recorder) -> None:
     Point = collections.namedtuple("Point", "x y")
 
@@ -311,7 +300,6 @@ def test_a_pytree_comes_back_in_its_structure(jit: Jit, rec: Recorder) -> None:
     assert got["empty"] == ((), [], {})
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_a_tap_without_arrays_fires_each_time(jit: Jit, rec: Recorder) -> None:
     def f(x: Any) -> Any:
         return lax.scan(lambda c, _: (hcb.id_tap(rec, "tick", result=c), None), x, None, length=3)[0]
@@ -321,7 +309,6 @@ def test_a_tap_without_arrays_fires_each_time(jit: Jit, rec: Recorder) -> None:
     assert [v for v, t in zip(rec.values, rec.transforms, strict=True) if t == ()] == ["tick"] * 3
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_taps_on_one_line_that_differ_in_a_static_leaf_are_separate(jit: Jit, rec: Recorder) -> None:
     configs = [Config(), Config(), "a", "b", Mode.TRAIN, np.dtype("int8"), np.dtype("int16")]
 
@@ -367,7 +354,6 @@ class Config:
 
 
 @pytest.mark.parametrize("kind", ["functions", "objects"])
-@pytest.mark.parametrize("jit", JITS)
 def test_taps_on_one_line_whose_structures_print_alike_are_separate(jit: Jit, kind: str) -> None:
     def scaled(by: float) -> Callable[[Any], Any]:
         return lambda x: x * by
@@ -388,7 +374,6 @@ def test_taps_on_one_line_whose_structures_print_alike_are_separate(jit: Jit, ki
     assert [float(value.weight) for value in delivered] == [1.0, 2.0, 3.0]
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_a_structure_that_cannot_be_hashed_is_tapped_all_the_same(jit: Jit, rec: Recorder) -> None:
     def f(x: Any) -> Any:
         return hcb.id_tap(rec, Layer(x, ["a list"])).weight
@@ -399,7 +384,6 @@ def test_a_structure_that_cannot_be_hashed_is_tapped_all_the_same(jit: Jit, rec:
     assert [(float(v.weight), v.field) for v in rec.values] == [(1.0, ["a list"]), (2.0, ["a list"])]
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_an_object_with_jax_array_arrives_as_its_array(jit: Jit, rec: Recorder) -> None:
     class Quantised:
         def __init__(self, values: Any, scale: float) -> None:
@@ -444,7 +428,6 @@ class Tensor:
         (Tensor(), "convert it with jax.numpy.asarray, or pass it as a keyword argument"),
     ],
 )
-@pytest.mark.parametrize("jit", JITS)
 def test_an_array_that_jax_cannot_take_is_refused_with_its_place_and_the_cure(
     jit: Jit, bad: Any, cure: str
 ) -> None:

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.experimental import io_callback
-from watching import JITS, errors_of, line_of
+from watching import errors_of, line_of
 
 import hostcallback as hcb
-from transforming import COMPILED, Jit
+from transforming import Jit
 
 X = jnp.linspace(0.5, 3.0, 12).reshape(3, 4)
 
@@ -93,7 +93,6 @@ def test_compiled_results_and_gradients_are_the_same_and_nothing_is_sent(f: Call
     assert sum(device.delivered for device in receiver.stats) == 0
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_integers_and_keys_are_ignored(jit: Jit) -> None:
     def f(key, n):
         key, other = jax.random.split(key)
@@ -108,7 +107,6 @@ def test_integers_and_keys_are_ignored(jit: Jit) -> None:
         assert jnp.array_equal(*map(jax.random.key_data, (a, b))) if is_key else jnp.array_equal(a, b)
 
 
-@pytest.mark.parametrize("jit", JITS)
 def test_a_function_without_floats(jit: Jit) -> None:
     assert int(jit(hcb.watch_nonfinite(lambda n: n * 2 + 1))(jnp.int32(3))) == 7
     assert jit(hcb.watch_nonfinite(lambda: jnp.int32(3)))() == 3
@@ -151,7 +149,6 @@ def scoped(x: Any) -> Any:
     return jnp.sum(y) + jnp.sum(x)
 
 
-@pytest.mark.parametrize("jit", COMPILED)
 @pytest.mark.parametrize(
     ("where", "primitives"),
     [
@@ -168,9 +165,9 @@ def scoped(x: Any) -> Any:
         (lambda operation: operation.backward, []),
     ],
 )
-def test_where_selects(where: Any, primitives: list[str], jit: Jit) -> None:
+def test_where_selects(where: Any, primitives: list[str]) -> None:
     watched = hcb.watch_nonfinite(scoped, where=where)
-    assert [error.primitive for error in errors_of(lambda: jit(watched)(X))] == primitives
+    assert [error.primitive for error in errors_of(lambda: jax.jit(watched)(X))] == primitives
 
 
 def test_where_sees_the_scopes_of_a_gradient_without_its_transformations() -> None:

@@ -7,12 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 import hostcallback as hcb
-from transforming import COMPILED, no_jit
-
-JITS = [*COMPILED, pytest.param(no_jit, id="no jit", marks=pytest.mark.slow)]
 
 
 def errors_of(run: Callable[[], Any]) -> list[hcb.NonFiniteError]:

@@ -17,9 +17,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 import hostcallback as hcb
 from recorder import Recorder
 
-JITS = [pytest.param(jax.jit, id="jax.jit")]
-Jit = Callable[[Callable[..., Any]], Callable[..., Any]]
-
 COLLECTIVES = re.compile(
     r"all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter|collective-broadcast"
 )
@@ -35,11 +32,9 @@ def sharded(value: Any, spec: P, mesh: Mesh | None = None) -> Any:
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=str)
-@pytest.mark.parametrize("jit", JITS)
-def test_the_tap_gets_the_whole_array_once(jit: Jit, spec: P) -> None:
-    rec = Recorder()
+def test_the_tap_gets_the_whole_array_once(spec: P, rec: Recorder) -> None:
     whole = np.arange(64.0, dtype=np.float32).reshape(8, 8)
-    out = jit(lambda x: hcb.id_tap(rec, x * 2) + 1)(sharded(whole, spec))
+    out = jax.jit(lambda x: hcb.id_tap(rec, x * 2) + 1)(sharded(whole, spec))
     hcb.barrier_wait()
     np.testing.assert_array_equal(out, 2 * whole + 1)
     assert len(rec) == 1
@@ -48,8 +43,7 @@ def test_the_tap_gets_the_whole_array_once(jit: Jit, spec: P) -> None:
     assert rec.devices == [jax.devices()[0]]
 
 
-def test_an_eager_tap_of_a_sharded_array_gets_the_whole_array() -> None:
-    rec = Recorder()
+def test_an_eager_tap_of_a_sharded_array_gets_the_whole_array(rec: Recorder) -> None:
     whole = np.arange(64.0, dtype=np.float32).reshape(8, 8)
     hcb.id_tap(rec, sharded(whole, P("i", "j")))
     hcb.barrier_wait()
@@ -57,8 +51,7 @@ def test_an_eager_tap_of_a_sharded_array_gets_the_whole_array() -> None:
     np.testing.assert_array_equal(rec.values[0], whole)
 
 
-@pytest.mark.parametrize("jit", JITS)
-def test_each_devices_shard_comes_with_its_place_on_request(jit: Jit) -> None:
+def test_each_devices_shard_comes_with_its_place_on_request() -> None:
     got: dict[int, Any] = {}
     whole = np.arange(64.0, dtype=np.float32).reshape(8, 8)
 
@@ -69,7 +62,7 @@ def test_each_devices_shard_comes_with_its_place_on_request(jit: Jit) -> None:
         return hcb.id_tap(keep, {"a": x * 2, "b": x.sum()}, sharding="local")
 
     x = sharded(whole, P("j", "i"))
-    jit(f)(x)
+    jax.jit(f)(x)
     hcb.barrier_wait()
     assert sorted(got) == [0, 1, 2, 3]
     for shard in x.addressable_shards:
@@ -109,10 +102,8 @@ def program(rec: Callable[..., None]) -> Callable[[Any], Any]:
 PLACES = ["start", "scan", "even", "scan", "odd", "scan", "even", "while", "while", "fori", "fori", "unused"]
 
 
-@pytest.mark.parametrize("jit", JITS)
-def test_taps_in_control_flow_keep_program_order(jit: Jit) -> None:
-    rec = Recorder()
-    jit(program(rec))(sharded(np.zeros((8, 8), np.float32), P("i", "j")))
+def test_taps_in_control_flow_keep_program_order(rec: Recorder) -> None:
+    jax.jit(program(rec))(sharded(np.zeros((8, 8), np.float32), P("i", "j")))
     hcb.barrier_wait()
     assert [kwargs["at"] for kwargs in rec.kwargs] == PLACES
     expected = [0, 1, 1, 2, 2, 3, 3, 4, 5, 6, 7, 7]
@@ -139,24 +130,20 @@ def test_no_collective_is_added_to_the_program(spec: P) -> None:
         assert COLLECTIVES.findall(gathered.lower(x).compile().as_text())
 
 
-@pytest.mark.parametrize("jit", JITS)
-def test_long_scans_keep_every_value_in_order(jit: Jit) -> None:
-    rec = Recorder()
+def test_long_scans_keep_every_value_in_order(rec: Recorder) -> None:
     steps = 2000
 
     def f(x: Any) -> Any:
         return lax.scan(lambda c, _: (hcb.id_tap(rec, c + 1), None), x, None, length=steps)[0]
 
-    jit(f)(sharded(np.zeros(8, np.float32), P("i")))
+    jax.jit(f)(sharded(np.zeros(8, np.float32), P("i")))
     hcb.barrier_wait()
     np.testing.assert_array_equal(np.stack(rec.values)[:, 0], np.arange(1, steps + 1))
     assert all((value == value[0]).all() for value in rec.values)
 
 
-@pytest.mark.parametrize("jit", JITS)
-def test_many_launches_are_distinguished(jit: Jit) -> None:
-    rec = Recorder()
-    f = jit(lambda x: hcb.id_tap(rec, x))
+def test_many_launches_are_distinguished(rec: Recorder) -> None:
+    f = jax.jit(lambda x: hcb.id_tap(rec, x))
     for step in range(400):  # more than are remembered
         f(sharded(np.full((4, 4), step, np.float32), P("i", "j")))
     hcb.barrier_wait()
@@ -165,8 +152,7 @@ def test_many_launches_are_distinguished(jit: Jit) -> None:
 
 
 @pytest.mark.native_only  # a Python callback is not told which launch it belongs to: see docs/design/sharded-taps.md
-def test_launches_of_several_threads_are_not_mixed() -> None:
-    rec = Recorder()
+def test_launches_of_several_threads_are_not_mixed(rec: Recorder) -> None:
     f = hcb.jit(lambda x: hcb.id_tap(rec, x))
     f(sharded(np.full((4, 4), -1, np.float32), P("i", "j")))  # compiled once
 
@@ -186,15 +172,13 @@ def test_launches_of_several_threads_are_not_mixed() -> None:
     assert sorted(seen) == [100 * n + step for n in range(4) for step in range(50)]
 
 
-@pytest.mark.parametrize("jit", JITS)
-def test_grad_and_vmap_of_sharded_taps(jit: Jit) -> None:
-    rec = Recorder()
+def test_grad_and_vmap_of_sharded_taps(rec: Recorder) -> None:
     x = np.arange(16.0, dtype=np.float32).reshape(4, 4)
 
     def loss(row: Any) -> Any:
         return (hcb.id_tap(rec, row) ** 2).sum()
 
-    grads = jit(jax.vmap(jax.grad(loss)))(sharded(x, P("i", "j")))
+    grads = jax.jit(jax.vmap(jax.grad(loss)))(sharded(x, P("i", "j")))
     hcb.barrier_wait()
     np.testing.assert_array_equal(grads, 2 * x)
     assert rec.transforms == [
@@ -208,8 +192,7 @@ def test_grad_and_vmap_of_sharded_taps(jit: Jit) -> None:
 @pytest.mark.parametrize(
     "dtype", ["bool", "int4", "uint8", "int64", "bfloat16", "complex64", "float8_e4m3fn"]
 )
-def test_every_kind_of_element_is_assembled(dtype: str) -> None:
-    rec = Recorder()
+def test_every_kind_of_element_is_assembled(dtype: str, rec: Recorder) -> None:
     with jax.enable_x64(True):
         value = (np.arange(64).reshape(8, 8) % 3).astype(jnp.dtype(dtype))
         hcb.jit(lambda x: hcb.id_tap(rec, x))(sharded(value, P("i", "j")))
@@ -218,8 +201,7 @@ def test_every_kind_of_element_is_assembled(dtype: str) -> None:
     np.testing.assert_array_equal(rec.values[0].astype(np.complex64), value.astype(np.complex64))
 
 
-@pytest.mark.parametrize("jit", JITS)
-def test_unevenly_divided_arrays_are_trimmed(jit: Jit) -> None:
+def test_unevenly_divided_arrays_are_trimmed() -> None:
     rec, local = Recorder(), Recorder()
     sharding = NamedSharding(Mesh(jax.devices(), ("i",)), P("i"))
     value = np.arange(10.0, dtype=np.float32)
@@ -229,7 +211,7 @@ def test_unevenly_divided_arrays_are_trimmed(jit: Jit) -> None:
         hcb.id_tap(local, y, sharding="local")
         return hcb.id_tap(rec, y).sum()
 
-    jit(f)(sharded(np.arange(8.0, dtype=np.float32), P("i"), Mesh(jax.devices(), ("i",))))
+    jax.jit(f)(sharded(np.arange(8.0, dtype=np.float32), P("i"), Mesh(jax.devices(), ("i",))))
     hcb.barrier_wait()
     np.testing.assert_array_equal(rec.values[0], value)
     by_device = sorted(
@@ -238,23 +220,20 @@ def test_unevenly_divided_arrays_are_trimmed(jit: Jit) -> None:
     np.testing.assert_array_equal(np.concatenate([v for _, v in by_device]), value)
 
 
-@pytest.mark.parametrize("jit", JITS)
-def test_large_arrays_and_arrays_of_two_devices(jit: Jit) -> None:
-    rec = Recorder()
+def test_large_arrays_and_arrays_of_two_devices(rec: Recorder) -> None:
     mesh = Mesh(jax.devices()[2:], ("d",))
     value = np.random.default_rng(0).normal(size=(512, 1024)).astype(np.float32)
-    jit(lambda x: hcb.id_tap(rec, x))(sharded(value, P(None, "d"), mesh))
+    jax.jit(lambda x: hcb.id_tap(rec, x))(sharded(value, P(None, "d"), mesh))
     hcb.barrier_wait()
     np.testing.assert_array_equal(rec.values[0], value)
     assert rec.devices == [jax.devices()[2]]
 
 
-@pytest.mark.parametrize("jit", JITS)
-def test_a_failing_tap_is_reported_once_with_its_line(jit: Jit) -> None:
+def test_a_failing_tap_is_reported_once_with_its_line() -> None:
     def fail(x: Any) -> None:
         raise ValueError("no")
 
-    jit(lambda x: hcb.id_tap(fail, x))(sharded(np.zeros((4, 4), np.float32), P("i", "j")))
+    jax.jit(lambda x: hcb.id_tap(fail, x))(sharded(np.zeros((4, 4), np.float32), P("i", "j")))
     with pytest.raises(hcb.TapFunctionException) as caught:
         hcb.barrier_wait()
     assert [f.source_line.rpartition("/")[2].partition(":")[0] for f in caught.value.failures] == [
@@ -262,9 +241,7 @@ def test_a_failing_tap_is_reported_once_with_its_line(jit: Jit) -> None:
     ]
 
 
-def test_equal_taps_in_a_sharded_and_in_a_plain_program_do_not_meet() -> None:
-    rec = Recorder()
-
+def test_equal_taps_in_a_sharded_and_in_a_plain_program_do_not_meet(rec: Recorder) -> None:
     def f(x: Any) -> Any:
         return hcb.id_tap(rec, x)
 
@@ -277,9 +254,7 @@ def test_equal_taps_in_a_sharded_and_in_a_plain_program_do_not_meet() -> None:
     assert all(value.shape == (4, 4) for value in rec.values)
 
 
-def test_unordered_taps_are_assembled_too() -> None:
-    rec = Recorder()
-
+def test_unordered_taps_are_assembled_too(rec: Recorder) -> None:
     def f(x: Any) -> Any:
         def step(c: Any, _: Any) -> Any:
             for k in range(3):

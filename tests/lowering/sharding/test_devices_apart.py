@@ -45,8 +45,7 @@ def in_order(rec: Recorder, count: int) -> bool:
     return [value.tolist() for value in rec.values] == [[float(step)] * 8 for step in range(count)]
 
 
-def test_one_device_may_be_hundreds_of_launches_behind() -> None:
-    rec = Recorder()
+def test_one_device_may_be_hundreds_of_launches_behind(rec: Recorder) -> None:
     f = hcb.jit(lambda x: hcb.id_tap(rec, x))
     busy = occupy(jax.devices()[2])
     for step in range(700):
@@ -56,7 +55,9 @@ def test_one_device_may_be_hundreds_of_launches_behind() -> None:
     assert in_order(rec, 700)
 
 
-def test_devices_without_room_wait_for_one_with_a_slow_tap(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_devices_without_room_wait_for_one_with_a_slow_tap(
+    monkeypatch: pytest.MonkeyPatch, rec: Recorder
+) -> None:
     looks = []
     is_another_receiver_busy = runtime.is_another_receiver_busy
     monkeypatch.setattr(
@@ -64,7 +65,6 @@ def test_devices_without_room_wait_for_one_with_a_slow_tap(monkeypatch: pytest.M
     )
     monkeypatch.setattr(assembly, "MAX_PENDING_VALUES", 8)
     monkeypatch.setattr(shards, "STANDSTILL_SEC", 0.01)
-    rec = Recorder()
     f = hcb.jit(lambda x: hcb.id_tap(rec, x))
     busy = occupy(jax.devices()[2])
     for step in range(100):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -14,9 +14,6 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 import hostcallback as hcb
 from recorder import Recorder
-
-JITS = [pytest.param(jax.jit, id="jax.jit")]
-Jit = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 WHOLE = np.arange(64.0, dtype=np.float32).reshape(8, 8)
 
@@ -34,32 +31,26 @@ def argument(mesh: Any) -> Any:
     return jax.device_put(WHOLE, NamedSharding(mesh, P("i", "j")))
 
 
-@pytest.mark.parametrize("jit", JITS)
-def test_the_tap_gets_the_whole_array_and_keeps_its_type(jit: Jit, mesh: Any) -> None:
-    rec = Recorder()
-
+def test_the_tap_gets_the_whole_array_and_keeps_its_type(mesh: Any, rec: Recorder) -> None:
     def f(x: Any) -> Any:
         y = x * 2
         tapped = hcb.id_tap(rec, y)
         assert jax.typeof(tapped) == jax.typeof(y)
         return tapped + 1
 
-    out = jit(f)(argument(mesh))
+    out = jax.jit(f)(argument(mesh))
     hcb.barrier_wait()
     np.testing.assert_array_equal(out, 2 * WHOLE + 1)
     assert len(rec) == 1
     np.testing.assert_array_equal(rec.values[0], 2 * WHOLE)
 
 
-@pytest.mark.parametrize("jit", JITS)
-def test_control_flow_grad_and_vmap(jit: Jit, mesh: Any) -> None:
-    rec = Recorder()
-
+def test_control_flow_grad_and_vmap(mesh: Any, rec: Recorder) -> None:
     def loss(x: Any) -> Any:
         x, _ = lax.scan(lambda c, _: (hcb.id_tap(rec, c * 2, at="scan"), None), x, None, length=2)
         return (x**2).sum()
 
-    grads = jit(jax.grad(loss))(argument(mesh))
+    grads = jax.jit(jax.grad(loss))(argument(mesh))
     hcb.barrier_wait()
     np.testing.assert_array_equal(grads, 32 * WHOLE)
     assert [len(t) for t in rec.transforms] == [0, 0, 2, 2]
@@ -67,11 +58,10 @@ def test_control_flow_grad_and_vmap(jit: Jit, mesh: Any) -> None:
         np.testing.assert_array_equal(value, factor * WHOLE)
 
 
-@pytest.mark.parametrize("jit", JITS)
-def test_local_shards_with_their_place(jit: Jit, mesh: Any) -> None:
+def test_local_shards_with_their_place(mesh: Any) -> None:
     got: dict[int, Any] = {}
     x = argument(mesh)
-    jit(
+    jax.jit(
         lambda x: hcb.id_tap(
             lambda part, device, index: got.update({device.id: (part, index)}), x, sharding="local"
         )
@@ -82,8 +72,7 @@ def test_local_shards_with_their_place(jit: Jit, mesh: Any) -> None:
         np.testing.assert_array_equal(part, WHOLE[place])
 
 
-def test_an_eager_tap(mesh: Any) -> None:
-    rec = Recorder()
+def test_an_eager_tap(mesh: Any, rec: Recorder) -> None:
     out = hcb.id_tap(rec, argument(mesh))
     hcb.barrier_wait()
     np.testing.assert_array_equal(rec.values[0], WHOLE)

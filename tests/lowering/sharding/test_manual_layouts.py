@@ -14,7 +14,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 import hostcallback as hcb
 from recorder import Recorder
-from transforming import COMPILED, COTANGENT, JITS, PRIMAL, Jit
+from transforming import COTANGENT, PRIMAL, Jit
 
 AXIS = "i"
 STEPS = 1500  # above a thousand
@@ -57,10 +57,7 @@ def expect_on_every_device(rec: Recorder, count: int, expected: Callable[[int], 
         assert [int(value) for value in rec.on(device)] == expected(device.id)
 
 
-@pytest.mark.parametrize("jit", JITS)
-def test_a_scan_of_many_steps(jit: Jit, count: int, layout: Layout) -> None:
-    rec = Recorder()
-
+def test_a_scan_of_many_steps(jit: Jit, count: int, layout: Layout, rec: Recorder) -> None:
     def f(x: Any) -> Any:
         return lax.scan(lambda c, _: (hcb.id_tap(rec, c) + 1, None), x, None, length=STEPS)[0]
 
@@ -70,10 +67,7 @@ def test_a_scan_of_many_steps(jit: Jit, count: int, layout: Layout) -> None:
     np.testing.assert_array_equal(out, start + STEPS)
 
 
-@pytest.mark.parametrize("jit", JITS)
-def test_a_scan_of_many_steps_with_collectives(jit: Jit, count: int, layout: Layout) -> None:
-    rec = Recorder()
-
+def test_a_scan_of_many_steps_with_collectives(jit: Jit, count: int, layout: Layout, rec: Recorder) -> None:
     def f(x: Any) -> Any:
         def step(c: Any, i: Any) -> Any:
             c = hcb.id_tap(rec, c + lax.psum(jnp.int32(1), AXIS))
@@ -89,10 +83,7 @@ def test_a_scan_of_many_steps_with_collectives(jit: Jit, count: int, layout: Lay
 
 
 @pytest.mark.slow_variants
-@pytest.mark.parametrize("jit", JITS)
-def test_grad_of_a_scan_of_many_steps(jit: Jit, count: int, layout: Layout) -> None:
-    rec = Recorder()
-
+def test_grad_of_a_scan_of_many_steps(jit: Jit, count: int, layout: Layout, rec: Recorder) -> None:
     def f(x: Any) -> Any:
         return lax.scan(lambda c, i: (c * 1.0, hcb.id_tap(rec, c * i)), x, jnp.arange(float(STEPS)))[1].sum()
 
@@ -106,10 +97,7 @@ def test_grad_of_a_scan_of_many_steps(jit: Jit, count: int, layout: Layout) -> N
 
 
 @pytest.mark.slow_variants
-@pytest.mark.parametrize("jit", COMPILED)
-def test_independent_taps_keep_program_order(jit: Jit, count: int, layout: Layout) -> None:
-    rec = Recorder()
-
+def test_independent_taps_keep_program_order(count: int, layout: Layout, rec: Recorder) -> None:
     def f(x: Any) -> Any:
         branches = []
         for i in range(SITES):
@@ -117,7 +105,7 @@ def test_independent_taps_keep_program_order(jit: Jit, count: int, layout: Layou
             branches.append(hcb.id_tap(rec, (y + i)[0, 0], site=i))
         return sum(branches)
 
-    g = jit(layout(f, count))
+    g = jax.jit(layout(f, count))
     for _ in range(3):
         g(jnp.ones((count, SIDE, SIDE)))
     hcb.barrier_wait()

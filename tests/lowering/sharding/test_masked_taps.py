@@ -21,12 +21,6 @@ from recorder import Recorder
 from transforming import batch, delivered_parts, elements, plain
 
 
-@pytest.fixture
-def rec() -> Recorder:
-    """A tap function that keeps its arguments."""
-    return Recorder()
-
-
 def sharded(xs: Any) -> Any:
     mesh = Mesh(np.array(jax.devices()), ("d",))
     return jax.device_put(xs, NamedSharding(mesh, PartitionSpec("d")))

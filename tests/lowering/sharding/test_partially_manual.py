@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -16,15 +15,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 import hostcallback as hcb
 from recorder import Recorder
 
-JITS = [pytest.param(jax.jit, id="jax.jit")]
-Jit = Callable[[Callable[..., Any]], Callable[..., Any]]
-
 
 @pytest.mark.parametrize("placement", list(itertools.permutations("ij")), ids="".join)
 @pytest.mark.parametrize("manual", ["i", "j"])
-@pytest.mark.parametrize("jit", JITS)
-def test_each_group_taps_its_part_once(jit: Jit, manual: str, placement: tuple[str, ...]) -> None:
-    rec = Recorder()
+def test_each_group_taps_its_part_once(manual: str, placement: tuple[str, ...], rec: Recorder) -> None:
     mesh = Mesh(np.array(jax.devices()).reshape(2, 2), ("i", "j"))
     whole = np.arange(64.0, dtype=np.float32).reshape(8, 8)
     x = jax.device_put(whole, NamedSharding(mesh, P(*placement)))
@@ -32,7 +26,7 @@ def test_each_group_taps_its_part_once(jit: Jit, manual: str, placement: tuple[s
     f = jax.shard_map(
         lambda x: hcb.id_tap(rec, x * 2), mesh=mesh, in_specs=spec, out_specs=spec, axis_names={manual}
     )
-    np.testing.assert_array_equal(jit(f)(x), 2 * whole)
+    np.testing.assert_array_equal(jax.jit(f)(x), 2 * whole)
     hcb.barrier_wait()
     axis = placement.index(manual)
     halves = np.split(2 * whole, 2, axis)
@@ -44,9 +38,7 @@ def test_each_group_taps_its_part_once(jit: Jit, manual: str, placement: tuple[s
         np.testing.assert_array_equal(by_device[device], half)
 
 
-@pytest.mark.parametrize("jit", JITS)
-def test_order_within_each_group(jit: Jit) -> None:
-    rec = Recorder()
+def test_order_within_each_group(rec: Recorder) -> None:
     mesh = Mesh(np.array(jax.devices()).reshape(2, 2), ("i", "j"))
 
     def body(x: Any) -> Any:
@@ -61,7 +53,7 @@ def test_order_within_each_group(jit: Jit) -> None:
         return hcb.id_tap(rec, x, at="last")
 
     f = jax.shard_map(body, mesh=mesh, in_specs=P("i"), out_specs=P("i"), axis_names={"i"})
-    jit(f)(jnp.zeros((4, 4)))
+    jax.jit(f)(jnp.zeros((4, 4)))
     hcb.barrier_wait()
     for device in (jax.devices()[0], jax.devices()[2]):
         places = [k["at"] for k, d in zip(rec.kwargs, rec.devices, strict=True) if d == device]
@@ -74,9 +66,7 @@ def test_order_within_each_group(jit: Jit) -> None:
             assert places == ["first", *in_loop, "unused", "last"]
 
 
-@pytest.mark.parametrize("jit", JITS)
-def test_groups_may_take_different_branches(jit: Jit) -> None:
-    rec = Recorder()
+def test_groups_may_take_different_branches(rec: Recorder) -> None:
     mesh = Mesh(np.array(jax.devices()).reshape(2, 2), ("i", "j"))
 
     def body(x: Any) -> Any:
@@ -88,7 +78,7 @@ def test_groups_may_take_different_branches(jit: Jit) -> None:
         )
 
     f = jax.shard_map(body, mesh=mesh, in_specs=P("i"), out_specs=P("i"), axis_names={"i"})
-    jit(f)(jnp.arange(16.0).reshape(4, 4))
+    jax.jit(f)(jnp.arange(16.0).reshape(4, 4))
     hcb.barrier_wait()
     assert sorted((k["branch"], float(v.sum())) for k, v in zip(rec.kwargs, rec.values, strict=True)) == [
         (0, 28.0),
@@ -96,14 +86,12 @@ def test_groups_may_take_different_branches(jit: Jit) -> None:
     ]
 
 
-@pytest.mark.parametrize("jit", JITS)
-def test_grad_through_a_partially_manual_region(jit: Jit) -> None:
-    rec = Recorder()
+def test_grad_through_a_partially_manual_region(rec: Recorder) -> None:
     mesh = Mesh(np.array(jax.devices()).reshape(2, 2), ("i", "j"))
     f = jax.shard_map(
         lambda x: hcb.id_tap(rec, x) ** 2, mesh=mesh, in_specs=P("i"), out_specs=P("i"), axis_names={"i"}
     )
-    grads = jit(jax.grad(lambda x: f(x).sum()))(jnp.arange(4.0))
+    grads = jax.jit(jax.grad(lambda x: f(x).sum()))(jnp.arange(4.0))
     hcb.barrier_wait()
     np.testing.assert_array_equal(grads, [0.0, 2.0, 4.0, 6.0])
     assert sorted((len(t), v.tolist()) for t, v in zip(rec.transforms, rec.values, strict=True)) == [

@@ -132,8 +132,9 @@ def test_python_rules_hold_again_when_the_file_is_gone(tmp_path: Path) -> None:
     assert hcb.taps.rules == {"loss": "every=2"}
 
 
-def test_globs_that_match_nothing_are_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    rec = Recorder()
+def test_globs_that_match_nothing_are_reported(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, rec: Recorder
+) -> None:
     hcb.jit(lambda x: hcb.id_tap(rec, x, name="in the file"))(1.0)
     path = tmp_path / "rules.toml"
     path.write_text('["in the fil"]\nevery = 3\n["in the*"]\nevery = 2\n')

@@ -52,8 +52,7 @@ def test_it_arrives_without_a_barrier_when_the_time_between_two_messages_is_over
     assert values[-1] == 149, "nothing is delivered twice"
 
 
-def test_it_arrives_at_a_barrier_and_the_rate_holds_after_it() -> None:
-    rec = Recorder()
+def test_it_arrives_at_a_barrier_and_the_rate_holds_after_it(rec: Recorder) -> None:
     program = counting(rec, "at a barrier", 10)
     hcb.taps["at a barrier"].rate(NEVER)
     for start in (0, 100, 200):
@@ -67,8 +66,7 @@ def test_it_arrives_at_a_barrier_and_the_rate_holds_after_it() -> None:
     assert len(rec) + suppressed("at a barrier") == 40
 
 
-def test_a_change_of_the_rule_sends_it_before_all_later_values() -> None:
-    rec = Recorder()
+def test_a_change_of_the_rule_sends_it_before_all_later_values(rec: Recorder) -> None:
     program = counting(rec, "changed", 10)
     hcb.taps["changed"].rate(NEVER)
     program(0).block_until_ready()
@@ -103,8 +101,7 @@ def test_each_device_and_each_tap_has_its_own() -> None:
         assert [float(value) for value in other.on(device)] == [number + 1000, number + 1040]
 
 
-def test_it_is_one_that_the_other_rules_let_pass_and_is_cut() -> None:
-    rec = Recorder()
+def test_it_is_one_that_the_other_rules_let_pass_and_is_cut(rec: Recorder) -> None:
     program = counting(rec, "every third", 11)
     hcb.taps["every third"].every(3)
     hcb.taps["every third"].rate(NEVER)
@@ -117,8 +114,7 @@ def test_it_is_one_that_the_other_rules_let_pass_and_is_cut() -> None:
     ]
 
 
-def test_large_values_are_not_kept() -> None:
-    rec = Recorder()
+def test_large_values_are_not_kept(rec: Recorder) -> None:
     program = counting(rec, "large", 5)
     hcb.taps["large"].rate(NEVER)
     for length, expected in ((LATEST_BYTES // 4, [0.0, 4.0]), (LATEST_BYTES // 4 + 1, [])):
@@ -129,8 +125,7 @@ def test_large_values_are_not_kept() -> None:
     assert suppressed("large") == 8
 
 
-def test_values_are_in_order_and_counted_while_they_come_fast() -> None:
-    rec = Recorder()
+def test_values_are_in_order_and_counted_while_they_come_fast(rec: Recorder) -> None:
     length, calls = 3_000, 5
     program = counting(rec, "fast", length)
     hcb.taps["fast"].rate(2_000)

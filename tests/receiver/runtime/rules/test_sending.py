@@ -13,7 +13,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 import hostcallback as hcb
 from recorder import Recorder
-from transforming import COMPILED, Jit
+from transforming import Jit
 
 
 def scan(jit: Jit, rec: Recorder, name: str, length: int = 10) -> Any:
@@ -24,10 +24,8 @@ def scan(jit: Jit, rec: Recorder, name: str, length: int = 10) -> Any:
     return jit(lambda x: lax.scan(step, x, None, length=length)[0])
 
 
-@pytest.mark.parametrize("jit", COMPILED)
-def test_every_nth_message_is_sent_over_all_calls(jit: Jit) -> None:
-    rec = Recorder()
-    program = scan(jit, rec, "every nth")
+def test_every_nth_message_is_sent_over_all_calls(rec: Recorder) -> None:
+    program = scan(jax.jit, rec, "every nth")
     program(0.0)
     hcb.barrier_wait()
     assert len(rec) == 10
@@ -44,8 +42,7 @@ def test_every_nth_message_is_sent_over_all_calls(jit: Jit) -> None:
     assert len(rec) == 25
 
 
-def test_nothing_is_dropped_and_no_number_is_spent() -> None:
-    rec = Recorder()
+def test_nothing_is_dropped_and_no_number_is_spent(rec: Recorder) -> None:
     program = scan(hcb.jit, rec, "no gap")
     hcb.taps["no gap"].every(3)
     with hcb.outfeed_receiver() as rx:
@@ -54,8 +51,7 @@ def test_nothing_is_dropped_and_no_number_is_spent() -> None:
     assert (row.delivered, row.dropped, row.unknown) == (4, 0, 0)
 
 
-def test_a_rate_limits_messages_and_not_programs() -> None:
-    rec = Recorder()
+def test_a_rate_limits_messages_and_not_programs(rec: Recorder) -> None:
     program = scan(hcb.jit, rec, "at most", 1000)
     hcb.taps["at most"].rate(1 / 3600)
     program(0.0)
@@ -67,8 +63,7 @@ def test_a_rate_limits_messages_and_not_programs() -> None:
     assert len(rec) == 1002
 
 
-def test_each_device_counts_separately() -> None:
-    rec = Recorder()
+def test_each_device_counts_separately(rec: Recorder) -> None:
     mesh = Mesh(jax.devices(), ("i",))
     spec = PartitionSpec("i")
 
@@ -85,8 +80,9 @@ def test_each_device_counts_separately() -> None:
         assert [float(value[0]) for value in rec.on(device)] == [number, number + 20, number + 40]
 
 
-def test_a_rule_holds_for_taps_to_come_and_later_ones_win(caplog: pytest.LogCaptureFixture) -> None:
-    rec = Recorder()
+def test_a_rule_holds_for_taps_to_come_and_later_ones_win(
+    caplog: pytest.LogCaptureFixture, rec: Recorder
+) -> None:
     with caplog.at_level(logging.WARNING):
         assert hcb.taps["to come*"].every(5) == []
     assert "no tap is called 'to come*' so far" in caplog.text
@@ -104,8 +100,7 @@ def test_a_rule_holds_for_taps_to_come_and_later_ones_win(caplog: pytest.LogCapt
     assert len(rec) == 12
 
 
-def test_a_tap_that_is_off_counts_its_suppressed_messages() -> None:
-    rec = Recorder()
+def test_a_tap_that_is_off_counts_its_suppressed_messages(rec: Recorder) -> None:
     program = scan(hcb.jit, rec, "counted while off")
     program(0.0)
     hcb.taps["counted*"].disable()

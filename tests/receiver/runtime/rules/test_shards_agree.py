@@ -9,34 +9,28 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import hostcallback as hcb
 from recorder import Recorder
-from transforming import COMPILED, Jit
 
 
 def sharded(x: Any) -> Any:
     return jax.device_put(x, NamedSharding(Mesh(jax.devices(), ("i",)), PartitionSpec("i")))
 
 
-@pytest.mark.parametrize("jit", COMPILED)
-def test_every_nth_value_is_sent_over_all_launches(jit: Jit) -> None:
-    rec = Recorder()
-    program = jit(lambda x: hcb.id_tap(rec, x, name=f"nth value {jit.__module__}") + 1)
+def test_every_nth_value_is_sent_over_all_launches(rec: Recorder) -> None:
+    program = jax.jit(lambda x: hcb.id_tap(rec, x, name=f"nth value {jax.jit.__module__}") + 1)
     hcb.taps["nth value*"].every(3)
     for start in range(8):
         program(sharded(jnp.arange(8.0) + 100 * start))
     hcb.barrier_wait()
     assert [value.tolist() for value in rec.values] == [[100 * n + k for k in range(8)] for n in (0, 3, 6)]
-    assert hcb.taps[f"nth value {jit.__module__}"].suppressed == {f"nth value {jit.__module__}": 5}
+    assert hcb.taps[f"nth value {jax.jit.__module__}"].suppressed == {f"nth value {jax.jit.__module__}": 5}
 
 
-def test_a_rate_holds_for_values() -> None:
-    rec = Recorder()
-
+def test_a_rate_holds_for_values(rec: Recorder) -> None:
     def step(carry: Any, _: Any) -> Any:
         return hcb.id_tap(rec, carry, name="rated value") + 1, None
 
@@ -47,8 +41,7 @@ def test_a_rate_holds_for_values() -> None:
     assert [value.tolist() for value in rec.values] == [list(range(8))]
 
 
-def test_no_value_stays_incomplete_while_rules_change() -> None:
-    rec = Recorder()
+def test_no_value_stays_incomplete_while_rules_change(rec: Recorder) -> None:
     done = threading.Event()
 
     def step(carry: Any, _: Any) -> Any:

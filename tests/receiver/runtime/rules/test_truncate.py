@@ -24,8 +24,7 @@ def deliver(program: Any, *args: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bool", "bfloat16", "int4", "complex64", "uint8"])
-def test_heads_are_the_first_elements_in_row_major_order(dtype: str) -> None:
-    rec = Recorder()
+def test_heads_are_the_first_elements_in_row_major_order(dtype: str, rec: Recorder) -> None:
     x = (jnp.arange(105).reshape(5, 3, 7) % 5).astype(dtype)
     program = hcb.jit(
         lambda x: hcb.id_tap(rec, {"large": x, "small": x[0, 0], "one": x[0, 0, 0]}, name="heads")
@@ -82,8 +81,7 @@ def test_stacks_are_of_heads() -> None:
     assert str(stacks[0]).startswith("first 2 of (3, 4) each: [[")
 
 
-def test_large_arrays_that_travel_outside_the_ring_are_cut_too() -> None:
-    rec = Recorder()
+def test_large_arrays_that_travel_outside_the_ring_are_cut_too(rec: Recorder) -> None:
     program = hcb.jit(lambda x: hcb.id_tap(rec, x, name="large"))
     hcb.taps["large"].truncate(100_000)
     deliver(program, jnp.arange(1_000_000.0))
@@ -92,8 +90,7 @@ def test_large_arrays_that_travel_outside_the_ring_are_cut_too() -> None:
     assert rec.values[0][-1] == 99_999
 
 
-def test_of_shards_the_whole_value_is_cut_on_the_host() -> None:
-    rec = Recorder()
+def test_of_shards_the_whole_value_is_cut_on_the_host(rec: Recorder) -> None:
     x = jax.device_put(
         jnp.arange(32.0).reshape(8, 4), NamedSharding(Mesh(jax.devices(), ("i",)), PartitionSpec("i"))
     )
@@ -107,8 +104,7 @@ def test_of_shards_the_whole_value_is_cut_on_the_host() -> None:
     assert rec.values[1].shape == (8, 4)
 
 
-def test_typed_keys_that_are_cut_arrive_as_their_data() -> None:
-    rec = Recorder()
+def test_typed_keys_that_are_cut_arrive_as_their_data(rec: Recorder) -> None:
     program = hcb.jit(lambda key: hcb.id_tap(rec, key, name="keys"))
     keys = jax.random.split(jax.random.key(0), 10)
     hcb.taps["keys"].truncate(3)
@@ -123,8 +119,7 @@ def test_the_values_of_the_program_are_whole() -> None:
     hcb.barrier_wait()
 
 
-def test_a_head_is_an_array_like_any_other() -> None:
-    rec = Recorder()
+def test_a_head_is_an_array_like_any_other(rec: Recorder) -> None:
     hcb.taps["like any"].truncate(3)
     deliver(hcb.jit(lambda x: hcb.id_tap(rec, x, name="like any")), jnp.arange(10.0))
     (head,) = rec.values

@@ -14,8 +14,7 @@ import hostcallback as hcb
 from recorder import Recorder
 
 
-def test_a_message_comes_only_if_the_predicate_held_for_the_one_before() -> None:
-    rec = Recorder()
+def test_a_message_comes_only_if_the_predicate_held_for_the_one_before(rec: Recorder) -> None:
     asked: list[float] = []
 
     def is_small(value: Any) -> bool:
@@ -39,8 +38,7 @@ def test_a_message_comes_only_if_the_predicate_held_for_the_one_before() -> None
     assert rec.floats()[5:] == [100, 101]
 
 
-def test_messages_on_their_way_when_the_predicate_fails_are_not_delivered() -> None:
-    rec = Recorder()
+def test_messages_on_their_way_when_the_predicate_fails_are_not_delivered(rec: Recorder) -> None:
     asked: list[float] = []
 
     def step(carry: Any, _: Any) -> Any:
@@ -63,8 +61,7 @@ def test_messages_on_their_way_when_the_predicate_fails_are_not_delivered() -> N
     assert len(rec) + hcb.taps["on its way"].suppressed["on its way"] == 2000
 
 
-def test_a_predicate_gets_the_tap_functions_arguments() -> None:
-    rec = Recorder()
+def test_a_predicate_gets_the_tap_functions_arguments(rec: Recorder) -> None:
     seen: list[Any] = []
     program = hcb.jit(lambda x: hcb.id_tap(rec, {"loss": x, "rest": (x, None)}, name="a tree"))
     hcb.taps["a tree"].when(lambda value: [seen.append(value), True][1])
@@ -73,8 +70,7 @@ def test_a_predicate_gets_the_tap_functions_arguments() -> None:
     assert seen == rec.values == [{"loss": 2.0, "rest": (2.0, None)}]
 
 
-def test_a_predicate_that_raises_is_reported_and_taken_to_hold() -> None:
-    rec = Recorder()
+def test_a_predicate_that_raises_is_reported_and_taken_to_hold(rec: Recorder) -> None:
     program = hcb.jit(lambda x: hcb.id_tap(rec, x, name="badly asked"))
     hcb.taps["badly asked"].when(lambda value: 1 / 0)
     program(1.0)
@@ -86,8 +82,7 @@ def test_a_predicate_that_raises_is_reported_and_taken_to_hold() -> None:
     assert rec.floats() == [1, 2]
 
 
-def test_another_predicate_begins_with_an_open_gate() -> None:
-    rec = Recorder()
+def test_another_predicate_begins_with_an_open_gate(rec: Recorder) -> None:
     program = hcb.jit(lambda x: hcb.id_tap(rec, x, name="asked again"))
     hcb.taps["asked again"].when(lambda value: False, probe_every=0, probe_sec=1e6)
     for value in range(3):
@@ -101,8 +96,7 @@ def test_another_predicate_begins_with_an_open_gate() -> None:
     assert rec.floats() == [0, 3, 4, 5]
 
 
-def test_of_shards_the_whole_value_is_asked_about() -> None:
-    rec = Recorder()
+def test_of_shards_the_whole_value_is_asked_about(rec: Recorder) -> None:
     shapes: list[Any] = []
     x = jax.device_put(jnp.arange(8.0), NamedSharding(Mesh(jax.devices(), ("i",)), PartitionSpec("i")))
     program = hcb.jit(lambda x: hcb.id_tap(rec, x, name="asked whole") + 1)
