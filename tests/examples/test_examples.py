@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
-import pty
 import re
-import struct
 import subprocess
-import sys
-import termios
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from checkout import ROOT
+from python_process import run_python
+from terminals import in_terminal
 
 DIGITS = ROOT / "examples" / "train_digits.py"
 
@@ -25,18 +21,8 @@ STEPS_PER_EPOCH = 44
 
 def run(*arguments: str | Path, cwd: Path, transport: str | None = None) -> subprocess.CompletedProcess[str]:
     """Runs a script as a user would: one CPU device; `transport` is by default the one this test run is about."""
-    environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
-    if transport is not None:
-        environment["HOSTCALLBACK_TRANSPORT"] = transport
-    return subprocess.run(
-        [sys.executable, *map(str, arguments)],
-        cwd=cwd,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-    )
+    chosen = {} if transport is None else {"HOSTCALLBACK_TRANSPORT": transport}
+    return run_python(*arguments, cwd=cwd, timeout_sec=110, XLA_FLAGS=None, **chosen)
 
 
 def line_of(text: str) -> int:
@@ -46,31 +32,11 @@ def line_of(text: str) -> int:
     return number
 
 
-def in_terminal(*arguments: str | Path, cwd: Path) -> str:
-    """Runs a script in a terminal of 100 columns. Returns what it shows."""
-    child, terminal = pty.openpty()
-    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
-    shown = b""
-    with subprocess.Popen(
-        [sys.executable, *map(str, arguments)], cwd=cwd, stdin=terminal, stdout=terminal, stderr=terminal
-    ) as process:
-        os.close(terminal)
-        while True:
-            try:
-                piece = os.read(child, 65536)
-            except OSError:  # the terminal is closed
-                break
-            if not piece:
-                break
-            shown += piece
-        assert process.wait(60) == 0, shown
-    os.close(child)
-    return shown.decode()
-
-
 @pytest.mark.slow
 def test_train_digits_prints_plots_and_sums_up(tmp_path: Path) -> None:
-    shown = in_terminal(DIGITS, "--epochs", "12", "--every", "50", "--output", "curves.png", cwd=tmp_path)
+    options = ["--epochs", "12", "--every", "50", "--output", "curves.png"]
+    status, shown = in_terminal(DIGITS, *options, cwd=tmp_path)
+    assert status == 0, shown
     steps = 12 * STEPS_PER_EPOCH
     # One line for each record, above the bar.
     records = re.findall(r"(?:^|\r|\n)step +(\d+)  loss ([\d.]+)  accuracy +([\d.]+)%\r\n", shown)

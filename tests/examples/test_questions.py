@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from checkout import ROOT
 from plugin_pytest import run_pytest
+from python_process import python_output
 
 PAGE = ROOT / "docs" / "questions.md"
 ANSWERS = {
@@ -44,12 +43,8 @@ def run_in_one_process(programs: dict[str, str], folder: Path) -> None:
     """Runs programs, and compares what each prints with its comments."""
     for name, code in programs.items():
         (folder / name).write_text(code)
-    result = subprocess.run(
-        [sys.executable, "-c", ALL_IN_ONE_PROCESS, *programs],
-        cwd=folder, capture_output=True, text=True, timeout=110, check=False,
-    )  # fmt: skip
-    assert result.returncode == 0, result.stderr
-    printed = dict(re.findall(r"^---- (\S+)\n(.*?)(?=^---- |\Z)", result.stdout, re.MULTILINE | re.DOTALL))
+    output = python_output("-c", ALL_IN_ONE_PROCESS, *programs, cwd=folder, timeout_sec=110)
+    printed = dict(re.findall(r"^---- (\S+)\n(.*?)(?=^---- |\Z)", output, re.MULTILINE | re.DOTALL))
     for name, code in programs.items():
         assert printed[name].splitlines() == re.findall(r"# prints: (.*)", code), name
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from hostcallback.receiver.messages import Consumer
 from hostcallback.receiver.taplog.format.block import FrameBlock
 from hostcallback.receiver.taplog.format.errors import Damage
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
 from hostcallback.receiver.taplog.reading.merge import LostNote
 from hostcallback.receiver.taplog.reading.reader import LogReader
+from hostcallback.receiver.taplog.writing.log_writer import LogWriter
+from hostcallback.receiver.taplog.writing.segments import LogOptions
 from hostcallback.receiver.wire import Flags, encode_frame
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 
@@ -33,6 +38,14 @@ DESCRIBED = {tap.consumer_id: tap for tap in (LOSS, NORM)}
 
 SECOND = 1_000_000_000
 BEGIN_NS = 1_700_000_000 * SECOND
+
+
+def consumer_of(described: TapDescriptor) -> Consumer:
+    """The consumer of a described tap."""
+    return Consumer(
+        described.consumer_id, described.name, described.source_line, print, described.transforms,
+        described.kwargs, is_check=described.kind == "check", describe=lambda: described,
+    )  # fmt: skip
 
 
 def frame(
@@ -80,3 +93,15 @@ def read(*paths: Path) -> tuple[list[LoggedMessage], list[LostNote], list[Damage
 def seqs(messages: list[LoggedMessage]) -> list[int]:
     """Their sequence numbers."""
     return [message.message.seq for message in messages]
+
+
+@contextmanager
+def log_in(path: Path, **options: Any) -> Iterator[LogWriter]:
+    """A writer of a log, which describes the taps and is closed at the end."""
+    log = LogWriter(path, LogOptions(**options))
+    for described in DESCRIBED.values():
+        log.describe(described)
+    try:
+        yield log
+    finally:
+        log.close()

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import configparser
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 from checkout import ROOT, python_path
+from python_process import run_python
 
 
 def run_pytest(folder: Path, *arguments: str, plugin: bool = True) -> str:
@@ -22,9 +20,5 @@ def run_pytest(folder: Path, *arguments: str, plugin: bool = True) -> str:
     (installed / "entry_points.txt").write_text(f"[pytest11]\n{line}\n")
     off = [] if plugin else ["-p", "no:hostcallback"]
     options = ["-p", "no:cacheprovider", "-p", "no:jaxtyping", "--color=no", *off, *arguments]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", *options],
-        cwd=folder, env={**os.environ, "PYTHONPATH": python_path(installed.parent)},
-        capture_output=True, text=True, timeout=100, check=False,
-    )  # fmt: skip
+    done = run_python("-m", "pytest", *options, cwd=folder, PYTHONPATH=python_path(installed.parent))
     return done.stdout + done.stderr

@@ -1,12 +1,16 @@
-"""Runs the parts of a test on several threads at the same time."""
+"""Runs the parts of a test on several threads at the same time, and waits for what others do."""
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
+from typing import Any
+
+WAIT_SEC = 60.0
 
 
-def in_threads(work: Callable[[int], None], count: int) -> None:
+def in_threads(work: Callable[[int], object], count: int) -> None:
     """Runs `work(number)` in that many threads at once and waits for them; raises their errors."""
     together = threading.Barrier(count)
     failures: list[BaseException] = []
@@ -25,3 +29,18 @@ def in_threads(work: Callable[[int], None], count: int) -> None:
         thread.join()
     if failures:
         raise failures[0]
+
+
+def in_another_thread(work: Callable[[], object]) -> None:
+    """Runs `work()` in a thread and waits for it; raises its error."""
+    in_threads(lambda _: work(), 1)
+
+
+def wait_for(condition: Callable[[], Any], what: str = "it", timeout_sec: float = WAIT_SEC) -> Any:
+    """Waits until the condition holds, and returns what it found."""
+    deadline = time.monotonic() + timeout_sec
+    pause = threading.Event()
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"{what} did not come about in {timeout_sec} s"
+        pause.wait(0.01)
+    return found

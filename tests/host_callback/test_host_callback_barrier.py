@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import subprocess
-import sys
 import threading
 from typing import Any
 
@@ -15,6 +12,8 @@ import pytest
 
 import hostcallback
 from hostcallback import host_callback as hcb
+from python_process import python_output
+from threads import in_threads
 
 
 def boom(arg: Any, transforms: Any) -> None:
@@ -74,11 +73,7 @@ def test_a_stream_that_fails_is_reported(caplog: pytest.LogCaptureFixture) -> No
 def test_the_barrier_waits_for_computations_of_other_threads() -> None:
     seen: list[int] = []
     f = jax.jit(lambda x: hcb.id_tap(lambda x, _: seen.append(int(x)), x))
-    threads = [threading.Thread(target=f, args=(i,)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(f, 4)
     hcb.barrier_wait()
     assert sorted(seen) == [0, 1, 2, 3]
 
@@ -181,16 +176,8 @@ def test_flags_are_read_from_the_environment() -> None:
         "hcb.id_tap(lambda x, transforms: print('inline', x), 1.0)\n"
         "print('after')\n"
     )
-    environment = {**os.environ, "JAX_HOST_CALLBACK_INLINE": "1", "JAX_HOST_CALLBACK_LEGACY": "1"}
-    out = subprocess.run(
-        [sys.executable, "-c", program],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=True,
-    )
-    assert out.stdout == "inline 1.0\nafter\n"
+    printed = python_output("-c", program, JAX_HOST_CALLBACK_INLINE="1", JAX_HOST_CALLBACK_LEGACY="1")
+    assert printed == "inline 1.0\nafter\n"
 
 
 @pytest.mark.slow
@@ -200,7 +187,4 @@ def test_the_last_messages_are_delivered_at_exit() -> None:
         "from hostcallback import host_callback as hcb\n"
         "hcb.id_tap(lambda x, transforms: (time.sleep(0.2), print('tapped', x)), 1.0)\n"
     )
-    out = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=True
-    )
-    assert out.stdout == "tapped 1.0\n"
+    assert python_output("-c", program) == "tapped 1.0\n"

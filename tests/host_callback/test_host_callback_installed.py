@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 import types
 from collections.abc import Iterator
@@ -14,6 +12,7 @@ import jax
 import pytest
 
 from hostcallback import host_callback as hcb
+from python_process import run_python
 
 OLD_PACKAGE = {
     "__init__.py": """
@@ -165,11 +164,7 @@ def test_an_old_package_runs_unedited(tmp_path: Path) -> None:
     for name, text in OLD_PACKAGE.items():
         (tmp_path / "old_package" / name).write_text(text)
     (tmp_path / "program.py").write_text(PROGRAM)  # its folder is where Python looks for packages first
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
-    result = subprocess.run(
-        [sys.executable, "-W", "error", str(tmp_path / "program.py")], env=environment,
-        capture_output=True, text=True, timeout=90, check=False,
-    )  # fmt: skip
+    result = run_python("-W", "error", tmp_path / "program.py", timeout_sec=90, PYTHONSAFEPATH=None)
     assert result.stderr == ""
     assert result.stdout.splitlines() == ["step 0", "step 2", "step 4", "what: x", "1.", "y is 0.0 []"]
 

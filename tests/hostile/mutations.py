@@ -6,6 +6,8 @@ import os
 import random
 from typing import Any
 
+import msgpack
+
 EXAMPLES = int(os.environ.get("HOSTILE_EXAMPLES", "400"))
 """How many mutations a test tries whose mutations cost little; see `examples`."""
 
@@ -19,6 +21,15 @@ ODD: tuple[Any, ...] = (
     None, True, 0, -1, 1, 63, 64, 2**31, 2**63 - 1, 2**64 - 1, -(2**63), 0.5, float("inf"), float("nan"), "", "x",
     "{0.a}", "\x1b[2J\n", b"", b"\0" * 9, [], [[]], ["array"], {}, {"a": 1}, "batch", "format", "check", ["tuple", []],
 )  # fmt: skip
+
+
+def packed(value: Any) -> bytes:
+    """The msgpack of a value, or of something nested too deep if it is."""
+    try:
+        data: bytes = msgpack.packb(value)
+    except (ValueError, OverflowError):
+        return b"\x91" * 5000 + b"\xc0"
+    return data
 
 
 def mutated_bytes(data: bytes, choose: random.Random) -> bytes:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +20,7 @@ from hostcallback.receiver.taplog.format.layout import ChunkHeader, Codec, Kind
 from hostcallback.receiver.taplog.writing.segment_writer import SegmentWriter, segment_info
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 from logged_frames import block_of, frame
+from python_process import run_python
 
 MEMORY_BYTES = 2 << 30
 TAP = TapDescriptor("x", "a.py:1 (f)", 1, "tap", {}, {}, (), ["array"], None, "global")
@@ -122,11 +121,9 @@ def limited(*arguments: str | Path, program: str = "") -> subprocess.CompletedPr
     limit = f"import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_AS, ({MEMORY_BYTES}, {MEMORY_BYTES}))\n"
     run_commands = "runpy.run_module('hostcallback.receiver.cli', run_name='__main__', alter_sys=True)"
     command = ["-c", limit + (program or run_commands)]
-    return subprocess.run(
-        [sys.executable, *command, *map(str, arguments)],
-        env={**os.environ, "PYTHONPATH": python_path(), "OPENBLAS_NUM_THREADS": "1", "HCB_SECRET": "kept"},
-        capture_output=True, text=True, timeout=100, check=False,
-    )  # fmt: skip
+    return run_python(
+        *command, *arguments, PYTHONPATH=python_path(), OPENBLAS_NUM_THREADS="1", HCB_SECRET="kept"
+    )
 
 
 COLLECT = """

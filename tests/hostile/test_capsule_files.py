@@ -9,8 +9,6 @@ import json
 import os
 import random
 import struct
-import subprocess
-import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -30,6 +28,7 @@ from hostcallback.receiver.capsule.writing import CapsuleWriter
 from hostcallback.receiver.cli import main
 from hostile_log import HOSTILE, UNSAFE
 from mutations import examples, mutated_bytes, mutated_value
+from python_process import run_python
 
 MEMORY_BYTES = 2 << 30
 LISTED = 46
@@ -339,11 +338,7 @@ def test_a_capsule_larger_than_memory(tmp_path: Path) -> None:
     sparse_list(paths[1])
     written(paths[2])
     with_manifest(paths[2], lambda manifest: b'{"format": 1, "name": [' + b"[]," * (22 << 20) + b"[]]}")
-    done = subprocess.run(
-        [sys.executable, "-c", UNDER_A_LIMIT, *map(str, paths)],
-        env={**os.environ, "PYTHONPATH": python_path(), "OPENBLAS_NUM_THREADS": "1"},
-        capture_output=True, text=True, timeout=100, check=False,
-    )  # fmt: skip
+    done = run_python("-c", UNDER_A_LIMIT, *paths, PYTHONPATH=python_path(), OPENBLAS_NUM_THREADS="1")
     statuses = [line for line in done.stdout.splitlines() if line.startswith("status")]
     assert statuses == ["status 0", "status 2", "status 2"], done.stderr[-2000:]
     assert f"args[0]: uint8[{SPARSE}]" in done.stdout

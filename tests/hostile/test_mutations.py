@@ -33,7 +33,7 @@ from hostcallback.receiver.taplog.writing.segment_writer import SegmentWriter
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 from hostile_log import write_hostile_log
 from logged_frames import DESCRIBED, losses
-from mutations import EXAMPLES, mutated_bytes, mutated_value
+from mutations import EXAMPLES, mutated_bytes, mutated_value, packed
 
 HEADER_FIELDS = ("kind", "codec", "raw_bytes", "messages", "consumers", "stream", "first_seq", "step_before")
 
@@ -95,10 +95,10 @@ def mutate(info: dict[str, Any], parts: list[Part], choose: random.Random) -> by
         at = choose.randrange(len(items))
         if "consumer" in items[at] and choose.random() < 0.9:
             fields = mutated_value(msgpack.unpackb(items[at]["consumer"]), choose)
-            items[at] = {**items[at], "consumer": _packed(fields)}
+            items[at] = {**items[at], "consumer": packed(fields)}
         else:
             items[at] = mutated_value(items[at], choose)
-        part.data = b"".join(map(_packed, items))
+        part.data = b"".join(map(packed, items))
         part.header = part.header._replace(raw_bytes=len(part.data))
     return put_together(info, parts)
 
@@ -107,14 +107,6 @@ def _items(data: bytes) -> list[Any]:
     unpacker = msgpack.Unpacker()
     unpacker.feed(data)
     return list(unpacker)
-
-
-def _packed(value: Any) -> bytes:
-    try:
-        data: bytes = msgpack.packb(value)
-    except (ValueError, OverflowError):  # nested deeper than it packs
-        return b"\x91" * 2000 + b"\xc0"
-    return data
 
 
 def originals(folder: Path) -> Iterator[tuple[dict[str, Any], list[Part]]]:
@@ -172,7 +164,7 @@ def test_descriptions(seed: int) -> None:
     choose = random.Random(seed)
     taps = [msgpack.unpackb(tap.pack()) for tap in DESCRIBED.values()]
     for _ in range(EXAMPLES):
-        data = _packed(mutated_value(mutated_value(choose.choice(taps), choose), choose))
+        data = packed(mutated_value(mutated_value(choose.choice(taps), choose), choose))
         if choose.random() < 0.2:
             data = mutated_bytes(data, choose)
         try:

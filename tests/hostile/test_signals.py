@@ -9,7 +9,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from hostcallback.receiver.taplog.flight.recovery import find_flights
 from hostcallback.receiver.taplog.format.errors import CutOffLogError, Damage
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
 from hostcallback.receiver.taplog.reading.reader import LogReader
+from python_process import start_python
 
 pytestmark = pytest.mark.native_only
 
@@ -50,11 +50,8 @@ class Parent:
     """The process that forks the others."""
 
     def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-W", "ignore", str(PROGRAM)],
-            env={**os.environ, "PYTHONPATH": python_path(), "HOSTCALLBACK_CONTROL_SOCKET": "0"},
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
+        environment = {"PYTHONPATH": python_path(), "HOSTCALLBACK_CONTROL_SOCKET": "0"}
+        self._process = start_python("-W", "ignore", PROGRAM, stdin=subprocess.PIPE, **environment)
         assert self._answer() == "ready"
 
     def start(self, folder: Path, option: str, moment: str) -> int:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +11,7 @@ import pytest
 from checkout import python_path
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
 from hostcallback.receiver.taplog.reading.reader import LogReader
+from python_process import run_python
 
 pytestmark = pytest.mark.native_only
 
@@ -21,11 +20,8 @@ PROGRAM = Path(__file__).with_name("terminated_while_busy.py")
 
 def run(moment: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """Runs the program to its end."""
-    env = {**os.environ, "PYTHONPATH": python_path(), "HOSTCALLBACK_CONTROL_SOCKET": "0"}
-    return subprocess.run(
-        [sys.executable, "-W", "ignore", PROGRAM, moment, folder],
-        env=env, capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+    options = {"PYTHONPATH": python_path(), "HOSTCALLBACK_CONTROL_SOCKET": "0"}
+    return run_python("-W", "ignore", PROGRAM, moment, folder, timeout_sec=60, **options)
 
 
 def numbers(folder: Path) -> list[int]:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +11,7 @@ import pytest
 import hostcallback as hcb
 from checkout import python_path
 from hostcallback.receiver import Capsule
+from python_process import python_output
 from training_programs import BATCHES, X, Y, equinox, linen, nnx
 
 pytestmark = [pytest.mark.native_only, pytest.mark.slow]
@@ -46,9 +44,5 @@ def test_a_capsule_is_reproduced_without_the_library(program: Any, tmp_path: Pat
     found = {entry.path: capsule.array(entry) for entry in capsule.inputs}
     (batch,) = [name for name, array in found.items() if np.isinf(array.astype(np.float32)).any()]
     np.testing.assert_array_equal(found[batch], bad)
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT, str(path)], capture_output=True, text=True, timeout=100, check=False,
-        env={**os.environ, "PYTHONPATH": python_path(), "XLA_FLAGS": ""},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "reproduced: nonfinite" in done.stdout
+    printed = python_output("-c", WITHOUT, path, PYTHONPATH=python_path(), XLA_FLAGS="")
+    assert "reproduced: nonfinite" in printed

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from bars_on_screen import screen
+from terminals import screen
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

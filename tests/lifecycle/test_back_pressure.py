@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 import textwrap
 import threading
 from typing import Any
@@ -12,6 +10,7 @@ from typing import Any
 import pytest
 
 import hostcallback as hcb
+from python_process import run_python
 
 
 def run(body: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -30,22 +29,18 @@ def run(body: str, **env: str) -> subprocess.CompletedProcess[str]:
         return hcb.jit(lambda x: lax.scan(
             lambda c, i: (c + hcb.id_tap(tap, i) * 0, None), x, jnp.arange(n))[0])
     """
-    return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(prelude) + textwrap.dedent(body)],
-        env={**os.environ, **env},
-        capture_output=True,
-        text=True,
-        timeout=90,
-        check=False,
-    )
+    return run_python("-c", textwrap.dedent(prelude) + textwrap.dedent(body), timeout_sec=90, **env)
 
 
-SMALL = {"HOSTCALLBACK_RING_BYTES": "16384", "HOSTCALLBACK_BLOCK_BUDGET_BYTES": "1000000"}
+def run_with_small_queues(body: str) -> subprocess.CompletedProcess[str]:
+    result = run(body, HOSTCALLBACK_RING_BYTES="16384", HOSTCALLBACK_BLOCK_BUDGET_BYTES="1000000")
+    assert result.returncode == 0, result.stderr
+    return result
 
 
 @pytest.mark.native_only
 def test_the_device_waits_when_the_ring_is_full_and_nothing_is_lost() -> None:
-    result = run(
+    result = run_with_small_queues(
         """
         f = scan(5000)
         from hostcallback.receiver.runtime.runtime import runtime
@@ -60,10 +55,8 @@ def test_the_device_waits_when_the_ring_is_full_and_nothing_is_lost() -> None:
             f(0)
         print(len(seen), seen == list(range(5000)))
         print("dropped", sum(s.dropped for s in rx.stats))
-        """,
-        **SMALL,
+        """
     )
-    assert result.returncode == 0, result.stderr
     assert result.stdout.splitlines()[:2] == ["waits with 0", "5000 True"]
     assert "dropped 0" in result.stdout
 
@@ -72,7 +65,7 @@ def test_the_device_waits_when_the_ring_is_full_and_nothing_is_lost() -> None:
 @pytest.mark.native_only
 @pytest.mark.parametrize("policy", ["drop_newest", "sample", "block_then_drop", "overwrite_oldest"])
 def test_dropping_policies_never_stop_the_device_and_count_every_drop(policy: str) -> None:
-    result = run(
+    result = run_with_small_queues(
         f"""
         f = scan(3000)
         with hcb.outfeed_receiver(
@@ -85,10 +78,8 @@ def test_dropping_policies_never_stop_the_device_and_count_every_drop(policy: st
         gate.set(); f(0).block_until_ready(); hcb.barrier_wait()
         print("sum", stats.delivered + stats.dropped)
         print(rx.summary())
-        """,
-        **SMALL,
+        """
     )
-    assert result.returncode == 0, result.stderr
     # Drops behind the last delivered message show when the next one arrives.
     assert int(result.stdout.split()[1]) <= 3000
 
@@ -96,7 +87,7 @@ def test_dropping_policies_never_stop_the_device_and_count_every_drop(policy: st
 @pytest.mark.slow
 @pytest.mark.native_only
 def test_large_arrays_beyond_the_budget_wait_and_all_arrive() -> None:
-    result = run(
+    result = run_with_small_queues(
         """
         n = 200_000                              # 800 kB each, the budget admits one
         f = hcb.jit(lambda x: lax.scan(
@@ -105,17 +96,15 @@ def test_large_arrays_beyond_the_budget_wait_and_all_arrive() -> None:
             out = f(jnp.zeros(n, jnp.int32))
             gate.set()
         print(seen)
-        """,
-        **SMALL,
+        """
     )
-    assert result.returncode == 0, result.stderr
     assert result.stdout.strip() == str(list(range(10)))
 
 
 @pytest.mark.slow
 @pytest.mark.native_only
 def test_a_stalled_ring_names_the_slow_tap_within_seconds() -> None:
-    result = run(
+    result = run_with_small_queues(
         """
         class Opens(logging.StreamHandler):
             def emit(self, record):
@@ -129,10 +118,8 @@ def test_a_stalled_ring_names_the_slow_tap_within_seconds() -> None:
         print(len(seen))
         sys.stdout.flush()
         os._exit(0)  # not to wait for the timer
-        """,
-        **SMALL,
+        """
     )
-    assert result.returncode == 0, result.stderr
     assert result.stdout.strip() == "3000"
     assert "the device waits for a slow tap: device cpu:0: tap" in result.stderr
     assert "waiting for room" in result.stderr
@@ -141,7 +128,7 @@ def test_a_stalled_ring_names_the_slow_tap_within_seconds() -> None:
 @pytest.mark.slow
 @pytest.mark.native_only
 def test_tap_functions_may_call_jax_on_a_device_that_waits_for_room() -> None:
-    result = run(
+    result = run_with_small_queues(
         """
         def jax_tap(v):
             seen.append(float(jnp.dot(jnp.ones((200, 200)) * v, jnp.ones((200, 200)))[0, 0]))
@@ -149,10 +136,8 @@ def test_tap_functions_may_call_jax_on_a_device_that_waits_for_room() -> None:
         for _ in range(2): f(0.0)
         hcb.barrier_wait()
         print(len(seen), seen[399])
-        """,
-        **SMALL,
+        """
     )
-    assert result.returncode == 0, result.stderr
     assert result.stdout.split() == ["800", "79800.0"]
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import subprocess
-import sys
 import textwrap
 import tracemalloc
 import weakref
@@ -16,6 +14,7 @@ import pytest
 
 import hostcallback as hcb
 from hostcallback.receiver.runtime.runtime import runtime
+from python_process import python_output
 from recorder import Recorder
 
 
@@ -31,14 +30,8 @@ def ids_in(program: str) -> list[str]:
         for raw in re.findall(r'prefix = dense<"0x([0-9A-F]+)">', text):
             print("id", decode_header(bytes.fromhex(raw) ).consumer_id)
     """
-    result = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(prelude) + textwrap.dedent(program)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    return [line.split()[1] for line in result.stdout.splitlines() if line.startswith("id")]
+    printed = python_output("-c", textwrap.dedent(prelude) + textwrap.dedent(program), timeout_sec=60)
+    return [line.split()[1] for line in printed.splitlines() if line.startswith("id")]
 
 
 PROGRAM = """

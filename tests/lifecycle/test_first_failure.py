@@ -4,13 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
-import subprocess
-import sys
-import threading
-import time
 import traceback
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -20,6 +14,8 @@ from jax import lax
 
 import hostcallback as hcb
 from hostcallback.receiver.failures import failure_report
+from python_process import run_python
+from threads import wait_for
 
 
 def bad(value: Any) -> None:
@@ -36,6 +32,14 @@ def errors(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
 
 
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time of the log of failures, which a test moves on."""
+    now = [0.0]
+    monkeypatch.setattr(failure_report.time, "monotonic", lambda: now[0])
+    return now
+
+
 def test_the_first_failure_of_each_tap_is_one_log_line_at_once(caplog: pytest.LogCaptureFixture) -> None:
     failing(500)(jnp.float32(0)).block_until_ready()
     jax.jit(lambda x: hcb.id_tap(bad, x, name="norm"))(1.0).block_until_ready()
@@ -49,10 +53,8 @@ def test_the_first_failure_of_each_tap_is_one_log_line_at_once(caplog: pytest.Lo
 
 
 def test_further_failures_are_counted_in_one_line_per_period(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    caplog: pytest.LogCaptureFixture, now: list[float]
 ) -> None:
-    now = [0.0]
-    monkeypatch.setattr(failure_report.time, "monotonic", lambda: now[0])
     log = failure_report.FailureLog()
     for second in range(150):
         now[0] = float(second)
@@ -62,13 +64,6 @@ def test_further_failures_are_counted_in_one_line_per_period(
         "tap loss at a.py:1 raised 60 more times, 61 in all, the last on cpu:0: KeyError: 60",
         "tap loss at a.py:1 raised 60 more times, 121 in all, the last on cpu:0: KeyError: 120",
     ]
-
-
-def until(is_so: Callable[[], bool]) -> None:
-    end = time.monotonic() + 20
-    while not is_so():
-        assert time.monotonic() < end
-        threading.Event().wait(0.001)
 
 
 @jax.jit
@@ -82,7 +77,7 @@ def test_the_first_failure_of_each_check_is_one_log_line_at_once(caplog: pytest.
     collected.__enter__()
     for number in range(6):
         checks(jnp.int32(number))
-    until(lambda: len(errors(caplog)) == 2)  # without a barrier
+    wait_for(lambda: len(errors(caplog)) == 2, timeout_sec=20)  # without a barrier
     small, medium = errors(caplog)
     with pytest.raises(hcb.TapFunctionException):
         collected.__exit__(None, None, None)
@@ -98,17 +93,15 @@ def test_the_first_failure_of_each_check_is_one_log_line_at_once(caplog: pytest.
 
 def test_a_watched_operation_is_logged_at_once(caplog: pytest.LogCaptureFixture) -> None:
     hcb.watch_nonfinite(jax.jit(jnp.log))(jnp.float32(-1)).block_until_ready()
-    until(lambda: bool(errors(caplog)))
+    wait_for(lambda: errors(caplog), timeout_sec=20)
     assert errors(caplog)[0].startswith("watched operation log at ")
     with pytest.raises(hcb.TapFunctionException):
         hcb.barrier_wait()
 
 
 def test_further_failures_of_a_check_are_counted_also_after_barriers(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    caplog: pytest.LogCaptureFixture, now: list[float]
 ) -> None:
-    now = [0.0]
-    monkeypatch.setattr(failure_report.time, "monotonic", lambda: now[0])
     with hcb.outfeed_receiver() as receiver:
         for second in (0, 30, 61):
             now[0] = float(second)
@@ -123,10 +116,8 @@ def test_further_failures_of_a_check_are_counted_also_after_barriers(
 
 
 def test_warnings_of_a_check_are_counted_once_a_minute(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    caplog: pytest.LogCaptureFixture, now: list[float]
 ) -> None:
-    now = [0.0]
-    monkeypatch.setattr(failure_report.time, "monotonic", lambda: now[0])
     with hcb.outfeed_receiver(on_error="warn"):
         for second in (0, 30, 59, 61, 62):
             now[0] = float(second)
@@ -254,13 +245,7 @@ for _ in range(20):
     ],
 )
 def test_failures_that_were_not_reported_make_the_exit_status(end: str, switch: str, status: int) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM + end],
-        env={**os.environ, "HOSTCALLBACK_EXIT_STATUS": switch},
-        capture_output=True,
-        text=True,
-        timeout=110,
-    )
+    done = run_python("-c", PROGRAM + end, timeout_sec=110, HOSTCALLBACK_EXIT_STATUS=switch)
     assert done.returncode == status, done.stderr
     if not end:
         assert "20 tap function call(s) raised" in done.stderr

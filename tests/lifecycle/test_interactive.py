@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from python_process import run_python
+
 SETUP = """
 import jax
 import hostcallback as hcb
@@ -90,9 +92,6 @@ def test_the_cell_of_ipython_shows_a_failure_once(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_program_that_is_not_interactive_shows_nothing_before_its_end() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", SETUP + "import sys; assert not hasattr(sys, 'ps1')"],
-        capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
+    done = run_python("-c", SETUP + "import sys; assert not hasattr(sys, 'ps1')", timeout_sec=60)
     assert done.returncode == 1
     assert REPORT not in done.stderr

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import subprocess
-import sys
 import threading
 import time
 from dataclasses import dataclass
@@ -16,6 +14,7 @@ import pytest
 
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
 from hostcallback.receiver.taplog.reading.reader import LogReader
+from python_process import start_python
 
 PROGRAM = """
 import os, sys, threading
@@ -84,13 +83,7 @@ def interrupted(folder: Path, loop: str, *kinds: str, again: bool = False) -> Ou
     """Runs the program, sends SIGINT once it taps, and a second one when the first one is announced if `again`."""
     lines: list[tuple[float, str]] = []
     first, sent_again = 0.0, False
-    with subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, loop, str(folder), *kinds],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "XLA_FLAGS": ""},
-    ) as process:
+    with start_python("-c", PROGRAM, loop, folder, *kinds, stderr=subprocess.STDOUT, XLA_FLAGS="") as process:
         assert process.stdout is not None
         try:
             for line in process.stdout:
@@ -178,16 +171,9 @@ def test_the_same_however_messages_are_kept(tmp_path: Path, kinds: list[str]) ->
 
 @pytest.mark.slow
 @pytest.mark.native_only  # on the callback transport a Python callback takes the interrupt
-def test_a_program_that_waits_for_its_taps_is_interrupted(tmp_path: Path) -> None:
-    outcome = interrupted(tmp_path, "scan", "receiver")
-    assert "hostcallback: interrupted while the program waits for its taps" in outcome.text
-    check(outcome, within_sec=4.0)
-
-
-@pytest.mark.slow
-@pytest.mark.native_only  # on the callback transport a Python callback takes the interrupt
-def test_a_program_behind_a_tap_that_never_returns_is_let_go(tmp_path: Path) -> None:
-    outcome = interrupted(tmp_path, "scan", "stuck")
+@pytest.mark.parametrize("kind", ["receiver", "stuck"])
+def test_a_program_that_waits_for_its_taps_is_interrupted(tmp_path: Path, kind: str) -> None:
+    outcome = interrupted(tmp_path, "scan", kind)
     assert "hostcallback: interrupted while the program waits for its taps" in outcome.text
     check(outcome, within_sec=4.0)
 
@@ -201,9 +187,7 @@ for i in range(3000):
     f(float(i))
 hcb.barrier_wait()
 """
-    with subprocess.Popen(
-        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
+    with start_python("-c", program, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         process.stdout.close()

@@ -17,6 +17,7 @@ from hostcallback.receiver.runtime import signals
 from hostcallback.receiver.runtime.runtime import runtime
 from hostcallback.receiver.taplog.reading.reader import LogReader
 from recorder import Recorder
+from threads import in_another_thread
 
 
 def test_the_receiver_drains_and_counts_the_messages_its_block_emitted(rec: Recorder) -> None:
@@ -331,9 +332,7 @@ def test_a_receiver_accounts_for_programs_dispatched_inside_and_records_them(
     hcb.barrier_wait()
     for _ in range(3):
         earlier(x)  # and its result is dropped
-    in_another_thread = threading.Thread(target=lambda: (earlier(x), None)[1])
-    in_another_thread.start()
-    in_another_thread.join()
+    in_another_thread(lambda: (earlier(x), None)[1])
     with hcb.outfeed_receiver(record=tmp_path / "log") as rx:
         later(2.0)
     assert [row.delivered for row in rx.stats if row.delivered] == [1]

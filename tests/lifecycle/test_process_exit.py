@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import textwrap
 from typing import Any
 
 import pytest
+
+from python_process import run_python, start_python
 
 PRELUDE = """
 import os, signal, sys, threading, time
@@ -27,11 +28,8 @@ def f(x):
 """
 
 
-def run(body: str, **kwargs: Any) -> subprocess.CompletedProcess[str]:
-    program = PRELUDE + textwrap.dedent(body)
-    return subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=90, check=False, **kwargs
-    )
+def run(body: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return run_python("-c", PRELUDE + textwrap.dedent(body), timeout_sec=90, **variables)
 
 
 def got(result: subprocess.CompletedProcess[str]) -> list[int]:
@@ -135,46 +133,36 @@ def test_an_exit_handler_may_wait_for_a_daemon_thread() -> None:
     threading.Thread(target=work, daemon=True).start()
     begun.wait()
     """
-    result = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)],
-        capture_output=True,
-        text=True,
-        timeout=90,
-        check=False,
-    )
+    result = run_python("-c", textwrap.dedent(program), timeout_sec=90)
     assert (result.returncode, result.stdout) == (0, "waited True\n"), result.stderr
 
 
 @pytest.mark.slow
-def test_plain_jit_and_dropped_functions_too() -> None:
-    result = run("for i in range(20): jax.jit(lambda x: hcb.id_tap(emit, x))(i)")
+@pytest.mark.parametrize(
+    ("program", "status", "error"),
+    [
+        pytest.param(
+            "for i in range(20): jax.jit(lambda x: hcb.id_tap(emit, x))(i)", 0, "", id="dropped functions"
+        ),
+        pytest.param(
+            "t = threading.Thread(target=lambda: [f(i) for i in range(20)]); t.start(); t.join()", 0, "",
+            id="another thread",
+        ),
+        pytest.param(
+            "for i in range(20): f(i)\nraise ValueError('in the program')", 1, "ValueError: in the program",
+            id="an uncaught exception",
+        ),
+        pytest.param(
+            "with hcb.outfeed_receiver():\n    for i in range(20): f(i)\n    sys.exit(7)", 7, "",
+            id="sys.exit inside a receiver",
+        ),
+    ],
+)  # fmt: skip
+def test_however_a_program_ends_nothing_is_lost(program: str, status: int, error: str) -> None:
+    result = run(program)
+    assert result.returncode == status
     assert got(result) == list(range(20))
-    assert result.stderr == ""
-
-
-@pytest.mark.slow
-def test_other_threads_computations_are_delivered_at_exit() -> None:
-    result = run(
-        """
-        t = threading.Thread(target=lambda: [f(i) for i in range(20)]); t.start(); t.join()
-        """
-    )
-    assert got(result) == list(range(20))
-
-
-@pytest.mark.slow
-def test_an_uncaught_exception_loses_nothing() -> None:
-    result = run("for i in range(20): f(i)\nraise ValueError('in the program')")
-    assert result.returncode == 1
-    assert got(result) == list(range(20))
-    assert "in the program" in result.stderr
-
-
-@pytest.mark.slow
-def test_sys_exit_inside_a_receiver_keeps_its_status() -> None:
-    result = run("with hcb.outfeed_receiver():\n    for i in range(20): f(i)\n    sys.exit(7)")
-    assert result.returncode == 7
-    assert got(result) == list(range(20))
+    assert (result.stderr.splitlines() or [""])[-1] == error
 
 
 @pytest.mark.slow
@@ -272,9 +260,7 @@ def test_the_exit_says_after_a_while_how_many_messages_are_left(program: str) ->
 @pytest.mark.parametrize("kind", WAITS_FOR)
 def test_ctrl_c_ends_the_wait_at_exit_and_says_what_is_lost(kind: str) -> None:
     program = SLOW.format(tell_sec=0.2) + SLOW_PROGRAMS[kind].replace("150", "4000")
-    with subprocess.Popen(
-        [sys.executable, "-c", PRELUDE + program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
+    with start_python("-c", PRELUDE + program, stderr=subprocess.PIPE) as process:
         try:
             assert process.stdout is not None
             assert process.stderr is not None
@@ -309,12 +295,7 @@ def test_ctrl_c_in_a_tapped_loop_delivers_the_emitted_messages(where: str) -> No
         sys.stdout.write(f"sent {{sent}}\\n"); sys.stdout.flush()
         raise
     """
-    with subprocess.Popen(
-        [sys.executable, "-c", PRELUDE + textwrap.dedent(body)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
+    with start_python("-c", PRELUDE + textwrap.dedent(body), stderr=subprocess.PIPE) as process:
         try:
             assert process.stdout is not None
             assert process.stderr is not None
@@ -427,8 +408,8 @@ def test_importing_and_not_tapping_starts_nothing() -> None:
 
 @pytest.mark.slow
 def test_the_log_level_comes_from_the_environment() -> None:
-    env = {**os.environ, "HOSTCALLBACK_LOG_LEVEL": "DEBUG"}
-    result = run("import logging; print(logging.getLogger('hostcallback').level)", env=env)
+    program = "import logging; print(logging.getLogger('hostcallback').level)"
+    result = run(program, HOSTCALLBACK_LOG_LEVEL="DEBUG")
     assert result.stdout.split() == ["10"]
-    bad = run("", env={**os.environ, "HOSTCALLBACK_LOG_LEVEL": "LOUD"})
+    bad = run("", HOSTCALLBACK_LOG_LEVEL="LOUD")
     assert "HOSTCALLBACK_LOG_LEVEL='LOUD' is not a logging level: use one of" in bad.stderr

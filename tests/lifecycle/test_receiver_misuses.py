@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import subprocess
-import sys
 import traceback
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ import pytest
 
 import hostcallback as hcb
 from hostcallback import receiver
+from python_process import run_python
 
 
 def logged(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -144,7 +143,7 @@ except jax.errors.JaxRuntimeError as error:
     assert "q(uit)" in str(error)
 hcb.barrier_wait()
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    done = run_python("-c", program, timeout_sec=60)
     assert done.returncode == 0, done.stderr
     assert "BreakpointQuit" not in done.stderr.replace("JaxRuntimeError", "")
 

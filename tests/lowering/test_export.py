@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +13,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 import hostcallback as hcb
+from python_process import run_python
 from recorder import Recorder
 
 PROGRAM = Path(__file__).with_name("exported_program.py")
@@ -24,9 +22,7 @@ native_only = pytest.mark.native_only  # JAX does not export Python callbacks
 
 
 def run_program(*arguments: str) -> str:
-    done = subprocess.run(
-        [sys.executable, PROGRAM, *arguments], capture_output=True, text=True, timeout=300, check=False
-    )
+    done = run_python(PROGRAM, *arguments, timeout_sec=300)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "the exporting process's function ran" not in done.stdout + done.stderr
     return done.stdout
@@ -176,15 +172,7 @@ def test_python_callbacks_are_not_exported() -> None:
         f = jax.jit(lambda x: hcb.id_tap(print, x))
         jax.export.export(f, disabled_checks=hcb.export_checks())(1.0)
     """
-    environment = {**os.environ, "HOSTCALLBACK_TRANSPORT": "callback"}
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        timeout=90,
-        check=False,
-        env=environment,
-    )
+    done = run_python("-c", program, timeout_sec=90, HOSTCALLBACK_TRANSPORT="callback")
     assert done.returncode == 1
     report = r"NotImplementedError: the tap print at <string>:3 .* exported for CPU and GPUs, on the native"
     assert re.search(report, done.stderr)

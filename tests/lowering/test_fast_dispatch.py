@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
+
+from python_process import run_python
 
 PROGRAM = """
 import sys
@@ -53,10 +51,7 @@ pxla.lower_sharding_computation = lower_sharding_computation
 
 
 def run(before: str = "", **variables: str) -> tuple[str, str]:
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM.format(before=before)],
-        capture_output=True, text=True, timeout=120, check=False, env={**os.environ, **variables},
-    )  # fmt: skip
+    done = run_python("-c", PROGRAM.format(before=before), timeout_sec=120, **variables)
     return done.stdout, done.stderr
 
 

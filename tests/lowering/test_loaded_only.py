@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,6 +13,7 @@ import pytest
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec as P
 
 import hostcallback as hcb
+from python_process import python_output, run_python
 from recorder import Recorder
 
 hcb.id_tap  # noqa: B018  # the first use of a public name loads the lowering rules
@@ -116,13 +114,8 @@ for name, value in names().items():
 
 
 def test_a_function_in_place_of_one_of_jaxs_has_all_that_it_has() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", REPLACED], capture_output=True, text=True, timeout=120, check=False,
-        env=dict(os.environ),
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    replaced = [line.split() for line in done.stdout.splitlines()]
-    assert any("_cached_lowering_to_hlo" in name for name, *_ in replaced), done.stdout
+    replaced = [line.split() for line in python_output("-c", REPLACED, timeout_sec=120).splitlines()]
+    assert any("_cached_lowering_to_hlo" in name for name, *_ in replaced), replaced
     assert not [line for line in replaced if len(line) > 1]
 
 
@@ -140,7 +133,5 @@ def test_counting_lowerings_counts() -> None:
         pxla._cached_lowering_to_hlo.cache_clear()
         print(pxla._cached_lowering_to_hlo.cache_info().currsize)
     """
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False
-    )
+    done = run_python("-c", program, timeout_sec=120)
     assert done.stdout.split() == ["1", "0"], done.stderr

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from python_process import run_python
 
 PROGRAM = Path(__file__).with_name("cached_program.py")
 
 
 def run(program: Path, cache: Path, seed: str) -> tuple[list[str], list[str]]:
-    done = subprocess.run(
-        [sys.executable, program, cache],
-        capture_output=True, text=True, timeout=300, check=False, cwd=program.parent,
-        env={**os.environ, "PYTHONHASHSEED": seed},
-    )  # fmt: skip
+    done = run_python(program, cache, cwd=program.parent, timeout_sec=300, PYTHONHASHSEED=seed)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout.splitlines(), [line for line in done.stderr.splitlines() if line.startswith("cache")]
 

@@ -14,6 +14,12 @@ nbclient = pytest.importorskip("nbclient", reason="nbclient runs notebooks; pip 
 nbformat = pytest.importorskip("nbformat")
 pytest.importorskip("ipykernel")
 
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.native_only,
+    pytest.mark.filterwarnings("ignore"),  # of the client's libraries
+]
+
 LONG_LOOP = """
 import jax, jax.numpy as jnp, hostcallback as hcb
 @jax.jit
@@ -76,9 +82,6 @@ f(1.0); None
 )
 
 
-@pytest.mark.slow
-@pytest.mark.native_only
-@pytest.mark.filterwarnings("ignore")  # of the client's libraries
 def test_a_failure_stands_below_its_cell_and_its_report_has_the_users_frames(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -98,9 +101,6 @@ def test_a_failure_stands_below_its_cell_and_its_report_has_the_users_frames(
     assert shown[4] == "1\n"
 
 
-@pytest.mark.slow
-@pytest.mark.native_only
-@pytest.mark.filterwarnings("ignore")  # of the client's libraries
 def test_output_is_in_the_cell_that_ran_the_program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PYTHONPATH", python_path())
     page = (ROOT / "docs" / "notebooks.md").read_text()
@@ -142,9 +142,6 @@ def test_output_is_in_the_cell_that_ran_the_program(monkeypatch: pytest.MonkeyPa
     assert "it went on" in shown[9]
 
 
-@pytest.mark.slow
-@pytest.mark.native_only
-@pytest.mark.filterwarnings("ignore")
 def test_a_breakpoint_asks_in_the_cell_and_fails_where_there_is_no_input(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -208,10 +208,11 @@ def test_differentiation_taps_the_same_primals_and_taps_change_no_derivative(
 @hypothesis.settings(max_examples=25, derandomize=True)
 @hypothesis.given(described_program=PROGRAMS, compile=st.sampled_from([jax.jit, hcb.jit]))
 def test_batching_loses_no_tap_and_taps_change_no_result(
-    described_program: tuple[str, Program], compile: Any, rec: Recorder
+    described_program: tuple[str, Program], compile: Any
 ) -> None:
     _, program = described_program
     xs, ks = jnp.array([0.5, -0.3, 2.0]), jnp.array([1.0, 0.0, 1.7])
+    rec = Recorder()
     out = compile(jax.vmap(lambda x, k: program(lambda v: hcb.id_tap(rec, v), x, k)))(xs, ks)
     expected = jax.jit(jax.vmap(lambda x, k: program(lambda v: v, x, k)))(xs, ks)
     np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-5)

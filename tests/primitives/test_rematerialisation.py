@@ -77,15 +77,11 @@ def test_a_checkpoint_in_a_scan(jit: Jit, checkpoint: Checkpoint, rec: Recorder)
     assert delivered(rec) == TWICE
 
 
-def test_a_checkpoint_around_a_scan(checkpoint: Checkpoint, rec: Recorder) -> None:
+@pytest.mark.parametrize("each_step", [False, True], ids=["of steps", "of checkpoints"])
+def test_a_checkpoint_around_a_scan(checkpoint: Checkpoint, rec: Recorder, each_step: bool) -> None:
     step = sine_of_tapped_sine(rec)
-    loop = checkpoint(lambda x: lax.scan(lambda c, _: (step(c), None), x, None, length=2)[0])
-    jax.jit(jax.grad(loop))(1.0)
-    assert delivered(rec) == TWICE
-
-
-def test_a_checkpoint_around_a_scan_of_checkpoints(checkpoint: Checkpoint, rec: Recorder) -> None:
-    step = checkpoint(sine_of_tapped_sine(rec))
+    if each_step:
+        step = checkpoint(step)
     loop = checkpoint(lambda x: lax.scan(lambda c, _: (step(c), None), x, None, length=2)[0])
     jax.jit(jax.grad(loop))(1.0)
     assert delivered(rec) == TWICE

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +11,7 @@ import pytest
 
 from checkout import ROOT
 from hostcallback.receiver.cli.parser import COMMANDS
+from python_process import python_output
 from tools.documents import rooms
 
 DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -156,11 +155,9 @@ def test_every_room_is_in_the_tables(package: str) -> None:
 def test_no_more_files_run_for_a_message_than_the_document_says() -> None:
     pytest.importorskip("httpx", reason="the page needs hostcallback[ui]")
     program = "from tools.documents import files_run as f; print({k: len(v) for k, v in f.measure().items()})"
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
-    )
+    printed = python_output("-c", program, cwd=ROOT)
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    for what, count in ast.literal_eval(done.stdout.splitlines()[-1]).items():
+    for what, count in ast.literal_eval(printed.splitlines()[-1]).items():
         (stated,) = re.findall(rf"^\| {re.escape(what)} \| (\d+) \|$", text, re.MULTILINE)
         assert count <= int(stated) + 2, f"{what}: run python tools/documents/files_run.py"
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import ast
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from hostcallback.receiver import environment
+from python_process import python_output
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENT = ROOT / "docs" / "environment.md"
@@ -88,19 +87,10 @@ def test_the_documents_name_exactly_these() -> None:
 
 
 def test_the_reference_page_is_the_tools_output() -> None:
-    code = "import sys, environment; sys.stdout.write(environment.document())"
-    written = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            f"import sys; sys.path[:0] = {[str(ROOT / 'tools' / 'documents'), str(ROOT)]}; {code}",
-        ],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    assert DOCUMENT.read_text(encoding="utf-8") == written.stdout, "run tools/documents/environment.py"
+    paths = [str(ROOT / "tools" / "documents"), str(ROOT)]
+    code = f"import sys; sys.path[:0] = {paths}; import environment; sys.stdout.write(environment.document())"
+    written = python_output("-c", code, timeout_sec=60)
+    assert DOCUMENT.read_text(encoding="utf-8") == written, "run tools/documents/environment.py"
 
 
 def test_the_installer_reads_the_listed_switch() -> None:

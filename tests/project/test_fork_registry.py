@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from python_process import python_output, run_python
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -29,11 +29,9 @@ os.wait()
 
 
 def test_stages_follow_each_other_and_a_failure_stops_no_other_function() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(ROOT)], capture_output=True, text=True, timeout=60, check=True
-    )
+    done = run_python("-c", PROGRAM, ROOT, timeout_sec=60)
     stages = ["PROGRAM", "after it", "REMOTE", "CONTROL", "RUNTIME", "TAPLOG", "SINKS", "NATIVE"]
-    assert done.stdout.split("\n") == [*stages, ""]
+    assert (done.returncode, done.stdout.split("\n")) == (0, [*stages, ""])
     assert "RuntimeError: planted" in done.stderr
     assert "part of a forked child could not be reset" in done.stderr
 
@@ -48,12 +46,6 @@ def test_no_other_module_registers_with_the_interpreter() -> None:
 def test_every_stage_of_a_program_has_a_function() -> None:
     code = "import hostcallback.api; from hostcallback.receiver import processes; "
     code += "print(*(s.name for s in processes.Stage if processes._functions[s]))"
-    done = subprocess.run(
-        [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r}); {code}"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
+    printed = python_output("-c", f"import sys; sys.path.insert(0, {str(ROOT)!r}); {code}", timeout_sec=60)
     without_forwarding = {"PROGRAM", "CONTROL", "RUNTIME", "TAPLOG", "SINKS", "NATIVE"}
-    assert set(done.stdout.split()) >= without_forwarding
+    assert set(printed.split()) >= without_forwarding

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ast
 import importlib
-import os
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -15,6 +13,7 @@ import pytest
 import hostcallback
 from checkout import ROOT
 from hostcallback import receiver
+from python_process import python_output, run_python
 
 LOADED = """
 import sys
@@ -34,21 +33,8 @@ LATER = tuple(
 """What `import hostcallback` does not load: nearly all of it."""
 
 
-def python(program: str, **environment: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 def loaded(statement: str, before: str = "") -> set[str]:
-    return set(python(LOADED.format(statement=statement, before=before)).split())
+    return set(python_output("-c", LOADED.format(statement=statement, before=before)).split())
 
 
 def test_with_jax_there_few_modules_are_loaded() -> None:
@@ -123,14 +109,14 @@ ORDERS = [
 @pytest.mark.slow
 @pytest.mark.parametrize("imports", ORDERS)
 def test_taps_are_dispatched_fast_whichever_is_imported_first(imports: str) -> None:
-    out = python(INSTALLED.format(imports=imports))
+    out = python_output("-c", INSTALLED.format(imports=imports))
     assert out.splitlines() == ["True False", "True SourceFileLoader SourceFileLoader", "0"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("imports", ORDERS[:2])
 def test_the_environment_accelerates_whichever_is_imported_first(imports: str) -> None:
-    out = python(INSTALLED.format(imports=imports), HOSTCALLBACK_ACCELERATE="1")
+    out = python_output("-c", INSTALLED.format(imports=imports), HOSTCALLBACK_ACCELERATE="1")
     assert out.splitlines()[0] == "True True"
 
 
@@ -153,8 +139,8 @@ assert float(program.call(jnp.float32(3))) == 6
 @pytest.mark.native_only  # Python callbacks are not exported
 def test_an_exported_program_taps_in_a_process_that_only_imports(tmp_path: Path) -> None:
     path = f"PATH = {str(tmp_path / 'program')!r}\n"
-    python(path + EXPORTING)
-    assert python(path + CALLING) == "3.\n"
+    python_output("-c", path + EXPORTING)
+    assert python_output("-c", path + CALLING) == "3.\n"
 
 
 @pytest.mark.parametrize("package", [hostcallback, receiver])
@@ -185,9 +171,7 @@ def test_a_removed_name_says_what_to_do_instead() -> None:
 
 
 def test_python_suggests_the_name_that_was_meant() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", "import hostcallback as hcb; hcb.prnt"], capture_output=True, text=True
-    )
+    done = run_python("-c", "import hostcallback as hcb; hcb.prnt")
     assert done.stderr.endswith("has no attribute 'prnt'. Did you mean: 'print'?\n")
 
 
@@ -201,4 +185,4 @@ def test_every_name_is_listed_and_a_name_that_does_not_exist_is_an_attribute_err
 
 def test_the_folder_in_a_checkout_is_not_imported_by_its_own_name() -> None:
     program = f"import sys; sys.path.insert(0, {str(ROOT)!r})\ntry: import receiver\nexcept ImportError as e: print(e)"
-    assert "import that one" in python(program)
+    assert "import that one" in python_output("-c", program)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import ast
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from checkout import ROOT
+from python_process import run_python
 
 # Imports every module of `hostcallback.receiver` in the given folder, with some packages made impossible to import.
 # They include the rest of hostcallback, except for the modules that its import needs. `python -S` does not work (numpy
@@ -49,13 +49,7 @@ print(count)
 
 def prove(root: Path, blocked: str, *skipped: str) -> subprocess.CompletedProcess[str]:
     """Runs the proof on the package `hostcallback.receiver` in `root`, in another process."""
-    return subprocess.run(
-        [sys.executable, "-c", PROOF, str(root), blocked, *skipped],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    return run_python("-c", PROOF, root, blocked, *skipped, timeout_sec=60)
 
 
 def imported_packages(path: Path) -> set[str]:

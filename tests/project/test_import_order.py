@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from checkout import ROOT
+from python_process import python_output
 
 EACH_FIRST = """
 import builtins, importlib, os, sys
@@ -44,12 +43,7 @@ for module in sys.argv[2:]:
 
 
 def failed(*modules: str, before: str = "") -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", EACH_FIRST, before, *modules],
-        capture_output=True, text=True, timeout=500, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return python_output("-c", EACH_FIRST, before, *modules, timeout_sec=500)
 
 
 def modules_of(package: str, folder: Path) -> list[str]:
@@ -109,4 +103,4 @@ assert len(calls) == 1, "a tap"
 
 
 def test_what_was_compiled_before_a_name_is_used_is_not_traced_again() -> None:
-    subprocess.run([sys.executable, "-c", TRACED_ONCE], check=True, timeout=100)
+    python_output("-c", TRACED_ONCE)

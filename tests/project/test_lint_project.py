@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from checkout import ROOT
+from python_process import run_python
 
 
 def lint(root: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, str(ROOT / "tools" / "lint_project.py"), str(root)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    return run_python(ROOT / "tools" / "lint_project.py", root, timeout_sec=60)
+
+
+def lint_file(file: Path, text: str, root: Path) -> subprocess.CompletedProcess[str]:
+    """What is found in the one file of a checkout."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text + "\n")
+    return lint(root)
 
 
 @pytest.mark.parametrize(
@@ -64,10 +65,7 @@ def lint(root: Path) -> subprocess.CompletedProcess[str]:
 def test_a_broken_rule_is_named_with_file_line_and_cure(
     tmp_path: Path, path: str, code: str, message: str
 ) -> None:
-    file = tmp_path / path
-    file.parent.mkdir(parents=True)
-    file.write_text(code + "\n")
-    result = lint(tmp_path)
+    result = lint_file(tmp_path / path, code, tmp_path)
     assert result.returncode == 1, result.stdout
     assert result.stdout.startswith(f"{path}:{code.count(chr(10)) + 1}: {message}")
     assert "1 files, 1 violations" in result.stdout
@@ -95,10 +93,7 @@ def test_a_broken_rule_is_named_with_file_line_and_cure(
     ],
 )
 def test_allowed_code_passes(tmp_path: Path, path: str, code: str) -> None:
-    file = tmp_path / path
-    file.parent.mkdir(parents=True)
-    file.write_text(code + "\n")
-    result = lint(tmp_path)
+    result = lint_file(tmp_path / path, code, tmp_path)
     assert result.returncode == 0, result.stdout
 
 
@@ -150,10 +145,7 @@ def test_two_test_modules_of_one_name_are_found(tmp_path: Path) -> None:
 def test_an_idiom_is_found_wherever_people_read(
     tmp_path: Path, path: str, text: str, line: int, idiom: str
 ) -> None:
-    file = tmp_path / path
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(text + "\n")
-    result = lint(tmp_path)
+    result = lint_file(tmp_path / path, text, tmp_path)
     assert result.returncode == 1, result.stdout
     assert result.stdout.startswith(f'{path}:{line}: "{idiom}" in prose')
     assert "1 violations" in result.stdout
@@ -172,10 +164,7 @@ def test_an_idiom_is_found_wherever_people_read(
     ],
 )
 def test_names_in_code_and_allowed_texts_are_not_idioms(tmp_path: Path, path: str, text: str) -> None:
-    file = tmp_path / path
-    file.parent.mkdir(parents=True)
-    file.write_text(text + "\n")
-    result = lint(tmp_path)
+    result = lint_file(tmp_path / path, text, tmp_path)
     assert result.returncode == 0, result.stdout
 
 

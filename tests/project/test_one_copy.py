@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from checkout import ROOT
+from python_process import python_output
 
 PROGRAM = """
 import importlib, os, sys
@@ -41,12 +39,9 @@ def refused():
 
 
 def run(program: str, *arguments: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", PROGRAM + program, *arguments],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"},
-        capture_output=True, text=True, timeout=100, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    python_output(
+        "-W", "ignore", "-c", PROGRAM + program, *arguments, PYTHONPATH=str(ROOT), JAX_PLATFORMS="cpu"
+    )
 
 
 BEFORE = {

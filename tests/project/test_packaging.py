@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import configparser
-import os
 import re
 import shutil
 import subprocess
@@ -17,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from checkout import ROOT
+from python_process import python_output, run_python
 
 pytestmark = pytest.mark.slow  # builds wheels
 
@@ -42,16 +42,9 @@ def checkout(tmp_path: Path) -> Path:
 
 def build(checkout: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """`python -m build`, with the setuptools at hand instead of a downloaded one; into dist/."""
-    clean = {k: v for k, v in os.environ.items() if k not in ("CXX", "HOSTCALLBACK_BUILD_NATIVE")}
-    return subprocess.run(
-        [sys.executable, "-m", "build", "--no-isolation", "--outdir", "dist", *arguments, "."],
-        cwd=checkout,
-        env={**clean, **environment},
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-    )
+    options = {"CXX": None, "HOSTCALLBACK_BUILD_NATIVE": None, **environment}
+    command = ["-m", "build", "--no-isolation", "--outdir", "dist", *arguments, "."]
+    return run_python(*command, cwd=checkout, timeout_sec=110, **options)
 
 
 def the_file(folder: Path, pattern: str) -> Path:
@@ -104,31 +97,15 @@ def test_sdist_then_wheel_for_every_python_that_loads(checkout: Path, tmp_path: 
         "import hostcallback.receiver.native.bindings as n; n.load(); print(n.__file__); "
         "import sys; assert 'jax' not in sys.modules"
     )
-    loaded = subprocess.run(
-        [sys.executable, "-P", "-c", script],
-        env={**os.environ, "PYTHONPATH": str(tmp_path / "installed")},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert loaded.returncode == 0, loaded.stderr
-    assert loaded.stdout.startswith(str(tmp_path / "installed"))
+    printed = python_output("-P", "-c", script, timeout_sec=60, PYTHONPATH=str(tmp_path / "installed"))
+    assert printed.startswith(str(tmp_path / "installed"))
 
 
 @pytest.mark.slow
 def test_an_editable_build_leaves_the_library_in_the_source_folder(checkout: Path) -> None:
     hook = "from setuptools import build_meta as b; print(b.build_editable('dist'))"
     (checkout / "dist").mkdir()
-    result = subprocess.run(
-        [sys.executable, "-c", hook],
-        cwd=checkout,
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr
+    python_output("-c", hook, cwd=checkout, timeout_sec=110)
     assert (checkout / LIBRARY).is_file()
     assert LIBRARY not in names_in(the_file(checkout / "dist", "*.whl"))
 
@@ -141,15 +118,8 @@ def test_without_a_compiler_the_build_names_the_cure_and_the_switch(
     if kind == "--wheel":
         result = build(checkout, kind, PATH=path)
     else:
-        result = subprocess.run(
-            [sys.executable, "-c", "from setuptools import build_meta as b; b.build_editable('.')"],
-            cwd=checkout,
-            env={**os.environ, "PATH": path, "CXX": ""},
-            capture_output=True,
-            text=True,
-            timeout=110,
-            check=False,
-        )
+        code = "from setuptools import build_meta as b; b.build_editable('.')"
+        result = run_python("-c", code, cwd=checkout, timeout_sec=110, PATH=path, CXX="")
     output = result.stdout + result.stderr
     assert result.returncode != 0, output
     (sentence,) = [line for line in output.splitlines() if line.startswith("error: ")]
@@ -194,19 +164,8 @@ def install(checkout: Path, site: Path, kind: str) -> None:
     else:
         settings = {"editable_mode": kind.removeprefix("editable, ")}
         (checkout / "dist").mkdir()
-        result = subprocess.run(
-            [
-                sys.executable,
-                "-c",
-                f"from setuptools import build_meta as b; b.build_editable('dist', {settings!r})",
-            ],
-            cwd=checkout,
-            env={**os.environ, "HOSTCALLBACK_BUILD_NATIVE": "0"},
-            capture_output=True,
-            text=True,
-            timeout=110,
-            check=False,
-        )
+        code = f"from setuptools import build_meta as b; b.build_editable('dist', {settings!r})"
+        result = run_python("-c", code, cwd=checkout, timeout_sec=110, HOSTCALLBACK_BUILD_NATIVE="0")
     assert result.returncode == 0, result.stdout + result.stderr
     with zipfile.ZipFile(the_file(checkout / "dist", "*.whl")) as archive:
         archive.extractall(site)
@@ -231,18 +190,10 @@ def test_a_program_has_a_receiver_module_too(checkout: Path, tmp_path: Path, kin
         f"import runpy, site, sys; sys.path[:0] = [{str(folder)!r}]; site.addsitedir({str(site)!r}); "
         f"sys.path += {sorted(dependencies)!r}; runpy.run_path('program.py', run_name='__main__')"
     )
-    clean = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-    result = subprocess.run(
-        [sys.executable, "-S", "-P", "-c", start],
-        cwd=folder,
-        env={**clean, "HOSTCALLBACK_TRANSPORT": "callback"},
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr
-    printed, file = result.stdout.splitlines()
+    options = {"PYTHONPATH": None, "HOSTCALLBACK_TRANSPORT": "callback"}
+    printed, file = python_output(
+        "-S", "-P", "-c", start, cwd=folder, timeout_sec=110, **options
+    ).splitlines()
     assert printed == "x is 1.0"
     assert Path(file).is_relative_to(site if kind == "wheel" else checkout)
 
@@ -253,14 +204,8 @@ def test_the_top_level_of_a_checkout_shows_both_halves() -> None:
 
 
 def test_a_switch_that_is_neither_0_nor_1_is_refused(checkout: Path) -> None:
-    result = subprocess.run(
-        [sys.executable, "setup.py", "--version"],
-        cwd=checkout,
-        env={**os.environ, "HOSTCALLBACK_BUILD_NATIVE": "off"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
+    result = run_python(
+        "setup.py", "--version", cwd=checkout, timeout_sec=60, HOSTCALLBACK_BUILD_NATIVE="off"
     )
     assert result.returncode != 0
     assert "HOSTCALLBACK_BUILD_NATIVE='off' was not understood: expected 1" in result.stderr

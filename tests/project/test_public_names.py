@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
 import hostcallback
 from hostcallback import receiver
+from python_process import run_python
 
 NAMES = [
     pytest.param(package, name, id=f"{package.__name__}.{name}")
@@ -26,9 +24,7 @@ def test_a_public_name_can_be_imported(package: object, name: str) -> None:
 @pytest.mark.parametrize(("name", "meant"), [("prnt", "print"), ("id_tapp", "id_tap")])
 def test_python_suggests_the_name_that_was_meant(name: str, meant: str) -> None:
     program = f"import hostcallback as hcb\nhcb.{name}\n"
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = run_python("-c", program, timeout_sec=60)
     assert done.stderr.endswith(
         f"AttributeError: module 'hostcallback' has no attribute '{name}'. Did you mean: '{meant}'?\n"
     )

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
-import subprocess
-import sys
 import traceback
 from pathlib import Path
 
@@ -13,6 +10,7 @@ import pytest
 
 from hostcallback.receiver.log import traceback_text
 from hostcallback.receiver.text import say
+from python_process import run_python
 
 
 def raised(cause: str) -> BaseException:
@@ -111,10 +109,9 @@ def test_receiver_threads_write_failures_down_without_parsing(tmp_path: Path, tr
     # Two threads that parse at a time may both fail, see `traceback_text`.
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
-    done = subprocess.run(
-        [sys.executable, str(program)], capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path,
-        env={**os.environ, "HOSTCALLBACK_TRANSPORT": transport, "HOSTCALLBACK_EXIT_STATUS": "0"},
-    )  # fmt: skip
+    done = run_python(
+        program, cwd=tmp_path, timeout_sec=120, HOSTCALLBACK_TRANSPORT=transport, HOSTCALLBACK_EXIT_STATUS="0"
+    )
     assert done.stdout == "8 failures; parsed on []\n", done.stderr
     assert done.stderr.count("ValueError: no 2.0") >= 3  # in the log
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from checkout import ROOT
+from python_process import python_output
 
 
 @pytest.mark.parametrize(
@@ -41,8 +40,5 @@ def test_without_a_package_the_error_has_the_cure(
         "try: use()\n"
         "except Exception as error: print(type(error).__name__, error)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path)],
-        capture_output=True, text=True, timeout=60, check=True, cwd=ROOT,
-    )  # fmt: skip
-    assert done.stdout == f"HostCallbackError {error}\n"
+    printed = python_output("-c", program, tmp_path, cwd=ROOT, timeout_sec=60)
+    assert printed == f"HostCallbackError {error}\n"

@@ -14,6 +14,7 @@ from jax import lax
 import hostcallback as hcb
 from hostcallback.receiver.runtime.runtime import runtime
 from recorder import Recorder
+from threads import in_another_thread, in_threads
 
 
 def slow_program(rec: Any, steps: int) -> Any:
@@ -36,17 +37,13 @@ def test_barrier_waits_for_computations_that_other_threads_dispatched(
     hcb.barrier_wait()
     kept: list[Any] = []
 
-    def dispatch() -> None:
+    def dispatch(_: int) -> None:
         for _ in range(3):
             out = f(x)
             if keeps_result:
                 kept.append(out)
 
-    threads = [threading.Thread(target=dispatch) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(dispatch, 3)
     hcb.barrier_wait()
     assert len(rec) == 1 + 9
 
@@ -77,9 +74,7 @@ def test_barrier_waits_whatever_the_computation_returns(result: str, rec: Record
     dispatch()
     hcb.barrier_wait()
     assert len(rec) == count
-    thread = threading.Thread(target=dispatch)
-    thread.start()
-    thread.join()
+    in_another_thread(dispatch)
     hcb.barrier_wait()
     assert len(rec) == count
 
@@ -203,9 +198,7 @@ def test_barrier_waits_for_a_computation_whose_result_was_donated_to_an_untapped
         for _ in range(3):
             kept.append(follow(f(x)))
 
-    thread = threading.Thread(target=dispatch)
-    thread.start()
-    thread.join()
+    in_another_thread(dispatch)
     hcb.barrier_wait()
     assert len(rec) == 4
 
@@ -251,12 +244,6 @@ def test_a_barrier_does_not_wait_for_later_messages() -> None:
 def test_a_timeout_that_is_none_is_refused(timeout_sec: Any) -> None:
     with pytest.raises(ValueError, match=r"timeout_sec is .*expected a number of seconds"):
         hcb.barrier_wait(timeout_sec)
-
-
-def in_another_thread(work: Any) -> None:
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
 
 
 def test_barrier_waits_for_programs_that_have_not_begun_and_left_no_result(rec: Recorder) -> None:
@@ -353,7 +340,7 @@ def test_several_threads_wait_at_once(rec: Recorder) -> None:
     made = threading.Lock()
     calls = 0
 
-    def work() -> None:
+    def work(_: int) -> None:
         nonlocal calls
         for _ in range(20):
             f(x)
@@ -364,11 +351,7 @@ def test_several_threads_wait_at_once(rec: Recorder) -> None:
             if len(rec) < so_far:
                 short.append(so_far)
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, 4)
     assert not short
     assert len(rec) == 80
 

@@ -6,8 +6,6 @@ import _thread
 import ctypes
 import queue
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -25,7 +23,9 @@ from hostcallback._jax_compat import sync
 from hostcallback.receiver.native import bindings as native_library
 from hostcallback.sync import fence, inflight, threads
 from hostcallback.sync.threads import DispatchingThreads
+from python_process import run_python
 from recorder import Recorder
+from threads import in_another_thread
 
 if not native_library.available():
     pytest.skip("without the native library there are no fences to do without", allow_module_level=True)
@@ -186,9 +186,7 @@ def test_a_thread_that_started_and_ended_unseen_needs_a_fence(fences: list[Any],
     f(x)
     settle()
     fences.clear()
-    thread = threading.Thread(target=lambda: [f(x) for _ in range(3)] and None)
-    thread.start()
-    thread.join()
+    in_another_thread(lambda: [f(x) for _ in range(3)] and None)
     hcb.barrier_wait()
     assert len(rec) == 1 + 3
     assert len(fences) == 1
@@ -275,9 +273,7 @@ def test_barriers_that_give_up_leave_slots_to_programs_of_tap_functions() -> Non
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_client_that_dispatches_synchronously(when: str) -> None:
     """Its programs for several devices run on other threads all the same."""
-    result = subprocess.run(
-        [sys.executable, "-c", SYNCHRONOUS, when], capture_output=True, text=True, timeout=90, check=False
-    )
+    result = run_python("-c", SYNCHRONOUS, when, timeout_sec=90)
     assert result.stderr == ""
     assert result.stdout == "10 40\n"
 
@@ -364,9 +360,7 @@ def test_threads_are_distinguished() -> None:
     thread.join()
     assert waited() is None  # it has run, and ended
     assert here in (waited() or ())
-    unseen = threading.Thread(target=lambda: None)
-    unseen.start()
-    unseen.join()
+    in_another_thread(lambda: None)
     assert waited() is None
     assert here in (waited() or ())
 

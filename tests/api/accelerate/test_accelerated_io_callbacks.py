@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import Any
 
 import jax
@@ -16,6 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import hostcallback as hcb
 from accelerated import Calls, both, ran
+from python_process import run_python
 
 X = np.float32(3)
 SCALAR = jax.ShapeDtypeStruct((), np.dtype(np.float32))
@@ -218,9 +217,7 @@ with hcb.accelerate():
     except jax.errors.JaxRuntimeError:
         print("handled")
 """
-    result = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=90, check=False
-    )
+    result = run_python("-c", program, timeout_sec=90)
     assert (result.returncode, result.stdout) == (0, "handled\n")
     assert "raised on cpu:0: ValueError: mine" in result.stderr
     assert "no barrier_wait() or receiver reported it" not in result.stderr

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import hostcallback
+from python_process import run_python
 
 ROOT = Path(hostcallback.__file__).parents[1]  # of the packages under test
 
@@ -47,16 +46,7 @@ def script(tmp_path: Path) -> Path:
 def python(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
     # With PYTHONSAFEPATH, as the matrix sets it for the tests, Python itself would not find modules in the script's
     # folder.
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
-    return subprocess.run(
-        [sys.executable, *map(str, arguments)],
-        cwd=cwd,
-        env={**environment, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    return run_python(*arguments, cwd=cwd, PYTHONSAFEPATH=None, PYTHONPATH=str(ROOT))
 
 
 @pytest.mark.slow

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 import threading
 from typing import Any
 
@@ -15,6 +13,7 @@ import pytest
 import hostcallback as hcb
 from checkout import ROOT
 from hostcallback import _jax_compat as compat
+from python_process import run_python
 
 X = np.float32(3)
 
@@ -26,14 +25,7 @@ def is_taken_over() -> bool:
 
 
 def python(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": str(ROOT), **variables},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    return run_python("-c", code, timeout_sec=60, PYTHONPATH=str(ROOT), **variables)
 
 
 def test_a_block_ends_it() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import sys
-import threading
 import types
 from typing import Any
 
@@ -14,6 +13,7 @@ import pytest
 
 import hostcallback as hcb
 from scripted import Script
+from threads import in_threads
 from transforming import PROGRAM_FAILED, Jit
 
 EITHER = (*PROGRAM_FAILED, hcb.HostCallbackError)
@@ -143,11 +143,7 @@ def test_ctrl_c_while_python_is_evaluated_returns_to_the_prompt() -> None:
 def test_stops_of_several_threads_take_turns() -> None:
     script = Script(*["p threading.get_ident()", "p threading.get_ident()", "c"] * 4)
     programs = [stopping(script, hcb.jit if i % 2 else lambda f: f) for i in range(4)]
-    threads = [threading.Thread(target=lambda f=f: jax.block_until_ready(f(1.0))) for f in programs]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    in_threads(lambda i: jax.block_until_ready(programs[i](1.0)), 4)
     idents = [answer for answer in script.answers if answer]
     assert idents[::2] == idents[1::2]
     assert len(script.stops) == 4

@@ -19,6 +19,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import hostcallback as hcb
 from hostcallback.receiver.runtime.runtime import runtime
 from recorder import Recorder
+from threads import in_threads
 from transforming import Jit
 
 F32 = jax.ShapeDtypeStruct((), np.float32)
@@ -329,11 +330,7 @@ def test_four_threads_mix_nothing() -> None:
     def work(thread: int) -> None:
         found[thread] = [float(f(jnp.full(3, 1000.0 * thread + i))[0]) for i in range(10)]
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, 4)
     assert found == {t: [1000.0 * t + i + 100 for i in range(10)] for t in range(4)}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -17,17 +16,17 @@ from jax.sharding import Mesh, PartitionSpec
 import hostcallback as hcb
 from hostcallback.lifecycle.reentrant_calls import call_inside_callback
 from recorder import Recorder
-from transforming import Jit
+from threads import in_threads
 
 SIDE = 2048  # of a square of 16 MiB
 MESH = Mesh(np.array(jax.devices()), ("i",))
 SPEC = PartitionSpec("i")
 
 
-@functools.cache
-def work(jit: Jit) -> Callable[[Any], Any]:
+@jax.jit
+def work(x: Any) -> Any:
     """A program that XLA does not run on the calling thread, being large."""
-    return jit(lambda x: jnp.sin(x) @ jnp.ones((x.shape[1], 1)) + x[:, :1])
+    return jnp.sin(x) @ jnp.ones((x.shape[1], 1)) + x[:, :1]
 
 
 def expected(x: Any) -> Any:
@@ -44,7 +43,7 @@ def column(x: Any) -> Any:
 
 def test_a_host_function_uses_jax_on_the_device_that_waits() -> None:
     def host(x: Any, device: Any) -> Any:
-        return work(jax.jit)(jax.device_put(x, device))
+        return work(jax.device_put(x, device))
 
     f = jax.jit(lambda x: hcb.call(host, x, result_shape=column(x)) * 2)
     for device in jax.devices():
@@ -55,7 +54,7 @@ def test_a_host_function_uses_jax_on_the_device_that_waits() -> None:
 @pytest.mark.slow_variants
 def test_all_devices_at_once_with_16_mib_each() -> None:
     def host(x: Any, device: Any) -> Any:
-        return work(jax.jit)(jax.device_put(x, device))
+        return work(jax.device_put(x, device))
 
     f = jax.jit(on_every_device(lambda x: hcb.call(host, x, result_shape=column(x)) * 2))
     x = np.repeat(np.arange(4, dtype=np.float32), SIDE)[:, None] * np.ones((1, SIDE), np.float32)
@@ -65,7 +64,7 @@ def test_all_devices_at_once_with_16_mib_each() -> None:
 
 def test_all_devices_at_once_in_a_loop_with_collectives() -> None:
     def host(x: Any, device: Any) -> Any:
-        return work(jax.jit)(jax.device_put(x, device))
+        return work(jax.device_put(x, device))
 
     def step(x: Any, _: Any) -> Any:
         y = hcb.call(host, x, result_shape=column(x))
@@ -78,7 +77,7 @@ def test_all_devices_at_once_in_a_loop_with_collectives() -> None:
 
 def test_pmap() -> None:
     def host(x: Any, device: Any) -> Any:
-        return work(jax.jit)(jax.device_put(x, device))
+        return work(jax.device_put(x, device))
 
     x = np.ones((4, 512, 512), np.float32)
     out = jax.pmap(lambda x: hcb.call(host, x, result_shape=column(x)))(x)
@@ -88,7 +87,7 @@ def test_pmap() -> None:
 def test_host_functions_run_programs_with_calls_and_taps(rec: Recorder) -> None:
     def make(depth: int) -> Callable[[Any], Any]:
         if depth == 0:
-            return jax.jit(lambda x: hcb.id_tap(rec, work(jax.jit)(x)))
+            return jax.jit(lambda x: hcb.id_tap(rec, work(x)))
         inner = make(depth - 1)
 
         def host(x: Any, device: Any) -> Any:
@@ -104,9 +103,7 @@ def test_host_functions_run_programs_with_calls_and_taps(rec: Recorder) -> None:
 
 
 def test_nested_on_all_devices_at_once(rec: Recorder) -> None:
-    inner = hcb.jit(
-        lambda x: hcb.id_tap(rec, hcb.call(lambda x: x + 1, work(jax.jit)(x), result_shape=column(x)))
-    )
+    inner = hcb.jit(lambda x: hcb.id_tap(rec, hcb.call(lambda x: x + 1, work(x), result_shape=column(x))))
 
     def host(x: Any, device: Any) -> Any:
         return inner(jax.device_put(x, device))
@@ -120,7 +117,7 @@ def test_nested_on_all_devices_at_once(rec: Recorder) -> None:
 
 def test_more_threads_than_xla_has() -> None:
     def host(x: Any) -> Any:
-        return work(jax.jit)(x)
+        return work(x)
 
     f = jax.jit(
         lambda x: lax.fori_loop(0, 5, lambda i, c: c + hcb.call(host, c, result_shape=column(c)) * 0, x)
@@ -128,13 +125,7 @@ def test_more_threads_than_xla_has() -> None:
     x = np.ones((256, 256), np.float32)
     f(x)
     outs: dict[int, Any] = {}
-    threads = [
-        threading.Thread(target=lambda i=i: outs.update({i: f(x + i).block_until_ready()})) for i in range(12)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(100)
+    in_threads(lambda i: outs.update({i: f(x + i).block_until_ready()}), 12)
     assert sorted(outs) == list(range(12))
     assert all((out == 1 + i).all() for i, out in outs.items())
 
@@ -142,9 +133,7 @@ def test_more_threads_than_xla_has() -> None:
 def test_more_programs_than_a_device_takes_at_a_time() -> None:
     # XLA:CPU takes 32 for each device: programs of a host function need a slot among the programs that wait for it. So
     # the dispatch of a program whose arguments are ready returns after the program has run.
-    f = jax.jit(
-        lambda x: hcb.call(lambda x: work(jax.jit)(x) * np.ones_like(x), x, result_shape=x) * 0 + x + 1
-    )
+    f = jax.jit(lambda x: hcb.call(lambda x: work(x) * np.ones_like(x), x, result_shape=x) * 0 + x + 1)
     x = jnp.ones((256, 256))
     arguments = jax.block_until_ready([x + i for i in range(20)])
     outs = [f(argument) for _ in range(5) for argument in arguments]
@@ -179,7 +168,7 @@ def test_a_host_function_finds_another_thread_where_xla_holds_its_own_back() -> 
             hcb.barrier_wait()
         except hcb.ReentrantWaitError as error:
             errors.append(error)
-        return np.asarray(work(jax.jit)(np.ones((256, 256), np.float32)))
+        return np.asarray(work(np.ones((256, 256), np.float32)))
 
     def host(x: Any) -> Any:
         holding(computed(large))  # its argument is still to be computed
@@ -198,7 +187,7 @@ def test_a_host_function_finds_another_thread_where_xla_holds_its_own_back() -> 
 
 
 def test_programs_that_follow_a_call_do_not_shut_out_its_host_function() -> None:
-    f = jax.jit(lambda x: hcb.call(lambda x: work(jax.jit)(x) * np.ones_like(x), x, result_shape=x) * 0 + x)
+    f = jax.jit(lambda x: hcb.call(lambda x: work(x) * np.ones_like(x), x, result_shape=x) * 0 + x)
     y = f(jnp.ones((256, 256)))
     for _ in range(100):
         y = y + 1

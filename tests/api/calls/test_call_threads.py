@@ -20,6 +20,7 @@ import hostcallback as hcb
 from hostcallback.receiver.native import bindings as native_library
 from hostcallback.receiver.runtime.runtime import runtime
 from hostcallback.receiver.taplog.reading.reader import LogReader
+from threads import in_another_thread, in_threads
 from transforming import PROGRAM_FAILED
 
 
@@ -56,9 +57,7 @@ def test_the_thread_that_dispatches_runs_it() -> None:
         found[ident_of_this_thread()] = int(f(jnp.float32(1)))
 
     dispatch()
-    thread = threading.Thread(target=dispatch)
-    thread.start()
-    thread.join()
+    in_another_thread(dispatch)
     assert len(found) == 2
     assert all(ident == ran for ident, ran in found.items())
 
@@ -114,11 +113,7 @@ def test_calls_and_taps_of_several_threads_at_a_time_keep_their_order() -> None:
     f(jnp.int32(0))
     hcb.barrier_wait()
     logs[0].clear()
-    threads = [threading.Thread(target=lambda i=i: f(jnp.int32(i))) for i in logs]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(lambda i: f(jnp.int32(i)), len(logs))
     hcb.barrier_wait()
     assert all(log == [(what, i) for i in range(100) for what in ("tap", "call")] for log in logs.values())
     assert_books_are_closed()

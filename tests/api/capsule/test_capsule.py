@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import os
-import subprocess
-import sys
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +23,7 @@ from hostcallback.api.capsule.reproduce import Reproduction, operation_that_fail
 from hostcallback.receiver import Capsule
 from hostcallback.receiver.cli import main
 from hostcallback.receiver.taplog.reading.reader import LogReader
+from python_process import run_python
 
 # Programs with taps are exported on the native transport only.
 native = pytest.mark.native_only
@@ -227,10 +225,8 @@ def test_another_process_sees_the_same_failures(tmp_path: Path) -> None:
     (tmp_path / "consumers.py").write_text(
         "def refuse_seven(value):\n    if value == 7:\n        raise ValueError('seven is refused')\n"
     )
-    result = subprocess.run(
-        [sys.executable, "-c", IN_ANOTHER_PROCESS, *files, "consumers"], cwd=tmp_path, capture_output=True, text=True,
-        timeout=120, check=False, env={**os.environ, "PYTHONPATH": str(ROOT), "XLA_FLAGS": ""},
-    )  # fmt: skip
+    command = ["-c", IN_ANOTHER_PROCESS, *files, "consumers"]
+    result = run_python(*command, cwd=tmp_path, timeout_sec=120, PYTHONPATH=str(ROOT), XLA_FLAGS="")
     lines = result.stdout.splitlines()
     assert [line for line in lines if line.startswith("status")] == [
         "status 1",

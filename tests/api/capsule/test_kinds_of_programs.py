@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +20,8 @@ import hostcallback as hcb
 from checkout import python_path
 from hostcallback.api.capsule.reproduce import reproduce
 from hostcallback.receiver import Capsule
+from python_process import python_output
+from threads import in_threads
 
 native = pytest.mark.native_only
 
@@ -155,20 +154,13 @@ def test_pmap(tmp_path: Path) -> None:
 
 
 def test_threads(tmp_path: Path) -> None:
-    def work(folder: Path, value: float) -> None:
-        step = hcb.capsule(jax.jit(checked), folder)
+    def work(number: int) -> None:
+        step = hcb.capsule(jax.jit(checked), tmp_path / str(number))
         for n in range(20):
-            step(jnp.full(3, value if n == 13 else 1.0))
-
-    def run() -> None:
-        threads = [threading.Thread(target=work, args=(tmp_path / str(n), 10.0 + n)) for n in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+            step(jnp.full(3, 10.0 + number if n == 13 else 1.0))
 
     with pytest.raises(hcb.TapFunctionException), hcb.outfeed_receiver():
-        run()
+        in_threads(work, 4)
     found = {n: capsules(tmp_path / str(n)) for n in range(4)}
     # The failures are of one line, of which the first is reported.
     (n,) = [n for n, each in found.items() if each]
@@ -261,6 +253,7 @@ def test_a_wrapper_in_a_jitted_function_diagnoses_the_program_around_it(tmp_path
     assert "log: 3 NaN and 0 infinite values" in str(caught.value)
 
 
+@native
 def test_keys_that_a_program_closes_over_are_converted_before_a_receiver_thread_needs_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -354,14 +347,10 @@ assert all(entry.left_out or np.isfinite(capsule.array(entry)).all() for entry i
 def test_inputs_that_are_larger_than_the_ring_or_its_budget(
     ring: str, budget: str, arrives: bool, tmp_path: Path
 ) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", LARGE, tmp_path], capture_output=True, text=True, timeout=100, check=False,
-        env={**os.environ, "PYTHONPATH": python_path(), "HOSTCALLBACK_RING_BYTES": ring,
-             "HOSTCALLBACK_BLOCK_BUDGET_BYTES": budget},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    count = int(done.stdout.split()[0])
-    assert (count == 301) == arrives, done.stdout
+    sizes = {"HOSTCALLBACK_RING_BYTES": ring, "HOSTCALLBACK_BLOCK_BUDGET_BYTES": budget}
+    printed = python_output("-c", LARGE, tmp_path, PYTHONPATH=python_path(), **sizes)
+    count = int(printed.split()[0])
+    assert (count == 301) == arrives, printed
 
 
 @native

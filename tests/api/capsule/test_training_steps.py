@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +16,7 @@ import hostcallback as hcb
 from checkout import python_path
 from hostcallback.api.capsule.reproduce import reproduce
 from hostcallback.receiver import Capsule
+from python_process import run_python
 
 pytestmark = pytest.mark.native_only
 
@@ -157,10 +155,8 @@ with hcb.outfeed_receiver():
 
 @pytest.mark.slow
 def test_faults_are_seen_again_in_a_fresh_process(tmp_path: Path) -> None:
-    killed = subprocess.run(
-        [sys.executable, "-c", KILLED, tmp_path / "killed"], timeout=120, check=False, capture_output=True,
-        env={**os.environ, "PYTHONPATH": python_path(), "XLA_FLAGS": ""},
-    )  # fmt: skip
+    environment = {"PYTHONPATH": python_path(), "XLA_FLAGS": ""}
+    killed = run_python("-c", KILLED, tmp_path / "killed", timeout_sec=120, **environment)
     assert killed.returncode == -signal.SIGKILL, killed.stderr[-2000:]
     after = only(tmp_path / "killed")
     assert after.failure.text == "x is 3.0"
@@ -173,10 +169,8 @@ def test_faults_are_seen_again_in_a_fresh_process(tmp_path: Path) -> None:
         "import sys\nfrom hostcallback.receiver.cli import main\nfor path in sys.argv[1:]:\n"
         "    print('status', main(['reproduce', path]), flush=True)"
     )
-    fresh = subprocess.run(
-        [sys.executable, "-c", command, *(str(c.path) for c in (after, transformer, mlp))], cwd=tmp_path, timeout=200,
-        check=False, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": python_path(), "XLA_FLAGS": ""},
-    )  # fmt: skip
+    paths = [capsule.path for capsule in (after, transformer, mlp)]
+    fresh = run_python("-c", command, *paths, cwd=tmp_path, timeout_sec=200, **environment)
     statuses = [line for line in fresh.stdout.splitlines() if line.startswith("status")]
     # XLA may compile the transformer otherwise in a process with fewer devices, and the loss has other last digits.
     assert statuses in (["status 0"] * 3, ["status 0", "status 3", "status 0"]), fresh.stdout + fresh.stderr

@@ -169,7 +169,7 @@ def test_abort_ends_a_loop_that_would_never_end() -> None:
     assert failed_once().count == 1
 
 
-def endless_on_all_devices(jit: Jit) -> Any:
+def endless_on_all_devices() -> Any:
     """Counts on each device without end; its check fails at 50."""
     mesh = Mesh(jax.devices(), ("i",))
 
@@ -181,11 +181,11 @@ def endless_on_all_devices(jit: Jit) -> Any:
 
         return lax.while_loop(lambda c: True, body, x)
 
-    return jit(jax.shard_map(f, mesh=mesh, in_specs=PartitionSpec("i"), out_specs=PartitionSpec("i")))
+    return jax.jit(jax.shard_map(f, mesh=mesh, in_specs=PartitionSpec("i"), out_specs=PartitionSpec("i")))
 
 
 def test_abort_ends_endless_loops_on_all_devices() -> None:
-    endless = endless_on_all_devices(jax.jit)
+    endless = endless_on_all_devices()
     # On the callback transport a launch has no number, so that each device has to fail separately.
     with pytest.raises(hcb.TapFunctionException, match=r"check\(s\) failed"):
         with hcb.outfeed_receiver(on_error="abort"):
@@ -196,7 +196,7 @@ def test_abort_ends_endless_loops_on_all_devices() -> None:
 
 @pytest.mark.native_only
 def test_abort_on_one_device_ends_the_others_at_their_next_tap() -> None:
-    endless = endless_on_all_devices(jax.jit)
+    endless = endless_on_all_devices()
     with pytest.raises(hcb.TapFunctionException, match=r"1 check\(s\) failed"):
         with hcb.outfeed_receiver(on_error="abort"):
             # Only the first device reaches 50 soon; the others run for hours.

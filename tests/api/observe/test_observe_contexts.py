@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
-import threading
 import weakref
 from typing import Any
 
@@ -18,6 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import hostcallback as hcb
 from hostcallback.lowering import xray
+from threads import in_another_thread, in_threads
 
 X = jnp.arange(4.0)
 
@@ -40,9 +40,7 @@ def test_programs_of_other_threads_are_observed_only_if_asked_for() -> None:
     step = jax.jit(scale)
 
     def elsewhere() -> None:
-        thread = threading.Thread(target=lambda: jax.block_until_ready(step(X)))
-        thread.start()
-        thread.join()
+        in_another_thread(lambda: jax.block_until_ready(step(X)))
 
     with hcb.outfeed_receiver():
         with observing(messages):
@@ -63,17 +61,13 @@ def test_threads_have_separate_blocks() -> None:
     lists: list[list[Any]] = [[], []]
     step = jax.jit(scale)
 
-    def run(messages: list[Any]) -> None:
-        with observing(messages):
+    def run(number: int) -> None:
+        with observing(lists[number]):
             for _ in range(5):
                 jax.block_until_ready(step(X))
 
     with hcb.outfeed_receiver():
-        threads = [threading.Thread(target=run, args=(messages,)) for messages in lists]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        in_threads(run, len(lists))
         hcb.barrier_wait()
     assert [len(messages) for messages in lists] == [5, 5]
 
@@ -310,17 +304,13 @@ def test_a_block_is_left_where_it_was_entered() -> None:
 
     with block:
         jax.jit(scale)(X)
-        thread = threading.Thread(target=leave)
-        thread.start()
-        thread.join()
+        in_another_thread(leave)
     assert len(refused) == 1
     assert "leave it once for each time that it was entered, on the thread that entered it" in refused[0]
     with pytest.raises(RuntimeError, match="that is not open on this thread"):
         block.close()
     everywhere = hcb.observe(where="scale", all_threads=True).__enter__()
-    thread = threading.Thread(target=everywhere.close)
-    thread.start()
-    thread.join()
+    in_another_thread(everywhere.close)
     with pytest.raises(RuntimeError, match="that is not open on this thread"):
         everywhere.close()
 

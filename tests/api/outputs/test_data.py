@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 import hostcallback as hcb
+from python_process import python_output, run_python
 
 
 def nothing(*args: Any, **kwargs: Any) -> None:
@@ -95,10 +95,7 @@ def test_recorded_logs_are_read_without_jax(tmp_path: Path) -> None:
         "print(list(data), data['train'].to_numpy()['loss'].tolist())\n"
         "print([m for m in ('jax', 'pandas', 'xarray', 'pyarrow') if m in sys.modules])"
     )
-    found = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
-    )
-    assert found.stdout.splitlines() == [f"['state', 'train'] {LOSS}", "[]"]
+    assert python_output("-c", code, timeout_sec=60).splitlines() == [f"['state', 'train'] {LOSS}", "[]"]
 
 
 @pytest.mark.slow
@@ -125,9 +122,7 @@ def test_a_log_larger_than_the_memory_of_its_reader_is_read_in_parts(tmp_path: P
         "print(data.select(first_step=600, limit=3).to_numpy()['x'][:, 0].tolist())\n"
         "try:\n    data.to_numpy()\nexcept MemoryError:\n    print('too large')\n"
     )
-    found = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
-    )
+    found = run_python("-c", code, timeout_sec=60)
     total = float(sum(range(steps)))
     assert found.stdout.splitlines() == [str(total), str(total), "[600.0, 601.0, 602.0]", "too large"], found
 

@@ -32,8 +32,14 @@ def loop(steps: int, **options: Any) -> Any:
     return jax.jit(lambda: lax.scan(body, 0, jnp.arange(steps))[0])
 
 
-def test_each_step_of_a_scan_is_one_record_in_order_on_a_thread_of_the_writer() -> None:
-    writer = CollectingWriter()
+@pytest.fixture
+def writer() -> CollectingWriter:
+    return CollectingWriter()
+
+
+def test_each_step_of_a_scan_is_one_record_in_order_on_a_thread_of_the_writer(
+    writer: CollectingWriter,
+) -> None:
     with hcb.outfeed_receiver(writers=[writer]) as rx:
         loop(3_000)()
     assert writer.rows == [(i, {"acc": float(i), "loss": i / 2}) for i in range(3_000)]
@@ -164,8 +170,7 @@ def test_a_csv_file_goes_on_after_a_column_could_not_be_added(tmp_path: Path) ->
     assert path.read_text().split()[-1] == "2,2.0,2.0"
 
 
-def test_a_barrier_flushes_the_writers() -> None:
-    writer = CollectingWriter()
+def test_a_barrier_flushes_the_writers(writer: CollectingWriter) -> None:
     with hcb.outfeed_receiver(writers=[writer]):
         loop(10)()
         hcb.barrier_wait()
@@ -173,8 +178,7 @@ def test_a_barrier_flushes_the_writers() -> None:
         assert writer.flushed == 1
 
 
-def test_names_of_nested_values_and_messages_without_a_step() -> None:
-    writer = CollectingWriter()
+def test_names_of_nested_values_and_messages_without_a_step(writer: CollectingWriter) -> None:
     emit = jax.jit(lambda x: hcb.metrics({"grads": {"w": x, "b": [x + 1, None]}}))
     with hcb.outfeed_receiver(writers=[writer]):
         for x in (1.0, 2.0):
@@ -185,9 +189,7 @@ def test_names_of_nested_values_and_messages_without_a_step() -> None:
     ]
 
 
-def test_histograms_images_and_texts_arrive() -> None:
-    writer = CollectingWriter()
-
+def test_histograms_images_and_texts_arrive(writer: CollectingWriter) -> None:
     @jax.jit
     def emit(x: Any) -> None:
         hcb.metrics(
@@ -217,9 +219,7 @@ def test_histograms_images_and_texts_arrive() -> None:
     ("reduce", "expected"),
     [("mean", 2.0), ("last", 3.0), ("max", 3.0), ("min", 1.0), ("sum", 6.0), ("each", None)],
 )
-def test_vmap_lanes_become_one_value(reduce: str, expected: float | None) -> None:
-    writer = CollectingWriter()
-
+def test_vmap_lanes_become_one_value(reduce: str, expected: float | None, writer: CollectingWriter) -> None:
     def emit(x: Any, i: Any) -> None:
         hcb.metrics({"x": x}, step=i, reduce=reduce)
 
@@ -231,9 +231,7 @@ def test_vmap_lanes_become_one_value(reduce: str, expected: float | None) -> Non
         assert writer.rows == [(7, {"x": expected})]
 
 
-def test_lanes_of_nested_vmaps_and_of_histograms() -> None:
-    writer = CollectingWriter()
-
+def test_lanes_of_nested_vmaps_and_of_histograms(writer: CollectingWriter) -> None:
     def emit(x: Any) -> None:
         hcb.metrics({"x": x, "h": hcb.histogram(x * jnp.ones(2))}, step=0, reduce={"x": "each"})
 
@@ -255,8 +253,9 @@ def test_lanes_of_nested_vmaps_and_of_histograms() -> None:
         ("sum", [(3, 6), (7, 22), (9, 17)]),
     ],
 )
-def test_every_n_steps_become_one_record_and_the_end_writes_the_rest(reduce: str, expected: Any) -> None:
-    writer = CollectingWriter()
+def test_every_n_steps_become_one_record_and_the_end_writes_the_rest(
+    reduce: str, expected: Any, writer: CollectingWriter
+) -> None:
     with hcb.outfeed_receiver(writers=[writer]):
         loop(10, every=4, reduce=reduce)()
         hcb.barrier_wait()
@@ -264,8 +263,7 @@ def test_every_n_steps_become_one_record_and_the_end_writes_the_rest(reduce: str
     assert [(step, row["acc"]) for step, row in writer.rows] == expected
 
 
-def test_numbers_become_a_histogram_over_steps() -> None:
-    writer = CollectingWriter()
+def test_numbers_become_a_histogram_over_steps(writer: CollectingWriter) -> None:
     with hcb.outfeed_receiver(writers=[writer]):
         loop(6, every=3, reduce={"acc": "histogram"})()
     assert [h["acc"][0].tolist() for _, h in writer.histograms] == [[0, 1, 2], [3, 4, 5]]
@@ -287,22 +285,19 @@ def on_devices(**options: Any) -> Any:
     return jax.block_until_ready(run(jnp.arange(4)))
 
 
-def test_devices_of_a_step_become_one_value() -> None:
-    writer = CollectingWriter()
+def test_devices_of_a_step_become_one_value(writer: CollectingWriter) -> None:
     with hcb.outfeed_receiver(writers=[writer]):
         on_devices()
     assert writer.rows == [(i, {"x": 1.5 + 10 * i}) for i in range(50)]
 
 
-def test_devices_apart_and_over_steps() -> None:
-    writer = CollectingWriter()
+def test_devices_apart_and_over_steps(writer: CollectingWriter) -> None:
     with hcb.outfeed_receiver(writers=[writer]):
         on_devices(reduce="each", every=25)
     assert writer.rows == [(i, {f"x/cpu:{d}": float(d + 10 * i) for d in range(4)}) for i in (24, 49)]
 
 
-def test_a_value_that_the_compiler_shards_is_one_record() -> None:
-    writer = CollectingWriter()
+def test_a_value_that_the_compiler_shards_is_one_record(writer: CollectingWriter) -> None:
     sharding = NamedSharding(Mesh(np.array(jax.devices()), ("d",)), P("d"))
 
     @jax.jit
@@ -316,9 +311,7 @@ def test_a_value_that_the_compiler_shards_is_one_record() -> None:
     assert writer.histograms[0][1]["h"][0].tolist() == [*range(8)]
 
 
-def test_grad_sends_primals_only() -> None:
-    writer = CollectingWriter()
-
+def test_grad_sends_primals_only(writer: CollectingWriter) -> None:
     def loss(x: Any) -> Any:
         hcb.metrics({"x": x}, step=0)
         return x * x

@@ -2,15 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
-import pty
 import re
-import signal
-import struct
-import subprocess
-import sys
-import termios
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +11,9 @@ import jax.numpy as jnp
 import pytest
 
 import hostcallback as hcb
-from bars_on_screen import screen
 from hostcallback import receiver
 from hostcallback.receiver.sinks.progress.bars import Bars, Look, Phase, Place, Step
+from terminals import in_terminal, screen
 
 pytest.importorskip("tqdm")  # environments of other JAX versions may lack it
 
@@ -88,38 +80,10 @@ def test_a_replay_shows_the_bars_again_and_closes_them(
     assert text.endswith("\n")
 
 
-def in_terminal(
-    how: str, *, interrupted_after: bytes | None = None, program: Path = PROGRAM, columns: int = 100
-) -> tuple[int, str]:
-    """Runs the program in a terminal, and interrupts it once a text is shown. Returns its status and what it showed."""
-    child, terminal = pty.openpty()
-    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24 if columns else 0, columns, 0, 0))
-    shown = b""
-    with subprocess.Popen(
-        [sys.executable, str(program), how],
-        stdin=terminal, stdout=terminal, stderr=terminal,
-    ) as process:  # fmt: skip
-        os.close(terminal)
-        while True:
-            try:
-                piece = os.read(child, 65536)
-            except OSError:  # the terminal is closed
-                break
-            shown += piece
-            if interrupted_after is not None and re.search(interrupted_after, shown):
-                process.send_signal(signal.SIGINT)
-                interrupted_after = None
-            if not piece:
-                break
-        status = process.wait(60)
-    os.close(child)
-    return status, shown.decode()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["waits", "fails"])
 def test_the_traceback_comes_after_the_bars_which_stay_where_they_were(how: str) -> None:
-    status, shown = in_terminal(how, interrupted_after=rb"inner: +[1-9]" if how == "waits" else None)
+    status, shown = in_terminal(PROGRAM, how, interrupted_after=rb"inner: +[1-9]" if how == "waits" else None)
     assert status != 0
     bars, last = shown.rsplit("\nTraceback (most recent call last)", 1)
     bars += "\n"
@@ -155,7 +119,7 @@ hcb.barrier_wait()
 def test_loops_outside_of_jit_leave_one_bar_each_with_the_rate_of_the_device(tmp_path: Path) -> None:
     program = tmp_path / "eager.py"
     program.write_text(EAGER)
-    status, shown = in_terminal("", program=program)
+    status, shown = in_terminal(program, "")
     assert status == 0
     scan, fori, loop = screen(shown)
     assert scan.startswith("scan: 100%")
@@ -171,6 +135,6 @@ def test_a_terminal_without_a_size_shows_the_bar(tmp_path: Path) -> None:
     program.write_text(
         "import hostcallback as hcb\nhcb.fori_loop(0, 300, lambda i, x: x + 1, 0, progress='fori')\n"
     )
-    status, shown = in_terminal("", program=program, columns=0)
+    status, shown = in_terminal(program, "", columns=0)
     assert status == 0
     assert screen(shown)[-1].startswith("fori: 100%|")

@@ -13,7 +13,7 @@ import pytest
 from jax import lax
 
 import hostcallback as hcb
-from bars_on_screen import screen
+from terminals import screen
 
 pytest.importorskip("tqdm")  # environments of other JAX versions may lack it
 

@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import pytest
 
 import hostcallback as hcb
-from bars_on_screen import screen
 from checkout import ROOT
 from hostcallback.receiver.cli import main
+from terminals import screen
 
 pytest.importorskip("tqdm")  # environments of other JAX versions may lack it
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 from functools import partial
 from typing import Any
 
@@ -17,6 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import hostcallback as hcb
 from hostcallback.lowering import discharge
 from recorder import Recorder
+from threads import in_threads
 
 
 def python_frames_of(call: Any) -> list[str]:
@@ -335,11 +335,7 @@ def test_threads_that_compile_and_call_one_function_at_once(rec: Recorder) -> No
         for k in range(50):
             f(jnp.full(1 + k % 5, float(i)))
 
-    threads = [threading.Thread(target=work, args=[i]) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, 4)
     hcb.barrier_wait()
     assert len(rec) == 200
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import threading
 from typing import Any
 
 import jax
@@ -11,6 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 import hostcallback as hcb
+from threads import in_threads
 
 
 def printed(f: Any, *args: Any) -> str:
@@ -98,15 +98,11 @@ def test_lines_of_one_message_stay_together_across_devices() -> None:
     stream = Stream()
     f = hcb.jit(lambda x: hcb.id_print(x, output_stream=stream, who="someone"))
 
-    def work(device: Any) -> None:
+    def work(number: int) -> None:
         for i in range(50):
-            f(jax.device_put(i, device))
+            f(jax.device_put(i, jax.devices()[number]))
 
-    threads = [threading.Thread(target=work, args=(device,)) for device in jax.devices()]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, 4)
     hcb.barrier_wait()
     assert stream.lines[0::2] == ["who: someone"] * 200
     assert sorted(map(int, stream.lines[1::2])) == sorted(list(range(50)) * 4)

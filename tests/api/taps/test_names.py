@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import logging
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import hostcallback as hcb
 from checkout import ROOT
 from hostcallback.receiver.tap_arguments import matches
 from hostcallback.tracing.source_line import SourceLine, place_name
+from python_process import python_output, run_python
 
 
 def line() -> int:
@@ -224,8 +224,7 @@ for package in (hcb, receiver):
     for name in dir(package):
         assert name.startswith("_") or name in {*package.__all__, *more}, name
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
+    python_output("-c", program, timeout_sec=60)
 
 
 TYPES = """
@@ -251,12 +250,6 @@ def test_taps_are_typed(tmp_path: Path) -> None:
     pytest.importorskip("mypy")
     program = tmp_path / "program.py"
     program.write_text(TYPES)
-    done = subprocess.run(
-        [sys.executable, "-m", "mypy", "--strict", str(program)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=110,
-    )
+    done = run_python("-m", "mypy", "--strict", program, cwd=ROOT, timeout_sec=110)
     lines = [int(found[1]) for found in re.finditer(r"program.py:(\d+): error", done.stdout)]
     assert lines == [14, 15], done.stdout

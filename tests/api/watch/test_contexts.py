@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import jax
@@ -13,6 +12,7 @@ from jax import lax
 from watching import errors_of
 
 import hostcallback as hcb
+from threads import in_another_thread, in_threads
 
 ONES = jnp.ones(4)
 
@@ -55,9 +55,7 @@ def test_programs_of_other_threads(everywhere: bool) -> None:
     step = jax.jit(lambda x: jnp.log(x))
 
     def run() -> None:
-        thread = threading.Thread(target=lambda: step(-ONES).block_until_ready())
-        thread.start()
-        thread.join()
+        in_another_thread(lambda: step(-ONES).block_until_ready())
 
     assert primitives(in_context(run, all_threads=everywhere)) == ["log"] * everywhere
 
@@ -69,14 +67,7 @@ def test_several_threads_call_one_step() -> None:
         for i in range(20):
             step(ONES * (i != 7 + number)).block_until_ready()
 
-    def run() -> None:
-        threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-
-    (error,) = errors_of(run)
+    (error,) = errors_of(lambda: in_threads(work, 4))
     assert (error.primitive, error.reproduced) == ("log", True)
     assert error.check.count == 4
 
@@ -146,24 +137,17 @@ def test_a_pmap() -> None:
     assert errors
 
 
-def test_reports_that_are_switched_off() -> None:
+@pytest.mark.parametrize(
+    ("off", "on"), [([-ONES], [ONES, -ONES]), ([-ONES, -ONES], [-ONES])], ids=["new failure", "goes on"]
+)
+def test_reports_that_are_switched_off_and_on(off: list[Any], on: list[Any]) -> None:
     step = hcb.watch_nonfinite(jax.jit(lambda x: jnp.log(x)))
     hcb.disable_checks("watch_nonfinite")
     try:
-        assert not errors_of(lambda: step(-ONES))
+        assert not errors_of(lambda: [step(x) for x in off])
     finally:
         hcb.enable_checks("watch_nonfinite")
-    assert primitives(lambda: [step(ONES), step(-ONES)]) == ["log"]
-
-
-def test_a_failure_that_goes_on_when_reports_are_switched_on_is_named() -> None:
-    step = hcb.watch_nonfinite(jax.jit(lambda x: jnp.log(x)))
-    hcb.disable_checks("watch_nonfinite")
-    try:
-        assert not errors_of(lambda: [step(-ONES), step(-ONES)])
-    finally:
-        hcb.enable_checks("watch_nonfinite")
-    assert primitives(lambda: step(-ONES)) == ["log"]
+    assert primitives(lambda: [step(x) for x in on]) == ["log"]
 
 
 def test_the_failure_of_a_tap_in_the_program_is_as_without() -> None:

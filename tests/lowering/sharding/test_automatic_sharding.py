@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 import hostcallback as hcb
 from recorder import Recorder
+from threads import in_threads
 
 COLLECTIVES = re.compile(
     r"all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter|collective-broadcast"
@@ -160,11 +160,7 @@ def test_launches_of_several_threads_are_not_mixed(rec: Recorder) -> None:
         for step in range(50):
             f(sharded(np.full((4, 4), 100 * number + step, np.float32), P("i", "j")))
 
-    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, 4)
     hcb.barrier_wait()
     values = rec.values[1:]
     assert all((value == value[0, 0]).all() for value in values)

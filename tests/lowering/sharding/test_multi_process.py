@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +19,7 @@ from hostcallback import receiver
 from hostcallback.lifecycle.receivers import use_native
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
 from hostcallback.receiver.taplog.reading.reader import LogReader
+from python_process import run_pythons
 
 PROGRAM = Path(__file__).with_name("multi_process_program.py")
 
@@ -44,16 +42,8 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[Found]:
     folder = tmp_path_factory.mktemp("program")
     port = free_port()
     exported = export_programs(folder) if use_native("cpu") else []
-    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, PROGRAM, str(number), str(port), folder / str(number), *exported],
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment,
-        )
-        for number in range(2)
-    ]  # fmt: skip
-    outputs = [process.communicate(timeout=120)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], outputs
+    commands = [[PROGRAM, str(n), str(port), folder / str(n), *exported] for n in range(2)]
+    run_pythons(commands, 120, XLA_FLAGS="--xla_force_host_platform_device_count=2")
     return [
         {**json.loads((folder / str(number)).read_text()), "log": folder / f"{number}.taps"}
         for number in range(2)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
 from checkout import ROOT
+from python_process import python_output
 
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 
@@ -51,10 +51,7 @@ def test_the_program_that_tries_a_wheel_runs(tmp_path: Path) -> None:
     found = re.search(r"<<'PROGRAM'\n(.*?)\nPROGRAM\n", command, re.DOTALL)
     assert found
     (tmp_path / "program.py").write_text(found[1])
-    done = subprocess.run(
-        [sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, timeout=110, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    python_output("program.py", cwd=tmp_path, timeout_sec=110)
 
 
 @pytest.mark.skipif(shutil.which("actionlint") is None, reason="needs actionlint")

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import subprocess
-import sys
 from typing import Any
 
 import numpy as np
 import pytest
 
 from checkout import ROOT
+from python_process import run_python
 
 TOOLS = ROOT / "tools"
 
 
 def run(*command: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(TOOLS.parent)}
-    return subprocess.run(
-        [sys.executable, *command], env=environment, capture_output=True, text=True, timeout=300, check=False
-    )
+    return run_python(*command, timeout_sec=300, JAX_PLATFORMS="cpu", PYTHONPATH=str(TOOLS.parent))
 
 
 @pytest.mark.slow

@@ -6,32 +6,19 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from controlled import Controlled, controlled, hcb
-
-
-@pytest.fixture(scope="module")
-def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Controlled]:
-    """A process with taps."""
-    with controlled(tmp_path_factory.mktemp("sockets")) as found:
-        yield found
+from controlled import Controlled, hcb
+from threads import wait_for
 
 
 @pytest.fixture(autouse=True)
 def no_rules(process: Controlled) -> Iterator[None]:
     yield
     assert process.hcb("ctl", process.pid, "*", "--reset").returncode == 0
-
-
-def wait_for(condition: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
 
 
 def test_taps_are_listed_with_their_rules(process: Controlled) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import numpy as np
 import pytest
 
 import hostcallback
-from controlled import Controlled, controlled
+from controlled import Controlled
 from hostcallback.receiver.cli import main
 from hostcallback.receiver.taplog.flight.recorder import PROCESS_FILE
 from hostile_log import write_hostile_flight, write_hostile_log
@@ -105,13 +104,6 @@ def test_recover_shows_the_last_run_and_names_the_others(
     assert titles == {(): ["second"], ("--run", "all"): ["first", "second"], ("--run", "first"): ["first"]}
     assert main(["recover", str(flights), "--run", "thrd"]) == 1
     assert "there are first, second" in capsys.readouterr().err
-
-
-@pytest.fixture(scope="module")
-def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Controlled]:
-    """A process with taps."""
-    with controlled(tmp_path_factory.mktemp("sockets")) as found:
-        yield found
 
 
 def test_ctl_and_top(process: Controlled) -> None:

@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import sys
 
 import pytest
 
 from checkout import ROOT
 from hostcallback.receiver.cli.parser import COMMANDS
+from python_process import python_output
 
 
 def test_the_page_is_what_the_parsers_say() -> None:
     script = (
         "import sys; sys.path.insert(0, 'tools/documents'); import commands as d; sys.stdout.write(d.page())"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
-    )
-    assert done.stdout == (ROOT / "docs" / "hcb.1").read_text("utf-8"), (
-        "run python tools/documents/commands.py"
-    )
+    printed = python_output("-c", script, cwd=ROOT, timeout_sec=60)
+    assert printed == (ROOT / "docs" / "hcb.1").read_text("utf-8"), "run python tools/documents/commands.py"
 
 
 @pytest.mark.skipif(shutil.which("man") is None, reason="needs man")

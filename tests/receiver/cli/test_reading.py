@@ -15,10 +15,11 @@ import numpy as np
 import pytest
 
 from hcb_command import environment, hcb
-from hostcallback.receiver.messages import Consumer, Message
+from hostcallback.receiver.messages import Message
 from hostcallback.receiver.processes import own_run
 from hostcallback.receiver.taplog.writing.recorder import Recorder, record
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
+from logged_frames import consumer_of
 
 BEGIN_NS = 1_700_000_000 * 10**9
 LOSS = TapDescriptor(
@@ -35,13 +36,6 @@ CHECK = replace(
     TEXT, name="positive", consumer_id=79, kind="check", source_line="train.py:20 (step)",
     tree=["tuple", [["array"], ["tuple", [["array"]]], ["dict", [], []]]],
 )  # fmt: skip
-
-
-def consumer_of(described: TapDescriptor) -> Consumer:
-    return Consumer(
-        described.consumer_id, described.name, described.source_line, print, described.transforms,
-        described.kwargs, is_check=described.kind == "check", describe=lambda: described,
-    )  # fmt: skip
 
 
 class Program:

@@ -10,18 +10,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 
 import pytest
 
 from controlled import ROOT, Controlled, controlled
-
-
-@pytest.fixture(scope="module")
-def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Controlled]:
-    """A process with taps."""
-    with controlled(tmp_path_factory.mktemp("sockets")) as found:
-        yield found
 
 
 def test_a_table_of_devices_and_taps(process: Controlled) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +17,7 @@ from controlled import ROOT, controlled
 from hostcallback.receiver.control.endpoints import endpoints
 from hostcallback.receiver.control.protocol import RuleFileError
 from hostcallback.receiver.control.rule_file import read_rules
+from python_process import python_output
 from recorder import Recorder
 
 RULES = """
@@ -115,12 +114,8 @@ if os.fork() == 0:
     os._exit(0)
 assert os.wait()[1] == 0
 """
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program, str(tmp_path / "rules.toml")],
-        env={**os.environ, "HOSTCALLBACK_CONTROL_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)},
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    environment = {"HOSTCALLBACK_CONTROL_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    python_output("-W", "ignore", "-c", program, tmp_path / "rules.toml", timeout_sec=60, **environment)
 
 
 def test_python_rules_hold_again_when_the_file_is_gone(tmp_path: Path) -> None:
@@ -182,6 +177,4 @@ def test_the_environment_names_a_file(tmp_path: Path) -> None:
         assert process.arrived()["loss"] == 0
         assert process.arrived()["layer1/grad"] > 0
         path.unlink()
-        deadline = time.monotonic() + 30
-        while not process.arrived()["loss"]:
-            assert time.monotonic() < deadline
+        wait_for(lambda: process.arrived()["loss"])

@@ -7,7 +7,6 @@ import os
 import socket
 import stat
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -30,6 +29,7 @@ from hostcallback.receiver.control.protocol import (
 )
 from hostcallback.receiver.control.socket_path import sockets
 from hostcallback.receiver.runtime.runtime import runtime
+from python_process import python_output, start_python
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only the superuser can become another user")
 NOBODY = 65534
@@ -205,12 +205,8 @@ assert path.exists()
 with ControlClient(os.getpid()) as client:
     assert client.ask("process")["pid"] == os.getpid()
 """
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program],
-        env={**os.environ, "HOSTCALLBACK_CONTROL_DIR": str(folder.parent), "PYTHONPATH": str(ROOT)},
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    environment = {"HOSTCALLBACK_CONTROL_DIR": str(folder.parent), "PYTHONPATH": str(ROOT)}
+    python_output("-W", "ignore", "-c", program, timeout_sec=60, **environment)
     assert not list(folder.iterdir())
 
 
@@ -221,12 +217,7 @@ def as_another_user(code: str) -> str:
         "from hostcallback.receiver.control.client import ControlClient, ControlSocketError\n"
         f"os.setgid({NOBODY}); os.setuid({NOBODY})\n{code}"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
-        timeout=60, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return python_output("-c", program, timeout_sec=60, PYTHONPATH=str(ROOT))
 
 
 @as_root
@@ -425,10 +416,7 @@ for round in range(int(sys.argv[1])):
 def test_processes_that_start_together_all_answer(folder: Path) -> None:
     count, rounds = 12, 25
     running = [
-        subprocess.Popen(
-            [sys.executable, "-c", STARTS, str(rounds)],
-            env={**os.environ, "PYTHONPATH": str(ROOT)}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )
+        start_python("-c", STARTS, str(rounds), stdin=subprocess.PIPE, PYTHONPATH=str(ROOT))
         for _ in range(count)
     ]  # fmt: skip
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -14,9 +12,10 @@ from typing import Any
 import pytest
 
 from checkout import HELPERS
-from fake_gpu import Driver, build
+from fake_gpu import Driver, Gpu, build
 from hostcallback.receiver.native import bindings as native
 from hostcallback.receiver.sources.ring_batch import RingConfig
+from python_process import python_output
 from rings import TestRing
 
 
@@ -28,6 +27,12 @@ def make_ring() -> Callable[..., TestRing]:
         return TestRing(RingConfig(**{"capacity_bytes": 4096, **config}))
 
     return make
+
+
+@pytest.fixture
+def ring(make_ring: Callable[..., TestRing]) -> TestRing:
+    """A ring of 4 KiB."""
+    return make_ring()
 
 
 @pytest.fixture(scope="session")
@@ -50,6 +55,12 @@ def driver(the_driver: Driver) -> Iterator[Driver]:
         "host memory was copied as though it were the device's, or pinned memory was given up in use"
     )
     assert depth == 0, "the handler left its context behind"
+
+
+@pytest.fixture
+def gpu(driver: Driver) -> Gpu:
+    """A device of the fake driver, with one stream."""
+    return Gpu(driver)
 
 
 @pytest.fixture
@@ -76,15 +87,8 @@ def run_program(request: pytest.FixtureRequest) -> Callable[..., str]:
 
     def run(program: str, arguments: Sequence[str] = (), timeout_sec: float = 100) -> str:
         paths = [Path(native.__file__).parents[2], Path(__file__).parent / "helpers", HELPERS]
-        done = subprocess.run(
-            [sys.executable, str(request.path.with_name(program)), *arguments],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))},
-            capture_output=True,
-            text=True,
-            timeout=timeout_sec,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
+        environment = {"PYTHONPATH": os.pathsep.join(map(str, paths))}
+        path = request.path.with_name(program)
+        return python_output(path, *arguments, timeout_sec=timeout_sec, **environment)
 
     return run

@@ -181,22 +181,17 @@ def test_a_file_that_is_not_a_library_is_named_with_the_cure(tmp_path):
 
 
 @needs_compiler
-def test_a_library_of_another_version_is_refused(tmp_path):
+@pytest.mark.parametrize(
+    ("version", "message"),
+    [
+        pytest.param(99, f"interface version 99, expected {native.ABI_VERSION}", id="another version"),
+        pytest.param(native.ABI_VERSION, r"built from other sources.*build_native\.py", id="lacks functions"),
+    ],
+)
+def test_a_library_of_other_sources_is_refused(tmp_path, version, message):
     source = tmp_path / "old.cc"
-    source.write_text('extern "C" unsigned hcb_abi_version() { return 99; }\n')
+    source.write_text(f'extern "C" unsigned hcb_abi_version() {{ return {version}; }}\n')
     library = tmp_path / "old.so"
     compile_program([source], library, "-shared", "-fPIC")
-    with pytest.raises(
-        native.NativeLibraryError, match=f"interface version 99, expected {native.ABI_VERSION}"
-    ):
-        native.load_from(library)
-
-
-@needs_compiler
-def test_a_library_that_lacks_a_function_is_refused(tmp_path):
-    source = tmp_path / "old.cc"
-    source.write_text(f'extern "C" unsigned hcb_abi_version() {{ return {native.ABI_VERSION}; }}\n')
-    library = tmp_path / "old.so"
-    compile_program([source], library, "-shared", "-fPIC")
-    with pytest.raises(native.NativeLibraryError, match=r"built from other sources.*build_native\.py"):
+    with pytest.raises(native.NativeLibraryError, match=message):
         native.load_from(library)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -16,11 +14,13 @@ from checkout import HELPERS, ROOT
 from hostcallback import receiver
 from hostcallback.receiver.errors import LostMessagesError, TapFunctionException
 from hostcallback.receiver.failures.check_report import CheckError
-from hostcallback.receiver.messages import Consumer, Message
+from hostcallback.receiver.messages import Message
 from hostcallback.receiver.sinks.scalars import ScalarsSink, scalars_into
 from hostcallback.receiver.taplog.writing.recorder import record
 from hostcallback.receiver.wire.pytree import Node, Opaque
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
+from logged_frames import consumer_of
+from python_process import python_output
 
 BEGIN_NS = 1_700_000_000 * 10**9
 LOSS = TapDescriptor(
@@ -44,12 +44,8 @@ CHECK = replace(
 def emit(
     recorder: Any, described: TapDescriptor, *arrays: Any, seq: int, time_ns: int = 0, device: str = "cpu:0"
 ) -> None:
-    consumer = Consumer(
-        described.consumer_id, described.name, described.source_line, print, described.transforms,
-        described.kwargs, is_check=described.kind == "check", describe=lambda: described,
-    )  # fmt: skip
     at = time_ns or BEGIN_NS + seq * 10**6
-    recorder(Message(consumer, [np.asarray(a) for a in arrays], seq, at, 5, device, None))
+    recorder(Message(consumer_of(described), [np.asarray(a) for a in arrays], seq, at, 5, device, None))
 
 
 @pytest.fixture
@@ -321,10 +317,6 @@ print(grown, took)
 
 @pytest.mark.slow
 def test_a_large_log_is_read_in_constant_memory(tmp_path: Path) -> None:
-    result = subprocess.run(
-        [sys.executable, "-c", LARGE, str(tmp_path), str(1 << 30), str(ROOT), str(HELPERS)],
-        capture_output=True, text=True, timeout=110, check=False,
-    )  # fmt: skip
-    assert result.returncode == 0, result.stderr
-    grown_mib, _ = map(float, result.stdout.split())
-    assert grown_mib < 64, result.stdout
+    printed = python_output("-c", LARGE, tmp_path, 1 << 30, ROOT, HELPERS, timeout_sec=110)
+    grown_mib, _ = map(float, printed.split())
+    assert grown_mib < 64, printed

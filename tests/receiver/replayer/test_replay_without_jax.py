@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from checkout import ROOT
+from python_process import python_output
 
 RECORDING = """
 import sys
@@ -52,17 +51,8 @@ assert not {"jax", "jaxlib"} & {name.partition(".")[0] for name in sys.modules}
 @pytest.mark.slow
 def test_a_recorded_program_is_replayed_without_jax(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    recorded = subprocess.run(
-        [sys.executable, "-c", RECORDING, str(log)], capture_output=True, text=True, timeout=100, check=False
-    )
-    assert recorded.returncode == 0, recorded.stderr
-    printed = recorded.stdout.removesuffix("failed\n")
-    replayed = subprocess.run(
-        [sys.executable, "-c", REPLAYING, str(log), str(ROOT)],
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
-    assert replayed.returncode == 0, replayed.stderr
-    lines = replayed.stdout.splitlines()
+    printed = python_output("-c", RECORDING, log).removesuffix("failed\n")
+    lines = python_output("-c", REPLAYING, log, ROOT, timeout_sec=60).splitlines()
     assert [line for line in lines if line.startswith("loss")] == [f"loss {k} {float(k)}" for k in range(4)]
     assert [line for line in lines if not line.startswith(("loss", "x is"))] == printed.splitlines()
     assert lines[-1] == "x is 2.0 2"

@@ -17,6 +17,7 @@ from checkout import ROOT
 from collecting import CollectorProcess
 from hostcallback.receiver.errors import HostCallbackError
 from hostcallback.receiver.ui.live.source import DEVICE_NUMBERS, TAP_NUMBERS, is_process
+from python_process import start_python
 
 httpx = pytest.importorskip("httpx", reason="these tests need httpx")
 pytest.importorskip("starlette", reason="the page needs hostcallback[ui]")
@@ -29,18 +30,14 @@ PROGRAM = Path(__file__).with_name("live_program.py")
 @contextmanager
 def running(folder: Path, *arguments: Any) -> Iterator[subprocess.Popen[str]]:
     """A process that taps; its control socket is in `folder`."""
-    process = subprocess.Popen(
-        [sys.executable, str(PROGRAM), *map(str, arguments)],
+    process = start_python(
+        PROGRAM,
+        *arguments,
         stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        text=True,
-        env={
-            **os.environ,
-            "PYTHONPATH": str(ROOT),
-            "JAX_PLATFORMS": "cpu",
-            "HOSTCALLBACK_CONTROL_DIR": str(folder),
-        },
+        PYTHONPATH=str(ROOT),
+        JAX_PLATFORMS="cpu",
+        HOSTCALLBACK_CONTROL_DIR=str(folder),
     )
     with process:
         try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from types import ModuleType
@@ -22,6 +21,7 @@ from hostcallback.receiver.wire import (
     unpack_subbyte,
 )
 from hostcallback.receiver.wire.frame_layout import WIRE_TYPES, WireType, dtype_of, wire_type_of
+from python_process import python_output
 
 
 @pytest.mark.parametrize("wire_type", WIRE_TYPES, ids=lambda t: t.name)
@@ -119,7 +119,4 @@ def test_plain_dtypes_need_neither_ml_dtypes_nor_jax() -> None:
         "print(Decoder().decode(frame)[-1], decode_metadata(encode_metadata([ArraySpec(21, (3,))])))\n"
         "assert not {'ml_dtypes', 'jax', 'jaxlib'} & set(sys.modules)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    python_output("-c", code, cwd=ROOT, timeout_sec=60)

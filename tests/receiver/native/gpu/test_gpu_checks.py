@@ -27,8 +27,7 @@ def check(gpu: Gpu, predicate: Any, value: float = 0, **options: Any) -> str | N
 
 
 @pytest.mark.slow
-def test_a_check_that_holds_sends_nothing_and_spends_no_number(driver: Driver) -> None:
-    gpu = Gpu(driver)
+def test_a_check_that_holds_sends_nothing_and_spends_no_number(gpu: Gpu) -> None:
     for value in range(10):
         check(gpu, FAILS if value % 4 == 3 else HOLDS, value)
     gpu.tap(np.array([5], np.int32))
@@ -39,8 +38,7 @@ def test_a_check_that_holds_sends_nothing_and_spends_no_number(driver: Driver) -
     assert (counters.emitted, counters.discarded, counters.dropped, counters.next_seq) == (11, 8, 0, 3)
 
 
-def test_the_predicate_is_the_array_that_the_prefix_names(driver: Driver) -> None:
-    gpu = Gpu(driver)
+def test_the_predicate_is_the_array_that_the_prefix_names(gpu: Gpu) -> None:
     zeros = np.zeros(3, np.int8)
     gpu.tap(zeros, HOLDS, flags=CHECK, predicate=1)
     gpu.tap(zeros, FAILS, flags=CHECK, predicate=1)
@@ -63,8 +61,7 @@ def test_large_arrays_of_a_check_that_holds_go_back_to_the_pool(driver: Driver) 
     assert gpu.source.counters().queued_bytes == 0
 
 
-def test_failures_in_a_row_are_folded_as_on_cpu(driver: Driver) -> None:
-    gpu = Gpu(driver)
+def test_failures_in_a_row_are_folded_as_on_cpu(driver: Driver, gpu: Gpu) -> None:
     driver.hold()
     for value in range(6):
         check(gpu, HOLDS)
@@ -112,8 +109,7 @@ def test_a_failure_ends_its_launch_at_the_next_tap_after_it_was_seen(driver: Dri
     assert gpu.settle().discarded == 3
 
 
-def test_shards_of_a_check_are_numbered_by_its_failures(driver: Driver) -> None:
-    gpu = Gpu(driver)
+def test_shards_of_a_check_are_numbered_by_its_failures(gpu: Gpu) -> None:
     record = np.array([-1, 2, 0, 1], np.int64)
     for predicate in (HOLDS, FAILS, HOLDS, FAILS):
         gpu.tap(record, predicate, flags=CHECK, predicate=1, run_id=5, handler="hcb_gpu_tap_shard")
@@ -136,8 +132,7 @@ def test_shards_are_counted_where_their_tap_is_off(driver: Driver) -> None:
     assert gpu.settle().discarded == 1, "the check that was off, whose predicate had to be seen"
 
 
-def test_a_call_behind_checks_that_hold_is_answered_by_its_own_number(driver: Driver) -> None:
-    gpu = Gpu(driver)
+def test_a_call_behind_checks_that_hold_is_answered_by_its_own_number(gpu: Gpu) -> None:
     for _ in range(3):
         check(gpu, HOLDS)
     spec = ArraySpec.of(np.dtype(np.float32), (1,))
@@ -167,8 +162,7 @@ class Received:
         assert self.receiver.wait_consumed(self.receiver.source.counters().emitted, 30)
 
 
-def test_a_barrier_ends_when_the_awaited_message_turned_out_to_be_none(driver: Driver) -> None:
-    gpu = Gpu(driver)
+def test_a_barrier_ends_when_the_awaited_message_turned_out_to_be_none(gpu: Gpu) -> None:
     values: list[float] = []
     received = Received(gpu, lambda message: values.append(float(message.arrays[-1][0])))
     for value in range(50):
@@ -185,8 +179,7 @@ def test_a_barrier_ends_when_the_awaited_message_turned_out_to_be_none(driver: D
     assert received.receiver.stop(30)
 
 
-def test_checks_behind_a_message_do_not_end_the_wait_for_it(driver: Driver) -> None:
-    gpu = Gpu(driver)
+def test_checks_behind_a_message_do_not_end_the_wait_for_it(gpu: Gpu) -> None:
     entered, let_go = threading.Event(), threading.Event()
 
     def sink(message: Any) -> None:

@@ -39,8 +39,7 @@ def test_a_ring_that_cannot_be_pinned_is_used_all_the_same(driver: Driver) -> No
     assert gpu.source.counters().unpinned == 20
 
 
-def test_a_block_that_cannot_be_pinned_is_not_kept(driver: Driver) -> None:
-    gpu = Gpu(driver)
+def test_a_block_that_cannot_be_pinned_is_not_kept(driver: Driver, gpu: Gpu) -> None:
     gpu.tap(value(0))
     gpu.take(1)
     driver.fail("cuMemHostRegister_v2", OUT_OF_MEMORY, times=3)
@@ -61,9 +60,8 @@ LOST = {
 @pytest.mark.parametrize("external", [False, True], ids=["inline", "external"])
 @pytest.mark.parametrize(("function", "skip", "text"), LOST.values(), ids=list(LOST))
 def test_a_message_whose_copy_fails_is_lost_and_reported(
-    driver: Driver, function: str, skip: int, text: str, external: bool
+    driver: Driver, function: str, skip: int, text: str, external: bool, gpu: Gpu
 ) -> None:
-    gpu = Gpu(driver)
     other = np.zeros(100_000 if external else 3, np.float32)
     gpu.tap(value(1), other)
     assert gpu.values(1) == [[1]]
@@ -107,15 +105,13 @@ def test_a_device_that_the_driver_does_not_open_loses_messages_and_nothing_else(
     assert gpu.values(1) == [[2]]
 
 
-def test_a_result_that_cannot_be_copied_fails_the_program(driver: Driver) -> None:
-    gpu = Gpu(driver)
+def test_a_result_that_cannot_be_copied_fails_the_program(driver: Driver, gpu: Gpu) -> None:
     driver.fail("cuMemcpyDtoDAsync_v2", ILLEGAL_ADDRESS)
     target = gpu.put(value(0))
     assert "could not copy a tapped array to the result" in (gpu.tap(value(1), results=[target]) or "")
 
 
-def test_losses_come_to_the_books_of_the_receiver_and_end_no_barrier_early(driver: Driver) -> None:
-    gpu = Gpu(driver)
+def test_losses_come_to_the_books_of_the_receiver_and_end_no_barrier_early(driver: Driver, gpu: Gpu) -> None:
     registry, scope = Registry(), Scope("gpu")
     received: list[float] = []
     lease = registry.lease(

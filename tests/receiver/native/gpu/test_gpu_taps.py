@@ -54,8 +54,7 @@ def test_the_handler_returns_before_the_device_has_computed_the_operands(driver:
     assert gpu.values(3) == [[0], [1], [2]]
 
 
-def test_nothing_on_the_way_of_a_tap_waits_for_the_device(driver: Driver) -> None:
-    gpu = Gpu(driver)
+def test_nothing_on_the_way_of_a_tap_waits_for_the_device(driver: Driver, gpu: Gpu) -> None:
     for value in range(300):
         gpu.tap(floats(value), np.zeros(50_000, np.float32) if value % 100 == 0 else floats())
     gpu.take(300)
@@ -68,8 +67,7 @@ def test_nothing_on_the_way_of_a_tap_waits_for_the_device(driver: Driver) -> Non
     assert driver.called() == EVERY_TIME - {"cuEventCreate"}, "events and pinned memory are used again"
 
 
-def test_the_ring_is_pinned_before_the_first_tap(driver: Driver) -> None:
-    gpu = Gpu(driver)
+def test_the_ring_is_pinned_before_the_first_tap(driver: Driver, gpu: Gpu) -> None:
     assert driver.called() >= ONCE
     driver.reset()
     gpu.tap(floats(1))
@@ -77,8 +75,9 @@ def test_the_ring_is_pinned_before_the_first_tap(driver: Driver) -> None:
     assert driver.called() == EVERY_TIME
 
 
-def test_the_reader_asks_for_events_while_copies_are_pending_only_and_not_often(driver: Driver) -> None:
-    gpu = Gpu(driver)
+def test_the_reader_asks_for_events_while_copies_are_pending_only_and_not_often(
+    driver: Driver, gpu: Gpu
+) -> None:
     driver.hold()
     gpu.tap(floats(1))
     assert gpu.source.read(0.3) is None
@@ -132,8 +131,7 @@ DTYPES = [
 
 
 @pytest.mark.parametrize("size", [0, 1, 3, 5, 257])
-def test_every_dtype_arrives(driver: Driver, size: int) -> None:
-    gpu = Gpu(driver)
+def test_every_dtype_arrives(gpu: Gpu, size: int) -> None:
     arrays = [np.resize(np.array([1, 0, 1]), size).astype(dtype) for dtype in DTYPES]
     assert gpu.tap(*arrays) is None
     ((*_, received),) = gpu.take(1)
@@ -142,8 +140,7 @@ def test_every_dtype_arrives(driver: Driver, size: int) -> None:
         np.testing.assert_array_equal(array, sent)
 
 
-def test_elements_of_less_than_a_byte_come_without_adjacent_bytes(driver: Driver) -> None:
-    gpu = Gpu(driver)
+def test_elements_of_less_than_a_byte_come_without_adjacent_bytes(gpu: Gpu) -> None:
     gpu.tap(np.array([1, 2, 3], ml_dtypes.uint4), np.array([1], ml_dtypes.int2))
     batch = gpu.source.read(30)
     ((memory, offset, _),) = batch.frames
@@ -152,8 +149,7 @@ def test_elements_of_less_than_a_byte_come_without_adjacent_bytes(driver: Driver
     batch.release()
 
 
-def test_large_arrays_travel_in_pinned_blocks_that_are_used_again(driver: Driver) -> None:
-    gpu = Gpu(driver)
+def test_large_arrays_travel_in_pinned_blocks_that_are_used_again(driver: Driver, gpu: Gpu) -> None:
     sent = np.arange(4 << 20, dtype=np.float32)  # 16 MiB
     address = gpu.put(sent)
     for _ in range(5):
@@ -166,8 +162,7 @@ def test_large_arrays_travel_in_pinned_blocks_that_are_used_again(driver: Driver
     assert driver.functions.fake_pageable() == 0
 
 
-def test_a_kept_array_keeps_its_block(driver: Driver) -> None:
-    gpu = Gpu(driver)
+def test_a_kept_array_keeps_its_block(gpu: Gpu) -> None:
     kept = []
     for value in range(4):
         gpu.tap(np.full(100_000, value, np.float32))
@@ -264,8 +259,7 @@ def test_messages_from_the_host_keep_their_place_behind_copies(driver: Driver) -
     assert (end[0], end[1]) == (123, Flags.END_OF_STREAM)
 
 
-def test_results_that_are_not_aliases_are_copied_on_the_device(driver: Driver) -> None:
-    gpu = Gpu(driver)
+def test_results_that_are_not_aliases_are_copied_on_the_device(driver: Driver, gpu: Gpu) -> None:
     source, target = gpu.put(floats(4, 5)), gpu.put(floats(0, 0))
     assert gpu.tap(floats(4, 5), addresses=[source], results=[target]) is None
     assert gpu.tap(floats(4, 5), addresses=[source], results=[source]) is None
@@ -293,8 +287,7 @@ def test_shards_are_numbered_by_the_host(driver: Driver) -> None:
     assert gpu.values(1)[0][0] == emitted + 1, "a dropped message counts"
 
 
-def test_a_shard_without_its_record_is_refused(driver: Driver) -> None:
-    gpu = Gpu(driver)
+def test_a_shard_without_its_record_is_refused(gpu: Gpu) -> None:
     assert "no shard record" in (gpu.tap(handler="hcb_gpu_tap_shard") or "")
     assert gpu.source.counters().emitted == 0
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,8 @@ from hostcallback.receiver.native import bindings as native
 from hostcallback.receiver.runtime.device_receiver import DeviceReceiver
 from hostcallback.receiver.runtime.dispatch.scope import Scope
 from hostcallback.receiver.sources.back_pressure import Policy
+from python_process import python_output
+from rings import TestRing
 
 pytestmark = pytest.mark.native_only
 
@@ -66,8 +67,7 @@ def take(ring: Any) -> Any:
     return header
 
 
-def test_the_reply_is_copied_and_the_program_goes_on_when_it_is_resumed(make_ring: Any) -> None:
-    ring = make_ring()
+def test_the_reply_is_copied_and_the_program_goes_on_when_it_is_resumed(ring: TestRing) -> None:
     caller = Caller(ring)
     header = take(ring)
     assert header.flags == wire.Flags.CALL | wire.Flags.ORDERED
@@ -80,8 +80,7 @@ def test_the_reply_is_copied_and_the_program_goes_on_when_it_is_resumed(make_rin
     assert caller.end() == (native.EMITTED, [1.5, -2], LOST.decode())
 
 
-def test_a_call_is_answered_once(make_ring: Any) -> None:
-    ring = make_ring()
+def test_a_call_is_answered_once(ring: TestRing) -> None:
     caller = Caller(ring)
     seq = take(ring).seq
     replied = ring.source.reply(seq, [np.zeros(2, np.float32)])
@@ -93,8 +92,7 @@ def test_a_call_is_answered_once(make_ring: Any) -> None:
 
 
 @pytest.mark.parametrize("results", [[], [np.zeros(3, np.float32)], [np.zeros(2, np.float32)] * 2], ids=len)
-def test_a_reply_of_other_lengths_fails_the_program(make_ring: Any, results: Any) -> None:
-    ring = make_ring()
+def test_a_reply_of_other_lengths_fails_the_program(ring: TestRing, results: Any) -> None:
     caller = Caller(ring)
     assert ring.source.reply(take(ring).seq, results) is None
     status, _, error = caller.end()
@@ -102,8 +100,7 @@ def test_a_reply_of_other_lengths_fails_the_program(make_ring: Any, results: Any
     assert "other lengths" in error
 
 
-def test_a_failure_brings_its_message(make_ring: Any) -> None:
-    ring = make_ring()
+def test_a_failure_brings_its_message(ring: TestRing) -> None:
     caller = Caller(ring)
     ring.source.fail(take(ring).seq, "the host function raised: \u00fc \0 and more" + "x" * 500)
     status, _, error = caller.end()
@@ -111,8 +108,7 @@ def test_a_failure_brings_its_message(make_ring: Any) -> None:
     assert error.startswith("the host function raised: \u00fc  and more")
 
 
-def test_a_call_waits_until_all_before_it_has_been_delivered(make_ring: Any) -> None:
-    ring = make_ring()
+def test_a_call_waits_until_all_before_it_has_been_delivered(ring: TestRing) -> None:
     ring.send(b"a tap before it")
     caller = Caller(ring)
     caller.waits()
@@ -127,8 +123,7 @@ def test_a_call_waits_until_all_before_it_has_been_delivered(make_ring: Any) -> 
     assert caller.end()[0] == native.EMITTED
 
 
-def test_messages_behind_a_call_wait_until_the_call_is_delivered(make_ring: Any) -> None:
-    ring = make_ring()
+def test_messages_behind_a_call_wait_until_the_call_is_delivered(ring: TestRing) -> None:
     caller = Caller(ring)
     batch = ring.source.read_call(30)
     ring.send(b"a tap behind it")
@@ -140,8 +135,7 @@ def test_messages_behind_a_call_wait_until_the_call_is_delivered(make_ring: Any)
     assert caller.end()[0] == native.DROPPED
 
 
-def test_a_reader_without_helpers_takes_the_call_itself(make_ring: Any) -> None:
-    ring = make_ring()
+def test_a_reader_without_helpers_takes_the_call_itself(ring: TestRing) -> None:
     caller = Caller(ring)
     (taken,) = ring.take(1)
     assert taken.header.flags & wire.Flags.CALL
@@ -165,8 +159,7 @@ def test_a_full_ring_keeps_a_call_waiting_but_never_drops_it(make_ring: Any, pol
     assert caller.end()[:2] == (native.EMITTED, [3, 3])
 
 
-def test_a_damaged_call_fails_its_program(make_ring: Any) -> None:
-    ring = make_ring()
+def test_a_damaged_call_fails_its_program(ring: TestRing) -> None:
     ring.send(b"intact")
     caller = Caller(ring)
     caller.waits()
@@ -192,8 +185,7 @@ class Host:
         assert self.receiver.stop(30)
 
 
-def test_separate_threads_answer_calls_of_many_programs(make_ring: Any) -> None:
-    ring = make_ring()
+def test_separate_threads_answer_calls_of_many_programs(ring: TestRing) -> None:
     together = threading.Barrier(8, timeout=30)
 
     def function(message: Any) -> Any:
@@ -210,8 +202,7 @@ def test_separate_threads_answer_calls_of_many_programs(make_ring: Any) -> None:
     host.stop()
 
 
-def test_a_host_function_that_runs_holds_up_no_tap(make_ring: Any) -> None:
-    ring = make_ring()
+def test_a_host_function_that_runs_holds_up_no_tap(ring: TestRing) -> None:
     tapped = threading.Event()
 
     def function(message: Any) -> Any:
@@ -227,8 +218,7 @@ def test_a_host_function_that_runs_holds_up_no_tap(make_ring: Any) -> None:
     host.stop()
 
 
-def test_a_call_without_a_consumer_fails_and_is_reported(make_ring: Any) -> None:
-    ring = make_ring()
+def test_a_call_without_a_consumer_fails_and_is_reported(ring: TestRing) -> None:
     host = Host(ring, lambda message: [np.zeros(2, np.float32)])
     for _ in range(2):  # read by the reader, and by a thread that waits for calls
         status, _, error = Caller(ring, consumer_id=77).end()
@@ -259,11 +249,7 @@ assert ring.library.hcb_call_count(ring.device) == 0
 
 def test_closing_fails_the_calls_that_wait_and_those_to_come() -> None:
     here = Path(__file__).parent
-    done = subprocess.run(
-        [sys.executable, "-c", CLOSED, *map(str, (here, here.parent / "helpers", HELPERS, ROOT))],
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    python_output("-c", CLOSED, *map(str, (here, here.parent / "helpers", HELPERS, ROOT)), timeout_sec=60)
 
 
 @pytest.mark.slow

@@ -139,14 +139,12 @@ def test_many_producers_of_blocks_lose_nothing(make_ring):
             assert r.payload == i.to_bytes(8, "little") + bytes([i & 255]) * (nbytes - 8)
 
 
-def test_no_payload_is_too_large_for_a_tiny_ring(make_ring):
-    ring = make_ring()
+def test_no_payload_is_too_large_for_a_tiny_ring(ring):
     ring.send(b"x" * (32 * MIB))
     assert ring.take(1)[0].external.nbytes == 32 * MIB
 
 
-def test_long_metadata_travels_in_the_ring_even_without_a_payload(make_ring):
-    ring = make_ring()
+def test_long_metadata_travels_in_the_ring_even_without_a_payload(ring):
     specs = [wire.ArraySpec(6, (0,))] * 300
     prefix = wire.encode_prefix(9, 0, specs)
     assert 1024 < len(prefix) < 2048  # beyond a quarter of the ring

@@ -12,6 +12,7 @@ import pytest
 from hostcallback.receiver import wire
 from hostcallback.receiver.native import bindings as native
 from hostcallback.receiver.sources.back_pressure import Policy
+from rings import TestRing
 
 pytestmark = pytest.mark.native_only
 
@@ -28,8 +29,7 @@ def number(i: int) -> bytes:
     return i.to_bytes(8, "little")
 
 
-def test_unread_messages_are_copied_once_and_still_read(make_ring: Callable[..., Any]) -> None:
-    ring = make_ring()
+def test_unread_messages_are_copied_once_and_still_read(ring: TestRing) -> None:
     for i in range(3):
         ring.send(number(i))
     first = ring.source.read(10)
@@ -63,9 +63,8 @@ def test_payloads_outside_the_ring_are_copied_whatever_their_size(make_ring: Cal
 
 
 def test_nothing_behind_the_end_of_a_stream_is_copied_before_the_reader_is_there(
-    make_ring: Callable[..., Any],
+    ring: TestRing,
 ) -> None:
-    ring = make_ring()
     ring.send(number(0))
     ring.source.send_end(7)
     ring.send(number(1))

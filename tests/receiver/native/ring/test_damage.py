@@ -33,9 +33,8 @@ def read_damage(ring) -> CorruptRingError:
 
 
 @pytest.mark.parametrize("reason", DAMAGES)
-def test_the_frames_around_the_damage_arrive(make_ring, reason):
+def test_the_frames_around_the_damage_arrive(ring, reason):
     offset, data = DAMAGES[reason]
-    ring = make_ring()
     for i in range(6):
         ring.send(bytes([i]))
     ring.corrupt(2 * SMALL + offset, data)
@@ -48,8 +47,7 @@ def test_the_frames_around_the_damage_arrive(make_ring, reason):
     assert ring.counters.queued_messages == ring.counters.queued_bytes == 0
 
 
-def test_frames_behind_a_damaged_end_arrive(make_ring):
-    ring = make_ring()
+def test_frames_behind_a_damaged_end_arrive(ring):
     ring.send(b"lost")
     ring.corrupt(0, bytes(SMALL))
     error = read_damage(ring)
@@ -72,8 +70,7 @@ def test_the_count_of_lost_messages_leaves_out_dropped_ones(make_ring):
     assert (counters.emitted, counters.dropped, counters.queued_messages) == (ROOM + 5, 1, 0)
 
 
-def test_several_damaged_stretches_are_counted_together(make_ring):
-    ring = make_ring()
+def test_several_damaged_stretches_are_counted_together(ring):
     for i in range(8):
         ring.send(bytes([i]))
     ring.corrupt(1 * SMALL, b"?")
@@ -86,8 +83,7 @@ def test_several_damaged_stretches_are_counted_together(make_ring):
     assert first.skipped + second.skipped == 2
 
 
-def test_producers_that_wait_behind_the_damage_go_on(make_ring, stalls):
-    ring = make_ring()
+def test_producers_that_wait_behind_the_damage_go_on(ring, stalls):
     for _ in range(ROOM):
         ring.send()
     with ThreadPoolExecutor(1) as pool:
@@ -111,8 +107,7 @@ def test_blocks_in_the_damaged_stretch_are_freed(make_ring):
 
 
 @pytest.mark.parametrize("offset", [128, 136])
-def test_a_descriptor_of_memory_that_is_not_ours_is_never_followed(make_ring, offset):
-    ring = make_ring()
+def test_a_descriptor_of_memory_that_is_not_ours_is_never_followed(ring, offset):
     ring.send(bytes(10_000))
     ring.send(b"next")
     ring.corrupt(offset, struct.pack("<Q", 4096))
@@ -122,8 +117,7 @@ def test_a_descriptor_of_memory_that_is_not_ours_is_never_followed(make_ring, of
     assert ring.take(1)[0].payload == b"next"
 
 
-def test_a_copy_of_a_header_does_not_pass_for_a_frame(make_ring):
-    ring = make_ring()
+def test_a_copy_of_a_header_does_not_pass_for_a_frame(ring):
     ring.send(b"old")
     old_header = bytes(ring.source.read(1).frames[0][0][:64])
     ring.source._batch.release()

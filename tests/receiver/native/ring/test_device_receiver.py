@@ -13,6 +13,7 @@ from hostcallback.receiver.native import bindings as native
 from hostcallback.receiver.runtime.device_receiver import DeviceReceiver
 from hostcallback.receiver.runtime.dispatch.scope import Scope
 from hostcallback.receiver.sources.back_pressure import Policy
+from rings import TestRing
 
 pytestmark = pytest.mark.native_only
 
@@ -143,8 +144,7 @@ def test_the_scope_changes_exactly_at_the_sentinel(held: Any) -> None:
     assert not listener.scope.has_open_devices
 
 
-def test_a_stopped_receiver_has_delivered_its_queue(make_ring: Any) -> None:
-    ring = make_ring()
+def test_a_stopped_receiver_has_delivered_its_queue(ring: TestRing) -> None:
     listener = Listener(ring)
     listener.gate.set()
     for i in range(10):

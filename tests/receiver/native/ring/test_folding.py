@@ -8,6 +8,7 @@ import pytest
 
 from hostcallback.receiver import wire
 from hostcallback.receiver.native import bindings as native
+from rings import TestRing
 
 pytestmark = pytest.mark.native_only
 
@@ -28,23 +29,20 @@ def read(ring: Any) -> tuple[list[tuple[int, int]], list[int]]:
     return [(header.consumer_id, header.seq) for header in headers], folded
 
 
-def test_of_a_row_the_first_and_the_last_are_listed(make_ring: Any) -> None:
-    ring = make_ring()
+def test_of_a_row_the_first_and_the_last_are_listed(ring: TestRing) -> None:
     for _ in range(10):
         append(ring, 7)
     assert read(ring) == ([(7, 0), (7, 9)], [0, 8])
     assert ring.counters.queued_messages == 0
 
 
-def test_two_in_a_row_are_both_listed_and_nothing_is_folded(make_ring: Any) -> None:
-    ring = make_ring()
+def test_two_in_a_row_are_both_listed_and_nothing_is_folded(ring: TestRing) -> None:
     append(ring, 7)
     append(ring, 7)
     assert read(ring) == ([(7, 0), (7, 1)], [])
 
 
-def test_other_messages_end_a_row(make_ring: Any) -> None:
-    ring = make_ring()
+def test_other_messages_end_a_row(ring: TestRing) -> None:
     for consumer_id in (7, 7, 7, 8, 7, 7, 7, 7):
         append(ring, consumer_id)
     append(ring, 9, wire.Flags.ORDERED)
@@ -55,8 +53,7 @@ def test_other_messages_end_a_row(make_ring: Any) -> None:
 
 
 @pytest.mark.parametrize("flags", [wire.Flags.CHECK, wire.Flags.ORDERED])
-def test_messages_that_do_not_ask_for_it_are_never_folded(make_ring: Any, flags: wire.Flags) -> None:
-    ring = make_ring()
+def test_messages_that_do_not_ask_for_it_are_never_folded(ring: TestRing, flags: wire.Flags) -> None:
     for _ in range(5):
         append(ring, 7, flags)
     frames, folded = read(ring)
@@ -64,8 +61,7 @@ def test_messages_that_do_not_ask_for_it_are_never_folded(make_ring: Any, flags:
     assert folded == []
 
 
-def test_a_batch_released_in_parts_counts_folded_failures(make_ring: Any) -> None:
-    ring = make_ring()
+def test_a_batch_released_in_parts_counts_folded_failures(ring: TestRing) -> None:
     for consumer_id in (7, 7, 7, 7, 8):
         append(ring, consumer_id)
     batch = ring.source.read(30)
@@ -77,8 +73,7 @@ def test_a_batch_released_in_parts_counts_folded_failures(make_ring: Any) -> Non
     assert ring.counters.queued_messages == 0
 
 
-def test_the_ring_goes_round_while_frames_are_folded(make_ring: Any) -> None:
-    ring = make_ring()
+def test_the_ring_goes_round_while_frames_are_folded(ring: TestRing) -> None:
     seen = count = 0
     for _ in range(50):
         for _ in range(20):

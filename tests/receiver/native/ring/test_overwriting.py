@@ -13,6 +13,7 @@ from hostcallback.receiver import wire
 from hostcallback.receiver.native import bindings as native
 from hostcallback.receiver.sources.back_pressure import Policy
 from hostcallback.receiver.sources.ring_batch import RingConfig
+from rings import TestRing
 
 pytestmark = pytest.mark.native_only
 
@@ -129,8 +130,7 @@ def test_threads_that_overwrite_during_reading(make_ring: Callable[..., Any], nb
     assert taken + ring.counters.dropped == threads * count == ring.counters.emitted
 
 
-def test_the_policy_can_be_changed_while_emissions_wait(make_ring: Callable[..., Any]) -> None:
-    ring = make_ring()
+def test_the_policy_can_be_changed_while_emissions_wait(ring: TestRing) -> None:
     with ThreadPoolExecutor(1) as pool:
         sent = pool.submit(lambda: [ring.send(number(i)) for i in range(100)])
         while not ring.counters.waiting_producers:

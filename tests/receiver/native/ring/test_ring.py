@@ -19,8 +19,7 @@ pytestmark = pytest.mark.native_only
 SMALL = 192  # bytes in the ring of a frame with metadata and up to 64 bytes
 
 
-def test_frames_arrive_in_order_with_their_payloads(make_ring):
-    ring = make_ring()
+def test_frames_arrive_in_order_with_their_payloads(ring):
     before = time.time_ns()
     for i in range(10):
         assert ring.send(bytes([i]) * i, consumer_id=100 + i, run_id=i) == native.EMITTED
@@ -35,8 +34,7 @@ def test_frames_arrive_in_order_with_their_payloads(make_ring):
 
 
 @pytest.mark.parametrize("nbytes", [1, 8, 63, 64, 65, 200, 601])
-def test_frames_never_wrap_whatever_their_size(make_ring, nbytes):
-    ring = make_ring()
+def test_frames_never_wrap_whatever_their_size(ring, nbytes):
     count = 500
     with ThreadPoolExecutor(1) as pool:
         produced = pool.submit(ring.produce, 1, count, nbytes)
@@ -48,8 +46,7 @@ def test_frames_never_wrap_whatever_their_size(make_ring, nbytes):
         assert header.position % 4096 + header.frame_bytes <= 4096
 
 
-def test_many_producers_lose_nothing_and_keep_their_order(make_ring):
-    ring = make_ring()
+def test_many_producers_lose_nothing_and_keep_their_order(ring):
     threads, count = 8, 2000
     with ThreadPoolExecutor(1) as pool:
         produced = pool.submit(ring.produce, threads, count, 24)
@@ -64,8 +61,7 @@ def test_many_producers_lose_nothing_and_keep_their_order(make_ring):
     assert (counters.queued_messages, counters.queued_bytes, counters.waiting_producers) == (0, 0, 0)
 
 
-def test_a_blocked_producer_goes_on_as_soon_as_there_is_room(make_ring, stalls):
-    ring = make_ring()
+def test_a_blocked_producer_goes_on_as_soon_as_there_is_room(ring, stalls):
     room = 4096 // SMALL
     for i in range(room):
         ring.send(bytes([i]))
@@ -80,8 +76,7 @@ def test_a_blocked_producer_goes_on_as_soon_as_there_is_room(make_ring, stalls):
     assert [r.header.seq for r in received] == list(range(room + 1))
 
 
-def test_releasing_part_of_a_batch_makes_room(make_ring, stalls):
-    ring = make_ring()
+def test_releasing_part_of_a_batch_makes_room(ring, stalls):
     room = 4096 // SMALL
     for _ in range(room):
         ring.send()
@@ -102,8 +97,7 @@ def test_releasing_part_of_a_batch_makes_room(make_ring, stalls):
     assert ring.counters.queued_bytes == 0
 
 
-def test_the_queue_of_waiting_producers_keeps_their_order(make_ring, stalls):
-    ring = make_ring()
+def test_the_queue_of_waiting_producers_keeps_their_order(ring, stalls):
     room = 4096 // SMALL
     for _ in range(room):
         ring.send()
@@ -193,29 +187,25 @@ def test_the_policy_can_change_while_a_producer_waits(make_ring, stalls):
     assert received[-1].payload == b"waited"
 
 
-def test_metadata_that_can_never_fit_is_refused(make_ring):
-    ring = make_ring()
+def test_metadata_that_can_never_fit_is_refused(ring):
     prefix = wire.encode_prefix(1, 0, [wire.ArraySpec(6, (0,))] * 1000)
     assert ring.library.hcb_ring_append(ring.handle, prefix, len(prefix)) == native.TOO_LARGE
     assert ring.counters.next_seq == 0
 
 
 @pytest.mark.parametrize("prefix", [b"", bytes(63), bytes(128), bytes(44) + b"\1\0\0\0" + bytes(16)])
-def test_a_prefix_that_contradicts_itself_is_refused(make_ring, prefix):
-    ring = make_ring()
+def test_a_prefix_that_contradicts_itself_is_refused(ring, prefix):
     assert ring.library.hcb_ring_append(ring.handle, prefix, len(prefix)) == native.INVALID
 
 
-def test_read_returns_none_at_its_timeout(make_ring):
-    ring = make_ring()
+def test_read_returns_none_at_its_timeout(ring):
     assert ring.source.read(0) is None
     start = time.monotonic()
     assert ring.source.read(0.02) is None
     assert time.monotonic() - start >= 0.02
 
 
-def test_wake_ends_a_read_that_waits(make_ring):
-    ring = make_ring()
+def test_wake_ends_a_read_that_waits(ring):
     started = threading.Event()
 
     def read():
@@ -231,8 +221,7 @@ def test_wake_ends_a_read_that_waits(make_ring):
             assert reading.result(30) is None
 
 
-def test_wake_is_kept_for_the_next_read_that_would_wait(make_ring):
-    ring = make_ring()
+def test_wake_is_kept_for_the_next_read_that_would_wait(ring):
     ring.source.wake()
     ring.send()
     ring.take(1)
@@ -240,8 +229,7 @@ def test_wake_is_kept_for_the_next_read_that_would_wait(make_ring):
     assert ring.source.read(0) is None
 
 
-def test_a_sleeping_reader_uses_no_processor_time(make_ring):
-    ring = make_ring()
+def test_a_sleeping_reader_uses_no_processor_time(ring):
     for _ in range(10):
         ring.send()
     ring.take(10)
@@ -251,8 +239,7 @@ def test_a_sleeping_reader_uses_no_processor_time(make_ring):
 
 
 @pytest.mark.slow
-def test_a_sleeping_reader_is_woken_by_every_message(make_ring):
-    ring = make_ring()
+def test_a_sleeping_reader_is_woken_by_every_message(make_ring, ring):
     answers = make_ring()
     count = 500
 
@@ -269,8 +256,7 @@ def test_a_sleeping_reader_is_woken_by_every_message(make_ring):
         answering.result()
 
 
-def test_a_batch_must_be_released_before_the_next_read(make_ring):
-    ring = make_ring()
+def test_a_batch_must_be_released_before_the_next_read(ring):
     ring.send()
     ring.send()
     batch = ring.source.read(1)
@@ -315,8 +301,7 @@ def test_an_impossible_configuration_is_refused(wrong):
         RingConfig(**wrong)
 
 
-def test_ring_only_flags_in_a_prefix_are_ignored(make_ring):
-    ring = make_ring()
+def test_ring_only_flags_in_a_prefix_are_ignored(ring):
     prefix = bytearray(wire.encode_prefix(3, wire.Flags.ORDERED, ()))
     prefix[4:8] = (0xFFFFFFFF).to_bytes(4, "little")
     assert ring.library.hcb_ring_append(ring.handle, bytes(prefix), len(prefix)) == native.EMITTED

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import threading
 from typing import Any
 
 import ml_dtypes
@@ -16,6 +15,7 @@ from hostcallback.receiver.native import bindings as native
 from hostcallback.receiver.sources.ring_batch import RingConfig
 from hostcallback.receiver.wire import Flags
 from hostcallback.receiver.wire.truncation import TruncatedArray, split_truncated
+from threads import in_threads
 
 pytestmark = [pytest.mark.native_only, needs_compiler]
 
@@ -142,8 +142,7 @@ def test_rules_hold_together(driver: Driver) -> None:
     assert tap.suppressed == 9
 
 
-def test_refused_messages_are_never_copied(driver: Driver) -> None:
-    gpu = Gpu(driver)
+def test_refused_messages_are_never_copied(driver: Driver, gpu: Gpu) -> None:
     tap = Tap(gpu)
     tap.rule(every=1000)
     tap.emit(1)
@@ -153,8 +152,7 @@ def test_refused_messages_are_never_copied(driver: Driver) -> None:
     assert driver.count("cuMemcpyDtoHAsync_v2") == before
 
 
-def test_checks_are_switched_and_nothing_else(driver: Driver) -> None:
-    gpu = Gpu(driver)
+def test_checks_are_switched_and_nothing_else(gpu: Gpu) -> None:
     tap = Tap(gpu)
     fails = np.array([False])
     tap.rule(every=10, interval_ns=3600 * SECOND, truncate=1)
@@ -174,22 +172,17 @@ def test_threads_of_one_device_share_its_count(driver: Driver) -> None:
     tap.rule(every=10)
     address = gpu.put(np.array([3], np.int32))
 
-    def emit() -> None:
+    def emit(_: int) -> None:
         for _ in range(2_000):
             gpu.tap(np.array([3], np.int32), consumer_id=tap.consumer_id, addresses=[address])
 
-    threads = [threading.Thread(target=emit) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(emit, 4)
     assert len(arrived(gpu)) == 800
     assert tap.suppressed == 7_200
 
 
 @pytest.mark.parametrize("elements", [1, 7, 100, 40_000])
-def test_only_the_heads_are_copied(driver: Driver, elements: int) -> None:
-    gpu = Gpu(driver)
+def test_only_the_heads_are_copied(gpu: Gpu, elements: int) -> None:
     tap = Tap(gpu)
     tap.rule(truncate=elements)
     arrays = [
@@ -210,8 +203,7 @@ def test_only_the_heads_are_copied(driver: Driver, elements: int) -> None:
         assert getattr(head, "whole_shape", array.shape) == array.shape
 
 
-def test_nothing_changes_where_all_arrays_are_small(driver: Driver) -> None:
-    gpu = Gpu(driver)
+def test_nothing_changes_where_all_arrays_are_small(gpu: Gpu) -> None:
     tap = Tap(gpu)
     tap.rule(truncate=4)
     gpu.tap(np.arange(4), np.array([1]), consumer_id=tap.consumer_id)
@@ -220,8 +212,7 @@ def test_nothing_changes_where_all_arrays_are_small(driver: Driver) -> None:
     assert [array.tolist() for array in sent] == [[0, 1, 2, 3], [1]]
 
 
-def test_metadata_of_many_arrays_are_rewritten_too(driver: Driver) -> None:
-    gpu = Gpu(driver)
+def test_metadata_of_many_arrays_are_rewritten_too(gpu: Gpu) -> None:
     tap = Tap(gpu)
     tap.rule(truncate=300)
     arrays = [

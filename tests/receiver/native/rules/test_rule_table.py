@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
+
+from python_process import python_output
 
 pytestmark = pytest.mark.native_only
 
@@ -24,7 +23,4 @@ assert library.hcb_abort_on_check(0, 1) == native.NO_MEMORY
 
 
 def test_a_full_table_is_reported() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    python_output("-c", PROGRAM, timeout_sec=60)

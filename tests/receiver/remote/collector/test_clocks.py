@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from checkout import REMOTE_HELPERS, python_path
-from collecting import CollectorProcess, stored
+from collecting import CollectorProcess, all_stored
 from hostcallback.receiver.taplog.reading.reader import LogReader
+from python_process import python_output
 
 PROGRAM = REMOTE_HELPERS / "many_clients_program.py"
 HOUR = 3_600
@@ -42,11 +40,8 @@ def test_processes_and_collectors_with_other_clocks_store_and_print_once(
     with CollectorProcess(tmp_path, "--print-all") as collector:
 
         def run(first: int, hours: int) -> None:
-            arguments = (collector.address, tmp_path / "spool", first, 2, 50)
-            environment = {**os.environ, "CLOCK_IS_OFF": str(hours * HOUR)}
-            subprocess.run(
-                [sys.executable, PROGRAM, *map(str, arguments)], env=environment, check=True, timeout=100
-            )
+            arguments = map(str, (collector.address, tmp_path / "spool", first, 2, 50))
+            python_output(PROGRAM, *arguments, CLOCK_IS_OFF=str(hours * HOUR))
 
         run(0, 5)
         run(2, -5)
@@ -55,9 +50,7 @@ def test_processes_and_collectors_with_other_clocks_store_and_print_once(
         collector.start()
         run(4, 0)
         assert collector.stop() == 0
-    found, lost = stored(collector.log)
-    assert list(found.values()) == [list(range(50))] * 6
-    assert not lost
+    assert list(all_stored(collector.log).values()) == [list(range(50))] * 6
     times = [item.message.time_ns for item in LogReader(collector.log / "run").messages()]
     assert max(times) - min(times) > 9 * HOUR * 10**9
     for number in range(6):

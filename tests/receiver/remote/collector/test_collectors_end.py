@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 
 from checkout import ROOT
 from collecting import WAIT_SEC, CollectorProcess, Emitter, forwarder, only, stored, wait_for
+from python_process import start_python
 
 COUNT = 300
 
@@ -138,13 +138,7 @@ run_until_told([Service()], lambda service: print("ready", flush=True))
 
 
 def test_a_signal_that_another_thread_receives_ends_it() -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", OF_ANOTHER_THREAD],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-    ) as process:
+    with start_python("-c", OF_ANOTHER_THREAD, cwd=ROOT, stdin=subprocess.PIPE) as process:
         assert process.stdout is not None
         try:
             assert process.stdout.readline() == "ready\n"

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -16,17 +14,16 @@ import pytest
 from checkout import ROOT, python_path
 from collecting import CollectorProcess, Emitter, forwarder, wait_for
 from hostcallback.receiver.remote import protocol
+from python_process import run_python, start_python
 
 
 class Tail:
     """`hcb tail --from`, and the messages it has shown."""
 
     def __init__(self, address: str, *arguments: str, **environment: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-u", "-m", "hostcallback.receiver.cli", "tail", "--json", "--from", address, *arguments],
-            env={**os.environ, "PYTHONPATH": python_path(), **environment},
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
+        command = ["-u", "-m", "hostcallback.receiver.cli", "tail", "--json", "--from", address, *arguments]
+        options = {"PYTHONPATH": python_path(), **environment}
+        self.process = start_python(*command, stderr=subprocess.PIPE, **options)
         self.found: list[Any] = []
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
@@ -112,10 +109,7 @@ def test_a_newer_version_of_the_protocol_is_refused(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_there_must_be_something_to_read(tmp_path: Path) -> None:
     for arguments in ([], ["log", "--from", "localhost:1"], ["--from", "nowhere"]):
-        ended = subprocess.run(
-            [sys.executable, "-m", "hostcallback.receiver.cli", "tail", *arguments],
-            cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60,
-            check=False,
-        )  # fmt: skip
+        command = ["-m", "hostcallback.receiver.cli", "tail", *arguments]
+        ended = run_python(*command, cwd=tmp_path, timeout_sec=60, PYTHONPATH=str(ROOT))
         assert ended.returncode == 1
         assert ended.stderr.startswith("hcb: ")

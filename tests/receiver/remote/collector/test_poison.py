@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 import textwrap
 import threading
 import time
@@ -30,6 +27,7 @@ from hostcallback.receiver.taplog.format.layout import ChunkHeader, Kind
 from hostcallback.receiver.taplog.reading.segment_reader import SegmentReader
 from hostcallback.receiver.taplog.writing.segment_writer import SegmentWriter
 from logged_frames import DESCRIBED, losses
+from python_process import run_python
 
 BAD = StreamKey("run", 0, "a" * 16)
 GOOD = StreamKey("run", 1, "b" * 16)
@@ -148,11 +146,8 @@ def test_a_killed_collector_delivers_harmless_messages_again(tmp_path: Path) -> 
         delivery.wait_idle(60)
         """
     )
-    environment = {**os.environ, "PYTHONPATH": python_path()}
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path)], env=environment, check=False, timeout=60
-    )
-    assert done.returncode == -signal.SIGKILL
+    done = run_python("-c", program, tmp_path, timeout_sec=60, PYTHONPATH=python_path())
+    assert done.returncode == -signal.SIGKILL, done.stderr
     seen, delivery = delivered(Store(tmp_path))
     assert len(seen) == 40
     assert not delivery.set_aside
@@ -246,12 +241,8 @@ def test_a_chunk_that_takes_all_memory_stops_a_collector_once(tmp_path: Path) ->
         file.seek(second.offset)
         file.write(layout.encode_chunk_header(header))
         file.truncate(second.offset + layout.chunk_bytes(1 << 32))  # a sparse file
-    command = [sys.executable, "-c", KILLED_BY_MEMORY, str(tmp_path)]
-    environment = {**os.environ, "PYTHONPATH": python_path(), "OPENBLAS_NUM_THREADS": "1"}
-    killed, after = (
-        subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=100)
-        for _ in range(2)
-    )
+    environment = {"PYTHONPATH": python_path(), "OPENBLAS_NUM_THREADS": "1"}
+    killed, after = (run_python("-c", KILLED_BY_MEMORY, tmp_path, **environment) for _ in range(2))
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert after.returncode == 0, after.stderr
     assert "is set aside" in after.stderr

@@ -13,7 +13,7 @@ import grpc
 import msgpack
 import pytest
 
-from collecting import CollectorProcess, Emitter, forwarder, only, stored, wait_for
+from collecting import CollectorProcess, Emitter, all_stored, forwarder, only, responses, stored, wait_for
 from hostcallback.receiver.remote import protocol
 from hostcallback.receiver.remote.streams import SegmentSlice, StreamKey, StreamOffset
 from steady_client import SteadyClient
@@ -31,9 +31,7 @@ def collector(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CollectorPro
         with SteadyClient(process.address, folder / "spool") as steady:
             yield process
         assert process.stop() == 0
-    found, lost = stored(process.log, "steady")
-    assert only(found) == list(range(steady.sent))
-    assert not lost
+    assert only(all_stored(process.log, "steady")) == list(range(steady.sent))
 
 
 def wait_for_line(collector: CollectorProcess, *texts: str) -> None:
@@ -45,16 +43,7 @@ def wait_for_line(collector: CollectorProcess, *texts: str) -> None:
 
 def send(address: str, *messages: bytes, token: str = "") -> tuple[list[bytes], Any]:
     """The responses, and the status at the end."""
-    metadata = (("authorization", f"Bearer {token}"),) if token else ()
-    with grpc.insecure_channel(address) as channel:
-        call = channel.stream_stream(METHOD)(iter(messages), metadata=metadata, timeout=60)
-        found: list[bytes] = []
-        try:
-            for message in call:
-                found.append(message)
-        except grpc.RpcError as error:
-            return found, error
-    return found, None
+    return responses(address, METHOD, *messages, token=token)
 
 
 def messages(piece: SegmentSlice) -> tuple[bytes, ...]:

@@ -17,7 +17,7 @@ import grpc
 import msgpack
 import pytest
 
-from collecting import CollectorProcess, Emitter, forwarder, only, stored, wait_for
+from collecting import CollectorProcess, Emitter, forwarder, only, responses, stored, wait_for
 from hostcallback.receiver.control.protocol import pack
 from hostcallback.receiver.remote.control.client import CollectorControl, ProcessAnswer
 from hostcallback.receiver.remote.control.protocol import encode_asking
@@ -62,14 +62,7 @@ def told(
 
 def call(collector: CollectorProcess, method: str, *messages: bytes) -> tuple[list[bytes], Any]:
     """The responses, and the status at the end."""
-    with grpc.insecure_channel(collector.address) as channel:
-        found: list[bytes] = []
-        try:
-            for message in channel.stream_stream(f"/{SERVICE}/{method}")(iter(messages), timeout=60):
-                found.append(message)
-        except grpc.RpcError as error:
-            return found, error
-    return found, None
+    return responses(collector.address, f"/{SERVICE}/{method}", *messages)
 
 
 def hello(**changes: Any) -> bytes:

@@ -26,6 +26,8 @@ from hostcallback.receiver.remote.options import Forward
 from hostcallback.receiver.runtime.rules.rules import Rules, rule_settings, settings_text
 from hostcallback.receiver.runtime.runtime import runtime
 
+pytestmark = pytest.mark.slow
+
 
 class Everywhere:
     """Processes that forward to a collector, and the `hcb` command to control them with."""
@@ -117,7 +119,6 @@ def _sends(process: Controlled, every: int) -> bool:
     return bool(abs(sent * every - rest) <= 2 * every) if every else not sent
 
 
-@pytest.mark.slow
 def test_rules_take_effect_in_all_processes(everywhere: Everywhere) -> None:
     collector = everywhere.collect()
     one, two = (everywhere.start(collector, run) for run in ("exp1", "exp2"))
@@ -147,7 +148,6 @@ def test_rules_take_effect_in_all_processes(everywhere: Everywhere) -> None:
     assert "remembered" not in ctl(collector).stdout
 
 
-@pytest.mark.slow
 def test_a_wrong_name_and_impossible_settings(everywhere: Everywhere) -> None:
     collector = everywhere.collect()
     process = everywhere.start(collector, "exp")
@@ -170,7 +170,6 @@ def test_a_wrong_name_and_impossible_settings(everywhere: Everywhere) -> None:
         assert (done.returncode, said in done.stderr) == (status, True), done.stderr
 
 
-@pytest.mark.slow
 def test_a_stopped_process_is_named_and_follows_later(everywhere: Everywhere) -> None:
     collector = everywhere.collect()
     one, two = (everywhere.start(collector, run) for run in ("exp1", "exp2"))
@@ -189,7 +188,6 @@ def test_a_stopped_process_is_named_and_follows_later(everywhere: Everywhere) ->
     assert ctl(collector).returncode == 0
 
 
-@pytest.mark.slow
 def test_late_processes_get_earlier_rules_though_the_collector_was_killed(everywhere: Everywhere) -> None:
     collector = everywhere.collect()
     done = ctl(collector, "loss", "--every", 10, "--run", "exp*")
@@ -217,7 +215,6 @@ def test_late_processes_get_earlier_rules_though_the_collector_was_killed(everyw
     assert "truncate=7 (1)" in done.stdout
 
 
-@pytest.mark.slow
 def test_the_rules_in_force_are_the_ones_the_collector_remembers(everywhere: Everywhere) -> None:
     collector = everywhere.collect()
     process = everywhere.start(collector, "exp")
@@ -242,7 +239,6 @@ def test_the_rules_in_force_are_the_ones_the_collector_remembers(everywhere: Eve
     check_sends(process, 1)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_processes_keep_remembered_rules_after_any_kill_and_stop(everywhere: Everywhere, seed: int) -> None:
     rng = random.Random(seed)
@@ -286,7 +282,6 @@ def test_processes_keep_remembered_rules_after_any_kill_and_stop(everywhere: Eve
     wait_for(lambda: held() == expected, f"{expected}")
 
 
-@pytest.mark.slow
 def test_a_token_that_may_write_may_not_control(everywhere: Everywhere, tmp_path: Path) -> None:
     tokens = tmp_path / "tokens"
     tokens.write_text("writer exp*\nboss +control exp1 exp2\nboss *\nroot +control\n")
@@ -315,7 +310,6 @@ def test_a_token_that_may_write_may_not_control(everywhere: Everywhere, tmp_path
     check_sends(two, 3)
 
 
-@pytest.mark.slow
 def test_figures_of_all_processes(everywhere: Everywhere) -> None:
     collector = everywhere.collect()
     one, two = (everywhere.start(collector, name) for name in ("exp1", "exp2"))
@@ -344,7 +338,6 @@ def test_figures_of_all_processes(everywhere: Everywhere) -> None:
     assert run("top").returncode == run("top", one.pid, "--via", collector.address).returncode == 2
 
 
-@pytest.mark.slow
 def test_figures_are_counted_while_a_client_watches(everywhere: Everywhere) -> None:
     collector = everywhere.collect()
     program = hostcallback.jit(lambda x: hostcallback.id_tap(lambda value: None, x, name="looked at"))
@@ -367,7 +360,6 @@ def test_figures_are_counted_while_a_client_watches(everywhere: Everywhere) -> N
         )
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="makes certificates with openssl")
 def test_over_tls(everywhere: Everywhere, tmp_path: Path) -> None:
     authority = Authority(tmp_path / "authority")
@@ -384,7 +376,6 @@ def test_over_tls(everywhere: Everywhere, tmp_path: Path) -> None:
     check_sends(process, 10)
 
 
-@pytest.mark.slow
 def test_beyond_this_machine_permission_to_control_is_required(
     everywhere: Everywhere, tmp_path: Path
 ) -> None:
@@ -401,7 +392,6 @@ def test_beyond_this_machine_permission_to_control_is_required(
         assert any("can also control" in line for line in collector.errors) is said
 
 
-@pytest.mark.slow
 def test_a_collector_that_does_not_control(everywhere: Everywhere) -> None:
     collector = everywhere.collect("--no-control")
     process = everywhere.start(collector, "exp")

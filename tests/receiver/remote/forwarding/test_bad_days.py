@@ -11,11 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from collecting import LOSS, CollectorProcess, Emitter, forwarder, only, stored, wait_for
+from collecting import LOSS, CollectorProcess, Emitter, all_stored, forwarder, only, stored, wait_for
 from hostcallback.receiver.taplog.reading.reader import LogReader
 
+pytestmark = pytest.mark.slow
 
-@pytest.mark.slow
+
 def test_a_stalled_collector_gets_everything_when_it_goes_on(tmp_path: Path) -> None:
     with CollectorProcess(tmp_path, "--quiet") as collector:
         recorder = forwarder(collector.address, tmp_path / "spool", window_bytes=1 << 16, drain_sec=90)
@@ -33,12 +34,9 @@ def test_a_stalled_collector_gets_everything_when_it_goes_on(tmp_path: Path) -> 
         recorder.close()
         assert not recorder.unsent_bytes
         collector.stop()
-    found, lost = stored(collector.log)
-    assert only(found) == list(range(4_010))
-    assert not lost
+    assert only(all_stored(collector.log)) == list(range(4_010))
 
 
-@pytest.mark.slow
 def test_a_full_disk_at_the_collector_loses_nothing(tmp_path: Path) -> None:
     limit = 300_000
     with CollectorProcess(tmp_path, "--quiet") as collector:
@@ -56,12 +54,9 @@ def test_a_full_disk_at_the_collector_loses_nothing(tmp_path: Path) -> None:
         recorder.close()
         assert not recorder.unsent_bytes
         collector.stop()
-    found, lost = stored(collector.log)
-    assert only(found) == list(range(4_000))
-    assert not lost
+    assert only(all_stored(collector.log)) == list(range(4_000))
 
 
-@pytest.mark.slow
 def test_a_full_disk_at_the_process_is_counted_and_noted(tmp_path: Path) -> None:
     with CollectorProcess(tmp_path, "--quiet") as collector:
         before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -85,7 +80,6 @@ def test_a_full_disk_at_the_process_is_counted_and_noted(tmp_path: Path) -> None
     assert any("File too large" in note.reason for note in lost)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("hours", [-30, 30])
 def test_clocks_that_are_wrong_change_no_order(
     tmp_path: Path, hours: int, monkeypatch: pytest.MonkeyPatch
@@ -101,12 +95,9 @@ def test_clocks_that_are_wrong_change_no_order(
             monkeypatch.undo()
             emitter.losses(50)
         collector.stop()
-    found, lost = stored(collector.log)
-    assert only(found) == list(range(150))
-    assert not lost
+    assert only(all_stored(collector.log)) == list(range(150))
 
 
-@pytest.mark.slow
 def test_rates_are_kept_to(tmp_path: Path) -> None:
     with CollectorProcess(tmp_path, "--quiet", "--max-rate", "400000") as collector:
         with forwarder(collector.address, tmp_path / "spool", drain_sec=60, window_bytes=1 << 16) as recorder:

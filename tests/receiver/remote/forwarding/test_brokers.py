@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +15,7 @@ from hostcallback.receiver.cli import main
 from hostcallback.receiver.remote.brokers import BROKERS, DIRECT, broker_of, expected
 from hostcallback.receiver.remote.options import Forward
 from hostcallback.receiver.text import without_password
+from python_process import python_output
 
 
 class FolderCollectorProcess(CollectorProcess):
@@ -72,8 +71,7 @@ def test_a_broker_is_imported_only_when_it_is_used() -> None:
         "unwanted = ('nats', 'grpc', 'hostcallback.receiver.remote.nats')\n"
         "assert not [name for name in sys.modules if name.startswith(unwanted)]\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
+    python_output("-c", code, cwd=ROOT, timeout_sec=60)
 
 
 def test_passwords_are_left_out_of_messages() -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +10,7 @@ import pytest
 from collecting import CollectorProcess
 from hostcallback.receiver.taplog.reading.reader import LogReader
 from ports import free_port
+from python_process import run_pythons
 
 PROGRAM = Path(__file__).with_name("distributed_program.py")
 
@@ -21,17 +19,10 @@ PROGRAM = Path(__file__).with_name("distributed_program.py")
 @pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_taps_of_all_processes_arrive_once_and_in_order(tmp_path: Path, count: int) -> None:
     steps, port = 40, str(free_port())
-    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=1"}
     with CollectorProcess(tmp_path) as collector:
-        processes = [
-            subprocess.Popen(
-                [sys.executable, PROGRAM, str(n), str(count), port, collector.address, tmp_path / "spool", str(steps)],
-                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment,
-            )
-            for n in range(count)
-        ]  # fmt: skip
-        outputs = [process.communicate(timeout=110)[0] for process in processes]
-        assert [process.returncode for process in processes] == [0] * count, outputs
+        arguments = [str(count), port, collector.address, tmp_path / "spool", str(steps)]
+        commands = [[PROGRAM, str(n), *arguments] for n in range(count)]
+        run_pythons(commands, 110, XLA_FLAGS="--xla_force_host_platform_device_count=1")
         assert collector.stop() == 0
     found: dict[int | None, list[tuple[int | None, float]]] = {}
     for logged in LogReader(collector.log / "run").messages():

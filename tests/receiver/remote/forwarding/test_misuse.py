@@ -14,7 +14,7 @@ import pytest
 
 import hostcallback as hcb
 from certificates import Authority
-from collecting import CollectorProcess, Emitter, forwarder, stored, wait_for
+from collecting import CollectorProcess, Emitter, all_stored, forwarder, stored, wait_for
 from hostcallback.receiver.cli import main
 from hostcallback.receiver.remote import protocol
 from hostcallback.receiver.remote.credentials import RemoteError, SpoolError
@@ -202,7 +202,5 @@ def test_two_processes_of_one_number_are_distinguished(tmp_path: Path) -> None:
             Emitter(first).losses(50)
             Emitter(second).losses(60)
         assert collector.stop() == 0
-    found, lost = stored(collector.log)
-    assert sorted(found.values(), key=len) == [list(range(50)), list(range(60))]
-    assert not lost
+    assert sorted(all_stored(collector.log).values(), key=len) == [list(range(50)), list(range(60))]
     assert sum(line.startswith("[p1 d0 ") for line in collector.lines) == 110

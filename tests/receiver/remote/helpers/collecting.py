@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 
 from checkout import python_path
-from hostcallback.receiver.messages import Consumer, Message
+from hostcallback.receiver.messages import Message
 from hostcallback.receiver.remote.forwarder import Forwarder
 from hostcallback.receiver.remote.options import Forward
 from hostcallback.receiver.taplog.format.errors import Damage, Lost
@@ -24,7 +23,10 @@ from hostcallback.receiver.taplog.reading.merge import LostNote
 from hostcallback.receiver.taplog.reading.reader import LogReader
 from hostcallback.receiver.taplog.writing.recorder import Recorder
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
+from logged_frames import consumer_of
 from ports import free_port
+from python_process import start_python
+from threads import WAIT_SEC, wait_for
 
 LOSS = TapDescriptor(
     name="loss", source_line="/home/me/train.py:12 (step)", consumer_id=77, kind="tap", params={}, kwargs={},
@@ -42,18 +44,6 @@ CHECK = replace(
     params={"fmt": "x is {}", "has_placeholders": True, "printoptions": np.get_printoptions()},
 )  # fmt: skip
 
-WAIT_SEC = 60.0
-
-
-def wait_for(condition: Callable[[], Any], what: str, timeout_sec: float = WAIT_SEC) -> Any:
-    """Waits until something is so."""
-    deadline = time.monotonic() + timeout_sec
-    pause = threading.Event()
-    while not (found := condition()):
-        assert time.monotonic() < deadline, f"{what} did not come about in {timeout_sec} s"
-        pause.wait(0.02)
-    return found
-
 
 class Emitter:
     """Emits messages of some taps, as a device does."""
@@ -64,13 +54,9 @@ class Emitter:
         self.seq = 0
 
     def emit(self, described: TapDescriptor, *arrays: Any) -> None:
-        consumer = Consumer(
-            described.consumer_id, described.name, described.source_line, print, described.transforms,
-            described.kwargs, is_check=described.kind == "check", describe=lambda: described,
-        )  # fmt: skip
         now = time.time_ns()
         arrays_ = [np.asarray(array) for array in arrays]
-        self.recorder(Message(consumer, arrays_, self.seq, now, 5, self.device, None))
+        self.recorder(Message(consumer_of(described), arrays_, self.seq, now, 5, self.device, None))
         self.seq += 1
 
     def losses(self, count: int) -> None:
@@ -105,11 +91,9 @@ class CollectorProcess:
     def start(self) -> None:
         """Starts it, at the port it had before."""
         given = (*self.command(), *self._arguments)
-        self.process = subprocess.Popen(
-            [sys.executable, "-u", *self.program, "collect", *given],
-            env={**os.environ, "PYTHONPATH": python_path()},
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
+        self.process = start_python(
+            "-u", *self.program, "collect", *given, stderr=subprocess.PIPE, PYTHONPATH=python_path()
+        )
         self._threads = [
             threading.Thread(target=self._read, args=(stream, lines), daemon=True)
             for stream, lines in ((self.process.stdout, self.lines), (self.process.stderr, self.errors))
@@ -183,7 +167,27 @@ def stored(log: Path, run: str = "run") -> tuple[dict[tuple[str, str], list[int]
     return found, lost
 
 
+def all_stored(log: Path, run: str = "run") -> dict[tuple[str, str], list[int]]:
+    """The numbers as `stored` has them; nothing was reported as lost."""
+    found, lost = stored(log, run)
+    assert not lost
+    return found
+
+
 def only(found: dict[tuple[str, str], list[int]]) -> Sequence[int]:
     """Of the only process and device there is."""
     assert len(found) == 1, found.keys()
     return next(iter(found.values()))
+
+
+def responses(address: str, method: str, *messages: bytes, token: str = "") -> tuple[list[bytes], Any]:
+    """The responses of a collector to the messages of a call, and the error at the end."""
+    metadata = (("authorization", f"Bearer {token}"),) if token else ()
+    found: list[bytes] = []
+    with grpc.insecure_channel(address) as channel:
+        try:
+            for message in channel.stream_stream(method)(iter(messages), metadata=metadata, timeout=60):
+                found.append(message)
+        except grpc.RpcError as error:
+            return found, error
+    return found, None

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +12,7 @@ import pytest
 
 from collecting import CollectorProcess
 from ports import free_port
+from python_process import run_pythons
 
 PROGRAM = Path(__file__).with_name("sharded_program.py")
 CONSUMERS = """
@@ -37,17 +35,9 @@ def consumers(folder: Path) -> str:
 
 
 def run_program(count: int, collector: CollectorProcess, spool: Path, steps: int) -> None:
-    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
-    port = str(free_port())
-    processes = [
-        subprocess.Popen(
-            [sys.executable, PROGRAM, str(n), str(count), port, collector.address, spool, str(steps)],
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment,
-        )
-        for n in range(count)
-    ]  # fmt: skip
-    outputs = [process.communicate(timeout=240)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0] * count, outputs
+    arguments = [str(count), str(free_port()), collector.address, spool, str(steps)]
+    commands = [[PROGRAM, str(n), *arguments] for n in range(count)]
+    run_pythons(commands, 240, XLA_FLAGS="--xla_force_host_platform_device_count=2")
 
 
 def got(lines: Sequence[str]) -> list[list[Any]]:

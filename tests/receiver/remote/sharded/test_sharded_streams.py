@@ -156,18 +156,15 @@ def test_another_run_has_separate_run_ids(store: Store, open_delivery: Open) -> 
     wait_for(lambda: delivery.incomplete.total() == 10, "that the first life is given up")
 
 
-def test_streams_without_a_job_bring_shards(store: Store, open_delivery: Open) -> None:
-    delivery, taken = open_delivery()
+@pytest.mark.parametrize(
+    ("shards", "stream"), [(False, {"job": ""}), (True, {})], ids=["without a job", "wanted"]
+)
+def test_shards_are_delivered_by_themselves(
+    store: Store, open_delivery: Open, shards: bool, stream: dict[str, Any]
+) -> None:
+    delivery, taken = open_delivery(shards=shards)
     for number in range(2):
-        StoredProcess(store, number, job="").bring(delivery, range(3))
-    idle(delivery)
-    assert taken.parts == len(taken.wholes) == 6
-
-
-def test_shards_that_are_wanted_are_delivered_by_themselves(store: Store, open_delivery: Open) -> None:
-    delivery, taken = open_delivery(shards=True)
-    for number in range(2):
-        StoredProcess(store, number).bring(delivery, range(3))
+        StoredProcess(store, number, **stream).bring(delivery, range(3))
     idle(delivery)
     assert taken.parts == len(taken.wholes) == 6
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from collecting import LOSS, CollectorProcess, Emitter, forwarder, only, stored, wait_for
+from collecting import LOSS, CollectorProcess, Emitter, all_stored, forwarder, only, stored, wait_for
 from hostcallback.receiver.remote.options import Forward
 from hostcallback.receiver.remote.spool.spool import Spool
 from hostcallback.receiver.remote.streams import StreamOffset
@@ -89,9 +89,7 @@ def test_blocking_waits_for_room_and_loses_no_message(tmp_path: Path) -> None:
         assert not thread.is_alive()
         recorder.close()
         collector.stop()
-    found, lost = stored(collector.log)
-    assert only(found) == list(range(COUNT))
-    assert not lost
+    assert only(all_stored(collector.log)) == list(range(COUNT))
 
 
 def test_a_device_begins_while_another_one_waits_for_room(
@@ -124,6 +122,4 @@ def test_one_message_larger_than_the_spool_is_forwarded(tmp_path: Path) -> None:
             emitter.emit(LOSS, big, np.int32(3))
             emitter.losses(3)
         assert collector.stop() == 0
-    found, lost = stored(collector.log)
-    assert only(found) == list(range(7))
-    assert not lost
+    assert only(all_stored(collector.log)) == list(range(7))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import jax
@@ -14,6 +12,7 @@ import hostcallback as hcb
 from checkout import ROOT
 from hostcallback.lifecycle import monitoring
 from hostcallback.receiver.runtime.device_stats import DeviceStats
+from python_process import run_python
 
 Heard = list[tuple[str, object, dict[str, object]]]
 
@@ -84,8 +83,6 @@ try:
 except hcb.TapFunctionException as error:
     print(len(error.exceptions))
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True, cwd=ROOT
-    )
-    assert done.stdout == "1\n"
+    done = run_python("-c", program, cwd=ROOT, timeout_sec=60)
+    assert (done.returncode, done.stdout) == (0, "1\n")
     assert "a listener of jax.monitoring raised" in done.stderr

@@ -138,13 +138,6 @@ class Delivery:
         in_threads(bring, len(found))
 
 
-def wait_for(state: Callable[[], bool]) -> None:
-    """Waits until another thread has brought the state about; the test's own timeout bounds it."""
-    tick = threading.Event()
-    while not state():
-        tick.wait(0.001)
-
-
 @st.composite
 def programs(draw: st.DrawFn) -> Program:
     mesh = tuple(

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 
 import pytest
-from shard_stories import Gate, in_thread, messages_of, scalar_program, scan, wait_for
+from shard_stories import Gate, in_thread, messages_of, scalar_program, scan
 
 from hostcallback.receiver.errors import IncompleteValueError, TapFailure
 from hostcallback.receiver.failures.deferred_errors import DeferredErrors, MultipleFailures
@@ -16,6 +14,8 @@ from hostcallback.receiver.messages import Message
 from hostcallback.receiver.sinks.sharding import sinks as shards
 from hostcallback.receiver.sinks.sharding.launches import TicketQueue
 from hostcallback.receiver.sinks.sharding.sinks import AssemblingSink
+from python_process import run_python
+from threads import wait_for
 
 
 @pytest.mark.parametrize("error", [None, ValueError("no"), KeyboardInterrupt(), SystemExit(1)], ids=repr)
@@ -163,7 +163,5 @@ def test_a_forked_child_does_not_wait_for_turns_of_its_parent() -> None:
         turns.release(others)
         hand_on("parent")
     """
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = run_python("-c", program, timeout_sec=60)
     assert (done.stdout, done.stderr) == ("child\nparent\n", "")

@@ -6,11 +6,12 @@ from collections.abc import Iterable
 
 import numpy as np
 import pytest
-from shard_stories import Collector, Delivery, in_thread, messages_of, scalar_program, scan, wait_for
+from shard_stories import Collector, Delivery, in_thread, messages_of, scalar_program, scan
 
 from hostcallback.receiver.messages import Message
 from hostcallback.receiver.sinks.sharding import assembly
 from hostcallback.receiver.sinks.sharding.sinks import AssemblingSink
+from threads import wait_for
 
 
 def test_values_that_later_launches_have_overtaken_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

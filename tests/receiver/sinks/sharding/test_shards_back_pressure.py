@@ -20,11 +20,11 @@ from shard_stories import (
     scan,
     stories,
     tell,
-    wait_for,
 )
 
 from hostcallback.receiver.sinks.sharding import assembly, sinks as shards
 from hostcallback.receiver.sinks.sharding.sinks import AssemblingSink
+from threads import wait_for
 
 
 @pytest.fixture

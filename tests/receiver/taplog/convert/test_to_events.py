@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import subprocess
-import sys
 import threading
 from collections import Counter
 from pathlib import Path
@@ -20,6 +18,7 @@ from logged_runs import STEPS, nothing, record_odd, record_train, recorded
 import hostcallback as hcb
 from hostcallback.receiver.cli import main
 from hostcallback.receiver.taplog.convert.perfetto import read_profile
+from python_process import python_output
 
 
 def convert(log: Path, to: str, output: Path | str, *options: str) -> None:
@@ -212,10 +211,7 @@ with hcb.outfeed_receiver(record=sys.argv[1]):
 @pytest.mark.slow
 def test_trace_merged_with_a_profile_of_jax(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log, profile = tmp_path / "log", tmp_path / "profile"
-    program = subprocess.run(
-        [sys.executable, "-c", PROFILED, str(log), str(profile)], capture_output=True, text=True, check=False
-    )
-    assert program.returncode == 0, program.stderr
+    python_output("-c", PROFILED, log, profile)
     convert(log, "trace", tmp_path / "out.json.gz", "--beside", str(profile))
     found = json.loads(gzip.decompress((tmp_path / "out.json.gz").read_bytes()))["traceEvents"]
     spans = [(e["ts"], e["ts"] + e["dur"]) for e in found if e.get("name") == "train" and e["ph"] == "X"]

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,9 @@ import pytest
 from hostcallback.receiver.cli import main
 from hostcallback.receiver.taplog.flight.recorder import RingFileError, read_ring
 from hostcallback.receiver.taplog.flight.recovery import find_flights
+from python_process import run_python
 
-pytestmark = pytest.mark.native_only
+pytestmark = [pytest.mark.native_only, pytest.mark.slow]
 
 PROGRAM = Path(__file__).with_name("flying_program.py")
 STEPS = 20
@@ -28,14 +28,7 @@ def fly(
 ) -> subprocess.CompletedProcess[str]:
     """Runs the program; it records into `directory`."""
     recorder = {} if by_argument else {"HOSTCALLBACK_FLIGHT_RECORDER": str(directory)}
-    return subprocess.run(
-        [sys.executable, str(PROGRAM), how, *([str(directory)] if by_argument else [])],
-        env={**os.environ, **recorder, **env},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    return run_python(PROGRAM, how, *([str(directory)] if by_argument else []), **recorder, **env)
 
 
 def recovered(directory: Path, capsys: pytest.CaptureFixture[str], *options: str) -> list[dict[str, Any]]:
@@ -44,7 +37,6 @@ def recovered(directory: Path, capsys: pytest.CaptureFixture[str], *options: str
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("by_argument", [False, True], ids=["environment", "argument"])
 @pytest.mark.parametrize(
     ("how", "ended"),
@@ -76,7 +68,6 @@ def test_every_message_of_a_process_that_died(
     assert [m["step"] for m in only] == [m["step"] for m in states if not m["delivered"]]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("how", ["exit", "raise"])
 def test_a_process_that_ends_as_it_should_leaves_nothing(how: str, tmp_path: Path) -> None:
     done = fly(how, tmp_path)
@@ -85,7 +76,6 @@ def test_a_process_that_ends_as_it_should_leaves_nothing(how: str, tmp_path: Pat
     assert main(["recover", str(tmp_path)]) == 1
 
 
-@pytest.mark.slow
 def test_a_forked_child_does_not_write_into_its_parents_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -96,7 +86,6 @@ def test_a_forked_child_does_not_write_into_its_parents_file(
     assert len(messages) == 2 * STEPS
 
 
-@pytest.mark.slow
 def test_the_readable_output(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fly("kill", tmp_path)
     assert main(["recover", str(tmp_path), "--name", "state", "--last", "2"]) == 0
@@ -112,7 +101,6 @@ def test_the_readable_output(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "step: 7" in capsys.readouterr().out
 
 
-@pytest.mark.slow
 def test_a_folder_that_cannot_be_written_to_does_not_end_the_run(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("")
@@ -124,7 +112,6 @@ def test_a_folder_that_cannot_be_written_to_does_not_end_the_run(tmp_path: Path)
     assert "FileExistsError" in done.stderr
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="mounts a file system")
 def test_a_full_file_system_does_not_end_the_run(tmp_path: Path) -> None:
     small = tmp_path / "small"
@@ -140,14 +127,12 @@ def test_a_full_file_system_does_not_end_the_run(tmp_path: Path) -> None:
         subprocess.run(["umount", str(small)], check=True)
 
 
-@pytest.mark.slow
 def test_the_callback_transport_warns_that_it_keeps_no_messages(tmp_path: Path) -> None:
     done = fly("exit", tmp_path, HOSTCALLBACK_TRANSPORT="callback")
     assert done.returncode == 0, done.stderr
     assert "it needs the native transport" in done.stderr
 
 
-@pytest.mark.slow
 def test_files_that_are_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fly("kill", tmp_path)
     (flight,) = find_flights(tmp_path)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ from hostcallback.receiver.taplog.reading.reader import LogReader
 from hostcallback.receiver.taplog.reading.selection import Selection
 from hostcallback.receiver.taplog.writing.segment_writer import SegmentWriter
 from logged_frames import DESCRIBED, losses
+from python_process import python_output
 
 
 @pytest.fixture(autouse=True)
@@ -163,10 +162,8 @@ with record(sys.argv[1]) as recorder:
 
 def test_programs_that_record_into_one_folder_are_separate_runs_unless_they_are_named(tmp_path: Path) -> None:
     def record(name: str, run: str = "") -> None:
-        environment = {**os.environ, "PYTHONPATH": python_path(), "HOSTCALLBACK_RUN": run}
-        subprocess.run(
-            [sys.executable, "-c", PROGRAM, tmp_path / "log", name], env=environment, check=True, timeout=60
-        )
+        environment = {"PYTHONPATH": python_path(), "HOSTCALLBACK_RUN": run}
+        python_output("-c", PROGRAM, tmp_path / "log", name, timeout_sec=60, **environment)
 
     def names(run: str | None = None) -> list[str]:
         return [item.message.consumer.name for item in LogReader(tmp_path / "log", run=run).messages()]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +9,7 @@ import pytest
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
 from hostcallback.receiver.taplog.reading.merge import LostNote
 from hostcallback.receiver.taplog.reading.reader import LogReader
+from python_process import run_python
 
 PROGRAM = """
 import resource, sys, warnings
@@ -53,13 +52,7 @@ for warning in caught:
 
 @pytest.mark.slow
 def test_the_program_goes_on_and_the_loss_is_counted_and_reported(tmp_path: Path) -> None:
-    result = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    result = run_python("-c", PROGRAM, tmp_path)
     assert result.returncode == 0, result.stderr
     said = dict(line.split(" ", 1) for line in result.stdout.splitlines())
     assert said["delivered"] == "8000 6000"

@@ -5,9 +5,7 @@ from __future__ import annotations
 import random
 import signal
 import subprocess
-import sys
 import threading
-import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -24,6 +22,8 @@ from hostcallback.receiver.runtime.dispatch.dispatcher import LOOK_SEC
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
 from hostcallback.receiver.taplog.reading.merge import LostNote
 from hostcallback.receiver.taplog.reading.reader import LogReader
+from python_process import start_python
+from threads import wait_for
 
 PROGRAM = """
 import os, sys, threading, time
@@ -59,12 +59,8 @@ def test_emitted_messages_outlive_a_kill_behind_a_slow_tap(
     tmp_path: Path, mode: str, how: signal.Signals
 ) -> None:
     folder = tmp_path / mode
-    process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, mode, str(folder), "5000"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
+    process = start_python(
+        "-c", PROGRAM, mode, folder, "5000", stdin=subprocess.PIPE, stderr=subprocess.DEVNULL
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "committed\n"
@@ -205,10 +201,8 @@ def test_messages_are_in_the_file_while_a_tap_function_runs(tmp_path: Path) -> N
             assert seen.wait(60)
             for number in range(1, 50):
                 f(float(number))
-            deadline = time.monotonic() + 30
-            while len(found := recorded(tmp_path / "log")) < 50:
-                assert time.monotonic() < deadline, found
-                threading.Event().wait(0.01)
+            wait_for(lambda: len(recorded(tmp_path / "log")) == 50, timeout_sec=30)
+            found = recorded(tmp_path / "log")
             go.set()
     assert [value for _, value in found] == [float(k) for k in range(50)]
     assert recorded(tmp_path / "log") == found

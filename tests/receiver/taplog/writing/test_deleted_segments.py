@@ -2,30 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from hostcallback.receiver.taplog.reading.reader import LogReader
 from hostcallback.receiver.taplog.reading.selection import Selection
 from hostcallback.receiver.taplog.render.tap_stats import gather
-from hostcallback.receiver.taplog.writing.log_writer import LogWriter
-from hostcallback.receiver.taplog.writing.segments import LogOptions
-from logged_frames import DESCRIBED, losses, read, seqs
-
-
-@contextmanager
-def log_in(path: Path, **options: Any) -> Iterator[LogWriter]:
-    log = LogWriter(path, LogOptions(**options))
-    for described in DESCRIBED.values():
-        log.describe(described)
-    try:
-        yield log
-    finally:
-        log.close()
+from logged_frames import log_in, losses, read, seqs
 
 
 @pytest.mark.parametrize("rotations", [1, 2])

@@ -6,7 +6,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,15 +14,13 @@ import pytest
 from checkout import python_path
 from hostcallback.receiver.taplog.reading.reader import LogReader
 from logged_frames import LOSS, read, seqs
+from python_process import start_python
 
 PROGRAM = Path(__file__).with_name("logging_program.py")
 
 
 def start_program(folder: Path, compress: bool) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, str(PROGRAM), str(folder), str(int(compress))],
-        env={**os.environ, "PYTHONPATH": python_path()}, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+    return start_python(PROGRAM, folder, str(int(compress)), PYTHONPATH=python_path())
 
 
 def kill_at_random(folder: Path, compress: bool, rng: random.Random) -> dict[int, int]:

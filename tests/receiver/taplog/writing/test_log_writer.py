@@ -6,7 +6,6 @@ import os
 import re
 import resource
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -25,29 +24,10 @@ from hostcallback.receiver.taplog.reading.reader import LogReader
 from hostcallback.receiver.taplog.reading.segment_reader import SegmentReader
 from hostcallback.receiver.taplog.reading.selection import Selection
 from hostcallback.receiver.taplog.writing import log_writer, segments as log_segments
-from hostcallback.receiver.taplog.writing.log_writer import LogWriter
 from hostcallback.receiver.taplog.writing.recorder import record
-from hostcallback.receiver.taplog.writing.segments import LogOptions
-from logged_frames import DESCRIBED, LOSS, NORM, block_of, frame, losses, read, seqs
-
-
-@contextmanager
-def log_in(path: Path, **options: Any) -> Iterator[LogWriter]:
-    log = LogWriter(path, LogOptions(**options))
-    for described in DESCRIBED.values():
-        log.describe(described)
-    try:
-        yield log
-    finally:
-        log.close()
-
-
-def wait_for(condition: Any, seconds: float = 20) -> None:
-    deadline = time.monotonic() + seconds
-    event = threading.Event()
-    while not condition():
-        assert time.monotonic() < deadline
-        event.wait(0.005)
+from logged_frames import LOSS, NORM, block_of, frame, log_in, losses, read, seqs
+from python_process import python_output
+from threads import in_threads, wait_for
 
 
 def test_few_messages_are_written_soon(tmp_path: Path) -> None:
@@ -56,7 +36,7 @@ def test_few_messages_are_written_soon(tmp_path: Path) -> None:
             began = time.monotonic()
             log.append("cpu:0", losses(first, 3))
             assert len(read(tmp_path)[0]) == first
-            wait_for(lambda first=first: len(read(tmp_path)[0]) == first + 3)
+            wait_for(lambda first=first: len(read(tmp_path)[0]) == first + 3, timeout_sec=20)
             assert time.monotonic() - began >= log_segments.FLUSH_SEC * 0.9
 
 
@@ -146,7 +126,7 @@ def test_a_log_goes_on_after_it_was_closed(tmp_path: Path) -> None:
         log.append("cpu:0", losses(0, 2))
         log.close()
         log.append("cpu:0", losses(2, 2))
-        wait_for(lambda: len(read(tmp_path)[0]) == 4)
+        wait_for(lambda: len(read(tmp_path)[0]) == 4, timeout_sec=20)
     assert len(list(tmp_path.iterdir())) == 2
 
 
@@ -183,16 +163,12 @@ def test_many_threads_write_one_log(tmp_path: Path) -> None:
             6
         )  # none is a whole segment behind, which a reader's order by time bridges
 
-        def write(device: str) -> None:
+        def write(device: int) -> None:
             for first in range(0, 2_000, 20):
                 together.wait()
-                log.append(device, losses(first, 20))
+                log.append(f"cpu:{device}", losses(first, 20))
 
-        threads = [threading.Thread(target=write, args=(f"cpu:{k}",)) for k in range(6)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        in_threads(write, 6)
     messages, _, damaged = read(tmp_path)
     assert damaged == []
     for k in range(6):
@@ -357,7 +333,7 @@ def test_an_interrupt_while_it_writes_leaves_whole_messages(
 FULL = """
 import sys
 sys.path[:0] = sys.argv[2:]
-from logged_frames import LOSS, losses
+from logged_frames import log_in, LOSS, losses
 from hostcallback.receiver.taplog.writing.log_writer import LogWriter
 log = LogWriter(sys.argv[1])
 log.describe(LOSS)
@@ -379,12 +355,8 @@ def test_a_file_system_that_is_full_leaves_whole_messages(tmp_path: Path) -> Non
         pytest.skip("no file system may be mounted here")
     try:
         paths = [str(HELPERS), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-        result = subprocess.run(
-            [sys.executable, "-c", FULL, str(tmp_path), *paths],
-            capture_output=True, text=True, timeout=60, check=False,
-        )  # fmt: skip
-        assert result.returncode == 0, result.stderr
-        written, lost, failure = result.stdout.strip().split(" ", 2)
+        printed = python_output("-c", FULL, tmp_path, *paths, timeout_sec=60)
+        written, lost, failure = printed.strip().split(" ", 2)
         assert failure == "No space left on device"
         assert int(written) + int(lost) == 40_000
         messages, _, damaged = read(tmp_path)
@@ -399,7 +371,7 @@ def test_a_file_system_that_is_full_leaves_whole_messages(tmp_path: Path) -> Non
 FORK = """
 import os, sys
 sys.path[:0] = sys.argv[2:]
-from logged_frames import LOSS, losses
+from logged_frames import log_in, LOSS, losses
 from hostcallback.receiver.taplog.writing.log_writer import LogWriter
 log = LogWriter(sys.argv[1])
 log.describe(LOSS)
@@ -418,9 +390,7 @@ log.close()
 
 def test_a_forked_child_writes_into_a_separate_segment(tmp_path: Path) -> None:
     paths = [str(HELPERS), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", FORK, str(tmp_path), *paths], timeout=60, check=True
-    )
+    python_output("-W", "ignore", "-c", FORK, tmp_path, *paths, timeout_sec=60)
     messages, lost, damaged = read(tmp_path)
     assert (lost, damaged) == ([], [])
     by_writer: dict[Any, list[int]] = {}

@@ -1,0 +1,69 @@
+"""Runs Python in other processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+
+def _environment(variables: dict[str, str | None]) -> dict[str, str]:
+    return {name: value for name, value in {**os.environ, **variables}.items() if value is not None}
+
+
+def run_python(
+    *arguments: str | Path, cwd: Path | None = None, timeout_sec: float = 100, **variables: str | None
+) -> subprocess.CompletedProcess[str]:
+    """Runs Python with the arguments and keeps its output.
+
+    The environment is this process's and the variables; those that are None are left out.
+    """
+    return subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        cwd=cwd,
+        env=_environment(variables),
+        capture_output=True,
+        text=True,
+        timeout=timeout_sec,
+        check=False,
+    )
+
+
+def python_output(*arguments: str | Path, **options: Any) -> str:
+    """What Python prints, with the arguments and options of `run_python`; it must succeed."""
+    done = run_python(*arguments, **options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def start_python(
+    *arguments: str | Path,
+    cwd: Path | None = None,
+    stdin: Any = None,
+    stdout: Any = subprocess.PIPE,
+    stderr: Any = None,
+    **variables: str | None,
+) -> subprocess.Popen[str]:
+    """Starts Python, in the environment of `run_python`; its output is a pipe unless given."""
+    return subprocess.Popen(
+        [sys.executable, *map(str, arguments)],
+        cwd=cwd,
+        stdin=stdin,
+        stdout=stdout,
+        stderr=stderr,
+        text=True,
+        env=_environment(variables),
+    )
+
+
+def run_pythons(
+    commands: Sequence[Sequence[str | Path]], timeout_sec: float, **variables: str | None
+) -> list[str]:
+    """Runs Python with each list of arguments, all at the same time. All must succeed; what each printed."""
+    processes = [start_python(*command, stderr=subprocess.STDOUT, **variables) for command in commands]
+    outputs = [process.communicate(timeout=timeout_sec)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0] * len(commands), outputs
+    return outputs
