@@ -14,7 +14,7 @@ import pytest
 
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
 from hostcallback.receiver.taplog.reading.reader import LogReader
-from python_process import start_python
+from python_process import python_output, start_python
 
 PROGRAM = """
 import os, sys, threading
@@ -195,4 +195,40 @@ hcb.barrier_wait()
         assert process.wait(60) == 0
     assert errors.splitlines() == [
         "the reader of the standard output has ended: what taps print is dropped from here on"
+    ]
+
+
+BACK_MEANWHILE = """
+import os, threading, time
+from hostcallback.receiver.runtime.signals import InterruptWatch
+
+read, write = os.pipe()
+is_back = threading.Event()
+
+class Receivers:
+    def holds_programs(self):
+        is_back.wait()
+        time.sleep(0.1)       # the watching thread waits for a core, and meanwhile
+        os.write(write, b"x")  # the next Ctrl-C arrives
+        return True
+    def skip_taps(self, on): print("skip", on, flush=True)
+    def let_go(self, on): pass
+    def describe_backlog(self): return "1 message"
+
+watch = threading.Timer(0.2, InterruptWatch()._wait_for_main_thread, args=(Receivers(), read))
+watch.start()
+time.sleep(0.9)  # in C: the watching thread finds that the main thread is not back
+is_back.set()
+for _ in range(100_000):  # in Python
+    pass
+watch.join()
+print("goes on", os.read(read, 10))
+"""
+
+
+def test_the_next_interrupt_of_a_program_that_is_back_does_not_end_it() -> None:
+    assert python_output("-c", BACK_MEANWHILE, timeout_sec=30).splitlines() == [
+        "skip True",
+        "skip False",
+        "goes on b'x'",
     ]

@@ -137,6 +137,8 @@ class InterruptWatch:
                 say(text.format(f"{receivers.describe_backlog()} and those behind are"))
                 receivers.skip_taps(True)
             if select.select([read], [], [], 0)[0]:
+                if back.is_set():
+                    break  # it is the first one of what the main thread does now
                 os.read(read, 4096)
                 if skips and not is_interactive():
                     # The C function: Python's `signal.signal` works on the main thread only.
