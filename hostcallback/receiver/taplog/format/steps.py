@@ -149,12 +149,21 @@ class StepFinder:
             return NOTHING
         steps = np.full(len(block), NO_STEP, np.int64)
         taps = block.consumer_ids
+        alike: dict[tuple[int, int], list[int]] = {}  # taps whose messages have the step in one place
         for consumer_id in block.consumers:
             if consumer_id in (WHOLE_ID, SHARDS_ID):
                 taps = taps.copy() if taps is block.consumer_ids else taps
                 self._fill_exported(block, consumer_id, steps, taps)
-            else:
-                self._fill(block, consumer_id, steps)
+                continue
+            place, before = self._place(consumer_id)
+            if place is not None and place.array < 0:
+                steps[block.consumer_ids == consumer_id] = place.value
+            elif place is not None:
+                alike.setdefault((place.array, before), []).append(consumer_id)
+        for (array, before), ids in alike.items():
+            are_all = len(ids) == len(block.consumers)
+            where = np.arange(len(block)) if are_all else np.flatnonzero(_is_in(block.consumer_ids, ids))
+            self._fill(block, where, array + before, steps)
         return Columns(block.launches, taps, steps)
 
     def find(
@@ -304,19 +313,12 @@ class StepFinder:
         _note(self._after, [tap for tap in between if tap not in before and tap not in self._checks])
         _note(self._after, lasting)
 
-    def _fill(self, block: FrameBlock, consumer_id: int, steps: Array) -> None:
-        place, before = self._place(consumer_id)
-        if place is None:
-            return
-        where = np.flatnonzero(block.consumer_ids == consumer_id)
-        if place.array < 0:
-            steps[where] = place.value
-            return
+    def _fill(self, block: FrameBlock, where: Array, array: int, steps: Array) -> None:
         truncated = (block.flags[where] & _TRUNCATED) != 0
         # A truncated message has a shape record before its arrays.
-        for part, first in ((where[~truncated], before), (where[truncated], before + 1)):
+        for part, number in ((where[~truncated], array), (where[truncated], array + 1)):
             for alike in alike_groups(block, part):
-                slot = self._slot(block.metadata(int(alike[0])), place.array + first)
+                slot = self._slot(block.metadata(int(alike[0])), number)
                 if slot is not None:
                     steps[alike] = _read(block, alike, slot)
 

@@ -43,17 +43,24 @@ class Device:
     drops: int = 0
     taps: Counter[str] = field(default_factory=Counter)
     recent: list[tuple[int, int, int]] = field(default_factory=list)
+    kept_ns: int = 0
 
     def took(self, low: int, high: int, count: int) -> None:
         """Counts messages between two times; they come in any order."""
         self.messages += count
         self.first_ns, self.last_ns = min(self.first_ns, low), max(self.last_ns, high)
         self.recent.append((low, high, count))
-        self.recent = [part for part in self.recent if part[1] >= self.last_ns - RECENT_NS]
+        if self.last_ns - self.kept_ns > RECENT_NS:
+            self.kept_ns = self.last_ns
+            self.recent = self.last_parts()
+
+    def last_parts(self) -> list[tuple[int, int, int]]:
+        """Times and counts of the messages of the last ten seconds that the device has sent."""
+        return [part for part in self.recent if part[1] >= self.last_ns - RECENT_NS]
 
     def rate(self, *, live: bool) -> float:
         """Messages per second: of the last ten seconds of its messages, or, when it has ended, of all."""
-        parts = self.recent if live else [(self.first_ns, self.last_ns, self.messages)]
+        parts = self.last_parts() if live else [(self.first_ns, self.last_ns, self.messages)]
         span = (self.last_ns - min((low for low, _, _ in parts), default=self.last_ns)) * 1e-9
         return sum(count for _, _, count in parts) / span if span > 0 else 0.0
 
