@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -30,11 +31,11 @@ class Accepted:
 
 
 def _keyed(rows: Sequence[Row]) -> Iterator[tuple[str, Row]]:
-    # Rows "the same" belong to the one above them.
+    # Rows "the same" belong to the one above them. Some names have a share that was measured.
     last = ""
     for row in rows:
         last = last if row.name == "the same" else row.name
-        yield f"{last} | {row.peer_name}", row
+        yield re.sub(r"\d+%", "N%", f"{last} | {row.peer_name}"), row
 
 
 def load(path: Path = ACCEPTED) -> dict[str, Accepted]:

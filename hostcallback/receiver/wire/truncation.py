@@ -107,7 +107,10 @@ def cut(array: Array, elements: int) -> Array:
 
 def head(array: Array, elements: int) -> Array:
     """Returns the array, or its first elements as a truncated one if it has more."""
-    return array if array.size <= elements else head_of(cut(array, elements), array.shape)
+    if array.size <= elements:
+        return array
+    whole = array.whole_shape if isinstance(array, TruncatedArray) else None
+    return head_of(cut(np.asarray(array), elements), whole or array.shape)
 
 
 def split_truncated(arrays: Sequence[Array], stacked: int) -> list[Array]:

@@ -13,10 +13,22 @@ def row(name: str, ours: float, peer: str = "peer", spread: float = 0.02) -> Row
 
 
 def test_rows_that_became_worse_by_more_than_their_spreads_are_named(tmp_path: Path) -> None:
-    before = [row("tap", 1.0), row("the same", 2.0, "copy"), row("call", 1.0, spread=0.3), row("gone", 1.0)]
+    before = [
+        row("tap", 1.0),
+        row("the same", 2.0, "copy"),
+        row("call", 1.0, spread=0.3),
+        row("gone", 1.0),
+        row("busy 24% of the time", 1.0),
+    ]
     accepted.save(before, tmp_path / "accepted.json")
     kept = accepted.load(tmp_path / "accepted.json")
-    now = [row("tap", 1.03), row("the same", 2.2, "copy"), row("call", 1.3), row("added", 1.0)]
+    now = [
+        row("tap", 1.03),
+        row("the same", 2.2, "copy"),
+        row("call", 1.3),
+        row("added", 1.0),
+        row("busy 28% of the time", 1.0),
+    ]
     worse, new = accepted.changes(now, kept, whole=True)
     assert worse == ["WORSE: tap | copy: 2.00 -> 2.20 (spreads ±2% and ±2%)", "MISSING: gone | peer"]
     assert new == ["new: added | peer: 1.00"]
