@@ -61,8 +61,32 @@ def test_a_message_that_a_rate_held_back_opens_no_second_bar(
     assert "300/300" in line
     # An inner loop that runs again has later messages.
     shown.take(place, look, 1, Step(Phase.UPDATE, 7, 300, {}), "cpu:0", 40)
-    assert "7/300" in screen(capsys.readouterr().err)[-1]
     shown.close_all()
+    assert "7/300" in screen(capsys.readouterr().err)[-1]
+
+
+def test_in_a_file_a_bar_is_a_line_every_ten_seconds_and_one_at_its_end(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shown = Bars()
+    place, look = Place("loop", "cpu:0", ()), Look("train", "step", "tqdm", leave=True)
+    steps = [(Phase.BEGIN, 0), *((Phase.UPDATE, n) for n in range(1, 260)), (Phase.END, 260)]
+    for phase, step in steps:  # ten a second
+        shown.take(place, look, 1, Step(phase, step, 260, {"loss": step}), "cpu:0", step * 10**8)
+    assert capsys.readouterr().err.splitlines() == [
+        "train:  38%|###8      | 100/260 [00:10<00:16, 10.00step/s, loss=100]",
+        "train:  77%|#######6  | 200/260 [00:20<00:06, 10.00step/s, loss=200]",
+        "train: 100%|##########| 260/260 [00:26<00:00, 10.00step/s, loss=260]",
+    ]
+
+
+def test_in_a_file_a_bar_that_goes_leaves_no_last_line(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = Bars()
+    place, look = Place("loop", "cpu:0", ()), Look("train", "step", "tqdm", leave=False)
+    for phase, step in ((Phase.BEGIN, 0), (Phase.UPDATE, 7), (Phase.END, 9)):
+        shown.take(place, look, 1, Step(phase, step, 9, {}), "cpu:0", step * 2 * 10**9)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "7/9" in line
 
 
 def test_a_replay_shows_the_bars_again_and_closes_them(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -155,7 +156,11 @@ def test_a_program_that_the_compiler_partitions_has_one_bar(capsys: pytest.Captu
     assert_equal(found, jax.vmap(lambda x: plain_scan(x)[0])(jnp.arange(8.0)))
 
 
-def test_an_inner_bar_begins_again_and_goes_with_the_outer_one(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_inner_bar_begins_again_and_goes_with_the_outer_one(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+
     def epoch(x: Any, _: Any) -> Any:
         return hcb.scan(lambda c, _: (c + 1, None), x, length=50, progress="batch")[0], None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import importlib
 import os
 import sys
 import threading
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple, Protocol
 from hostcallback.receiver import processes
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.sinks import print as output
+from hostcallback.receiver.text import say
 
 
 class Display(Protocol):
@@ -93,7 +95,7 @@ class TqdmDisplay:
 
     def label(self, desc: str) -> None:
         """Sets the text before the bar."""
-        self._bar.set_description_str(f"{desc}: " if desc else "")
+        self._bar.set_description_str(desc)
 
     def reset(self) -> None:
         """Starts the bar again."""
@@ -110,6 +112,64 @@ class TqdmDisplay:
             self._set_clock(self._times_ns[1])
         self._bar.leave = leave
         self._bar.close()
+
+
+LINE_SEC = 10.0
+"""Where bars cannot be drawn again, such as in a file, each writes a line at most this often, and one at its end."""
+
+
+class LineDisplay:
+    """The lines of a bar in a file or pipe."""
+
+    def __init__(self, desc: str, unit: str) -> None:
+        """Writes nothing so far."""
+        self._desc, self._unit = desc, unit
+        self._times_ns: tuple[int, int] | None = None  # of the first step, and of the last line
+        self._state: tuple[int, int | None, str, float] | None = None  # what the last line does not show
+
+    def show(self, step: int, total: int | None, postfix: str, time_ns: int) -> None:
+        """Notes the step, and writes a line if the last one was long ago by the steps' times."""
+        first, last = self._times_ns or (time_ns, time_ns)
+        self._times_ns = first, last
+        self._state = step, total, postfix, (time_ns - first) / 1e9
+        if time_ns - last >= LINE_SEC * 1e9:
+            self._times_ns = first, time_ns
+            self._write()
+
+    def _write(self) -> None:
+        from tqdm import tqdm
+
+        if self._state is not None:
+            step, total, postfix, elapsed = self._state
+            say(tqdm.format_meter(
+                step, total, elapsed, prefix=self._desc, unit=self._unit, postfix=postfix, ascii=True
+            ))  # fmt: skip
+            self._state = None
+
+    def label(self, desc: str) -> None:
+        """Sets the text before the bar."""
+        self._desc = desc
+
+    def reset(self) -> None:
+        """Starts again."""
+        self._times_ns = self._state = None
+
+    def clear(self) -> None:
+        """Does nothing: lines stay."""
+
+    def close(self, *, leave: bool) -> None:
+        """Writes the last step, unless the bar was to be removed."""
+        if leave:
+            self._write()
+
+
+def _text_display(desc: str, unit: str) -> Display:
+    # Notebooks take what is drawn again, though they are no terminals. tqdm knows when it is switched off.
+    is_notebook = type(sys.stderr).__module__.startswith("ipykernel")
+    if is_notebook or "TQDM_DISABLE" in os.environ or sys.stderr.isatty():
+        return TqdmDisplay(desc, unit)
+    importlib.import_module("tqdm")  # says at once that it is missing
+    return LineDisplay(desc, unit)
 
 
 class RichDisplay:
@@ -173,7 +233,7 @@ def _rich_progress() -> Any:
     )  # fmt: skip
 
 
-DISPLAYS: dict[str, Callable[..., Display]] = {"tqdm": TqdmDisplay, "rich": RichDisplay}
+DISPLAYS: dict[str, Callable[..., Display]] = {"tqdm": _text_display, "rich": RichDisplay}
 """The displays by name."""
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -119,6 +119,11 @@ class FrameBlock:
         """Length of each frame's payload, uint64."""
         return self._field(6)
 
+    @cached_property
+    def alike(self) -> list[Array]:
+        """The places of all frames, those with equal metadata together; see `alike_groups`."""
+        return list(_alike_groups(self, np.arange(len(self))))
+
     def without_flags(self, flags: int) -> FrameBlock:
         """Clears `flags` in all frames; copies the block if any frame has one of them."""
         unwanted = np.uint64(flags << 32)
@@ -138,8 +143,12 @@ class FrameBlock:
         return self.data[start : start + int(self.meta_bytes[index])].tobytes()
 
 
-def alike_groups(block: FrameBlock, places: Array) -> Iterator[Array]:
-    """Yields the places of messages with equal metadata, group by group."""
+def alike_groups(block: FrameBlock, places: Array) -> Iterable[Array]:
+    """The ascending places of messages, those with equal metadata and lengths together."""
+    return block.alike if len(places) == len(block) else _alike_groups(block, places)
+
+
+def _alike_groups(block: FrameBlock, places: Array) -> Iterator[Array]:
     while len(places):
         first = int(places[0])
         meta_bytes, payload_bytes = block.meta_bytes[first], block.payload_bytes[first]

@@ -125,6 +125,9 @@ class StepFinder:
         self._has_steps = False
         self._checks: set[int] = set()
         self._places: dict[int, tuple[StepSource | None, int]] = {}
+        self._arrays: dict[
+            tuple[int, ...], int
+        ] = {}  # by taps: the number of the array that is the step of all
         self._slots: dict[tuple[int, bytes], _Slot | None] = {}  # by array index and metadata
         self._exported: dict[bytes, StepSource | None] = {}
         self._earlier: dict[str, dict[int, Earlier]] = {}
@@ -149,6 +152,9 @@ class StepFinder:
             return NOTHING
         steps = np.full(len(block), NO_STEP, np.int64)
         taps = block.consumer_ids
+        if (array := self._arrays.get(tuple(block.consumers))) is not None:
+            self._fill(block, np.arange(len(block)), array, steps)
+            return Columns(block.launches, taps, steps)
         alike: dict[tuple[int, int], list[int]] = {}  # taps whose messages have the step in one place
         for consumer_id in block.consumers:
             if consumer_id in (WHOLE_ID, SHARDS_ID):
@@ -162,6 +168,8 @@ class StepFinder:
                 alike.setdefault((place.array, before), []).append(consumer_id)
         for (array, before), ids in alike.items():
             are_all = len(ids) == len(block.consumers)
+            if are_all and len(self._arrays) < KEPT:
+                self._arrays[tuple(block.consumers)] = array + before
             where = np.arange(len(block)) if are_all else np.flatnonzero(_is_in(block.consumer_ids, ids))
             self._fill(block, where, array + before, steps)
         return Columns(block.launches, taps, steps)
@@ -315,8 +323,10 @@ class StepFinder:
 
     def _fill(self, block: FrameBlock, where: Array, array: int, steps: Array) -> None:
         truncated = (block.flags[where] & _TRUNCATED) != 0
-        # A truncated message has a shape record before its arrays.
-        for part, number in ((where[~truncated], array), (where[truncated], array + 1)):
+        parts = [(where, array)]
+        if truncated.any():  # such a message has a shape record before its arrays
+            parts = [(where[~truncated], array), (where[truncated], array + 1)]
+        for part, number in parts:
             for alike in alike_groups(block, part):
                 slot = self._slot(block.metadata(int(alike[0])), number)
                 if slot is not None:

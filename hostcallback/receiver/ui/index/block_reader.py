@@ -90,13 +90,19 @@ class BlockReader:
         self._decoder = Decoder()
         self._runs = MessageDecoder()
         self._leaves: dict[Any, dict[int, Leaves]] = {}
+        self._plain: dict[
+            str, set[int]
+        ] = {}  # taps of a process whose messages are read together, and no checks
 
     def read(self, run: Stretch, run_name: str, taker: Taker, *, per_bucket: int = buckets.MESSAGES) -> None:
         """Hands the parts of a run, which has to be a whole block, to `taker`."""
         block = run.block
         single = (block.flags & _TRUNCATED) != 0
         left = np.ones(len(block), np.bool_)
+        plain = self._plain.setdefault(run.writer.process, set())
         for consumer_id in block.consumers:
+            if consumer_id in plain:
+                continue
             described = run.described.get(consumer_id)
             in_parts = described is not None and (
                 described.shards is not None or LaneMask.of(described.transforms) is not None
@@ -107,6 +113,8 @@ class BlockReader:
                 mine = block.consumer_ids == np.uint64(consumer_id)
                 taker.check(run, described, np.flatnonzero(mine))
                 left &= ~mine
+            elif described is not None and len(plain) < MAX_CONSUMERS:
+                plain.add(consumer_id)
         for places in alike_groups(block, np.flatnonzero(left & ~single)):
             if not self._alike(run, run_name, places, taker, per_bucket):
                 single[places] = True
@@ -139,20 +147,21 @@ class BlockReader:
     def _deliver(
         self, group: _Group, slices: list[tuple[int, int, Leaves]], taker: Taker, per_bucket: int
     ) -> None:
-        inside = np.arange(len(group.ids)) - np.repeat(
-            group.starts, np.diff(np.append(group.starts, len(group.ids)))
-        )
-        first = np.flatnonzero(inside % per_bucket == 0)
+        count = len(group.ids)
+        first, bounds = np.arange(count), [*group.starts.tolist(), count]
+        if per_bucket > 1:
+            inside = first - np.repeat(group.starts, np.diff(bounds))
+            first = np.flatnonzero(inside % per_bucket == 0)
+            bounds = np.searchsorted(first, bounds).tolist()
         made: dict[int, tuple[Array, Array, bool]] = {}
         has_steps = not (group.steps == NO_STEP).any()
-        bounds = np.searchsorted(first, [*group.starts.tolist(), len(group.ids)]).tolist()
         for number, (start, stop, leaves) in enumerate(slices):
             for index, tap in leaves:
                 if tap.kind != "scalar":
                     taker.other(tap, stop - start)
                     continue
                 if index not in made:
-                    values = group.views[index].reshape(len(group.ids), -1).astype(np.float64)
+                    values = group.views[index].reshape(count, -1).astype(np.float64)
                     rows = buckets.of_messages(values, group.steps, group.times, first)
                     made[index] = values, rows, bool(np.isfinite(values).all())
                 values, rows, is_finite = made[index]

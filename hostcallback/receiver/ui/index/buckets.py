@@ -35,6 +35,12 @@ def of_messages(values: Array, steps: Array, times: Array, starts: Array) -> Arr
     if not len(starts):
         return found
     finite = np.isfinite(values)
+    if values.shape == (len(starts), 1) and finite.all():  # a bucket for each number
+        found[:, STEP : LAST_STEP + 1] = steps[:, np.newaxis]
+        found[:, TIME : LAST_TIME + 1] = times[:, np.newaxis]
+        found[:, MIN : SUM + 1] = values
+        found[:, COUNT] = 1.0
+        return found
     if finite.all():
         low, high, total = values.min(axis=1), values.max(axis=1), values.sum(axis=1)
         counts = np.full(len(values), float(values.shape[1]))

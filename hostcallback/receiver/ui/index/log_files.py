@@ -21,6 +21,9 @@ from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 MAX_FOLDERS = 1000
 """Number of subfolders that are searched."""
 
+SETTLED_NS = 2 * 10**9
+"""A folder that has not changed for so long has a time of change that tells whether it changes again."""
+
 MAX_PROBLEMS = 100
 """Number of problems (files that are not logs, damaged parts) whose texts are kept."""
 
@@ -94,6 +97,9 @@ class LogFiles:
         for path in self._paths:
             path.stat()
         self._known: dict[Path, Segment | None] = {}
+        self._listed: dict[
+            Path, int
+        ] = {}  # folders of which all segments are known, and their time of change
         self.segments: list[Segment] = []
         self.problems: list[str] = []
 
@@ -109,6 +115,10 @@ class LogFiles:
         for path in self._paths:
             for folder in self._folders(path):
                 try:
+                    changed = folder.stat().st_mtime_ns
+                    if self._listed.get(folder) == changed:
+                        continue
+                    is_settled = time.time_ns() - changed > SETTLED_NS
                     found = segments_of(folder)
                 except NotATapLogError:  # a folder without logs so far
                     continue
@@ -118,6 +128,8 @@ class LogFiles:
                 for item in found:
                     if item not in self._known:
                         self._open(item)
+                if is_settled and all(item in self._known for item in found):
+                    self._listed[folder] = changed
 
     def _folders(self, path: Path) -> list[Path]:
         # The path, and the folders in it: a collector, and who keeps several runs, has a folder for each.
