@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 from test_live import until
 
 import hostcallback as hcb
+from hostcallback.receiver.ui.server.app import MAX_STREAMS
 
 Serve = Callable[..., Any]
 
@@ -125,6 +127,21 @@ def test_events_tell_what_has_changed(log: Path, serve: Serve) -> None:
     with client.stream("GET", "/api/events", params={"watch": tap["id"]}) as stream:
         data = next(line for line in stream.iter_lines() if line.startswith("data:"))
     assert f"[[{tap['id']}, 500, " in data
+
+
+def test_pages_that_are_gone_make_room_for_others(log: Path, serve: Serve) -> None:
+    client = serve(log)
+
+    def status() -> int:
+        with client.stream("GET", "/api/events") as stream:
+            return int(stream.status_code)
+
+    with contextlib.ExitStack() as stack:
+        for _ in range(MAX_STREAMS):
+            stream = stack.enter_context(client.stream("GET", "/api/events"))
+            next(line for line in stream.iter_lines() if line.startswith("data:"))
+        assert status() == 503
+    until(status, lambda found: found == 200)  # the log has ended, so nothing is sent to those that are gone
 
 
 def test_only_the_log_that_grows_is_live(log: Path, serve: Serve, tmp_path: Path) -> None:

@@ -108,9 +108,13 @@ class Tap:
         """What it is for readers: a metric's own name, of other taps both names."""
         return self.leaf if self.is_metric and self.leaf else joined(self.name, self.leaf)
 
+    @property
+    def last_finite(self) -> float | None:
+        """The last value of a scalar, unless it is not finite."""
+        return self.last if self.last is not None and math.isfinite(self.last) else None
+
     def as_dict(self) -> dict[str, Any]:
         """Describes it for the page."""
-        last = self.last if self.last is not None and np.isfinite(self.last) else None
         return {
             "id": self.number,
             "run": self.run,
@@ -121,7 +125,7 @@ class Tap:
             "count": self.count,
             "place": printable(self.place),
             "unit_x": "step" if self.buckets.has_steps else "message",
-            "last": last,
+            "last": self.last_finite,
             "enabled": None,
         }
 

@@ -165,16 +165,16 @@ class _Streams:
         if self._open >= MAX_STREAMS:
             problem = f"{self._open} pages are open, expected at most {MAX_STREAMS}: close some"
             return JSONResponse({"error": problem}, 503)
-        return StreamingResponse(self._stream(request, watched), media_type="text/event-stream")
+        return StreamingResponse(self._stream(watched), media_type="text/event-stream")
 
-    async def _stream(self, request: Request, watched: list[int]) -> AsyncIterator[str]:
+    async def _stream(self, watched: list[int]) -> AsyncIterator[str]:
         self._open += 1
         before: dict[str, Any] = {}
         silent = 0.0
         try:
             with self._data.filler.watched():
                 yield "retry: 1000\n\n"
-                while not self._data.is_ending() and not await request.is_disconnected():
+                while not self._data.is_ending():  # starlette cancels it when the page is gone
                     found = await asyncio.to_thread(self._data.changes, watched)
                     told, before = changed(before, found), found
                     silent += EVENT_SEC

@@ -338,7 +338,7 @@ class PageData:
                     self._seldom(),
                 ],
                 "taps": [
-                    [number, rows[number].count, rows[number].as_dict()["last"]]
+                    [number, rows[number].count, rows[number].last_finite]
                     for number in watched
                     if number < len(rows)
                 ],
