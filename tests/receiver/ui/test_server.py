@@ -137,9 +137,9 @@ def test_pages_that_are_gone_make_room_for_others(log: Path, serve: Serve) -> No
             return int(stream.status_code)
 
     with contextlib.ExitStack() as stack:
-        for _ in range(MAX_STREAMS):
-            stream = stack.enter_context(client.stream("GET", "/api/events"))
-            next(line for line in stream.iter_lines() if line.startswith("data:"))
+        opened = [stack.enter_context(client.stream("GET", "/api/events")) for _ in range(MAX_STREAMS)]
+        lines = [stream.iter_lines() for stream in opened]  # one that is dropped closes its stream
+        assert all("retry" in next(each) for each in lines)
         assert status() == 503
     until(status, lambda found: found == 200)  # the log has ended, so nothing is sent to those that are gone
 
