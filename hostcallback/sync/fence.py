@@ -127,7 +127,7 @@ class Fence:
             self._changed.notify_all()
 
     def _fence(self, device: jax.Device) -> None:
-        tried_sec, pause, without_slot = 0.0, PAUSE_SEC, 0
+        tried_sec, pause = 0.0, PAUSE_SEC
         self._patience_sec = PATIENCE_SEC
         # Without the lock: a thread that leaves is seen at the next try, and its absence only ends the work
         # earlier.
@@ -135,15 +135,9 @@ class Fence:
             if runtime.holds_programs():
                 time.sleep(PAUSE_SEC)
                 continue
-            begun, taken = perf_counter(), self._taken
-            if self._has_thread_to_spare(device):
-                if self._take_all(device):
-                    return
-                # If a device runs programs on the dispatching thread, the first program of the fence blocks there and
-                # takes no slot.
-                without_slot = without_slot + 1 if self._taken == taken else 0
-                if without_slot > 1 and not runtime.holds_programs():
-                    return  # on such a device a program has ended when its dispatch returns
+            begun = perf_counter()
+            if self._has_thread_to_spare(device) and self._take_all(device):
+                return
             time.sleep(pause)
             pause = min(2 * pause, MAX_PAUSE_SEC)
             tried_sec += perf_counter() - begun
@@ -166,25 +160,32 @@ class Fence:
         return True
 
     def _take_all(self, device: jax.Device) -> bool:
-        """Returns whether it took all slots of the device before another thread lifted the fence."""
+        """Returns whether all earlier programs have ended.
+
+        They have if it took all slots of the device before another thread lifted the fence, or if the device runs
+        programs on the dispatching thread: there a program has ended when its dispatch returns.
+        """
         dispatch_held, follow = threads.held_program(device), _follower(device)
         with self._changed:
             if not self._waiting:
                 return False
             threads.begin()
+        has_all = False
         try:
             held = dispatch_held()
             if not held.is_ready():
                 self._taken += 1
             for _ in range(compat.PROGRAMS_IN_FLIGHT - 1):
                 if held.is_ready():  # another thread has lifted the fence
-                    return False
+                    break
                 follow(held)
                 self._taken += 1
+            else:
+                has_all = True
         # In any case, because held programs keep slots that other threads' programs wait for.
         finally:
-            holds = threads.end()
-        return holds
+            found = threads.end()
+        return found.blocked_beginner or (has_all and found.on)
 
     def _tell(self, device: jax.Device) -> None:
         self._given_up += 1

@@ -303,9 +303,23 @@ def begin() -> None:
     native_library.load().hcb_hold_begin()
 
 
-def end() -> bool:
-    """Lets these programs go on. Returns whether they were being held."""
-    return bool(native_library.load().hcb_hold_end())
+class Held(NamedTuple):
+    """What `end` found.
+
+    Attributes:
+        on: whether programs were being held.
+        blocked_beginner: whether one ran on the thread that called `begin`, which then waited for it: the device
+            dispatches synchronously.
+    """
+
+    on: bool
+    blocked_beginner: bool
+
+
+def end() -> Held:
+    """Lets these programs go on."""
+    found = native_library.load().hcb_hold_end()
+    return Held(bool(found & native_library.HOLD_ON), bool(found & native_library.HOLD_HELD_BEGINNER))
 
 
 @functools.cache

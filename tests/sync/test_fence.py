@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 from hostcallback import _jax_compat as compat
@@ -58,3 +60,25 @@ def test_another_programs_place_is_not_to_be_had(held: Any) -> None:
     assert last.is_alive()
     threads.end()
     last.join()
+
+
+def test_a_fence_that_others_lift_early_tells_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    device, dispatch = jax.devices()[1], threads.held_program(jax.devices()[1])
+
+    def slowly() -> (
+        Any
+    ):  # a busy machine: the waiting thread loses its patience before the first slot is counted
+        result = dispatch()
+        threading.Event().wait(0.05)
+        return result
+
+    monkeypatch.setattr(threads, "held_program", lambda device: slowly)
+    monkeypatch.setattr(fence, "PATIENCE_SEC", 0.001)
+    ended = threading.Event()
+    program = jax.jit(lambda x: jax.pure_callback(lambda x: (ended.wait(2), x)[1], x, x) * jnp.ones(5000))
+    program(jax.device_put(jnp.float32(1), device))
+    monkeypatch.setattr(fence, "GIVE_UP_SEC", 1.0)
+    began = time.perf_counter()
+    assert not fence.fence.wait([device], lambda: None), "the fence gave up, since it never had all slots"
+    assert time.perf_counter() - began > 1.0
+    ended.set()

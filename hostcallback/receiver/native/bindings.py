@@ -17,7 +17,7 @@ from hostcallback.receiver import environment, processes
 from hostcallback.receiver.errors import NativeLibraryError
 
 # Equal to the library's `hcb_abi_version`: a stale library would be called with other structures.
-ABI_VERSION = 20
+ABI_VERSION = 22
 DIRECTORY = Path(__file__).parent
 
 BATCH_FRAMES = 1024
@@ -33,6 +33,8 @@ OWN_CALL_TAKEN, OWN_CALL_WAITS_FOR_ITSELF = 1, -1
 EVENT_STALL, EVENT_NEW_RING, EVENT_NOT_PINNED = 1, 2, 3
 
 COPY_FAILED = 7
+
+HOLD_ON, HOLD_HELD_BEGINNER = 1, 2
 
 GPU_VENDORS = {"cuda": 0, "rocm": 1}
 

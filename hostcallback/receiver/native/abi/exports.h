@@ -180,7 +180,10 @@ HCB_EXPORT int32_t hcb_gpu_ring(int32_t ordinal);
 HCB_EXPORT void hcb_default_float_mode(void);
 
 /* From now on programs wait when they call the handler hcb_hold, until hcb_hold_end. That continues them on
- * the calling thread, and returns whether the hold was on. */
+ * the calling thread. It returns HCB_HOLD_ON if the hold was on, and HCB_HOLD_HELD_BEGINNER if since its
+ * beginning a program ran, and waited, on the thread that began it: that thread dispatches synchronously. */
+#define HCB_HOLD_ON 1
+#define HCB_HOLD_HELD_BEGINNER 2
 HCB_EXPORT void hcb_hold_begin(void);
 HCB_EXPORT int32_t hcb_hold_end(void);
 

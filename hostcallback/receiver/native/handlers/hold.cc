@@ -5,6 +5,7 @@
 #include <memory>
 #include <mutex>
 #include <new>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -17,6 +18,8 @@ namespace {
 struct Hold {
   std::mutex mutex;  // protects everything below
   bool on = false;
+  std::thread::id began;  // the thread that began it
+  bool held_it = false;   // whether a program was held on that thread, which then waits for it
   std::vector<std::unique_ptr<Future>> waiting;
 };
 
@@ -40,6 +43,7 @@ XLA_FFI_Error* Pass(XLA_FFI_CallFrame* frame) {
     return MakeError(frame->api, XLA_FFI_Error_Code_UNIMPLEMENTED,
                      "hostcallback: this jaxlib's FFI has no futures; jaxlib 0.8.0 or later is needed");
   }
+  hold->held_it |= hold->began == std::this_thread::get_id();
   hold->waiting.push_back(std::move(future));
   return nullptr;
 }
@@ -55,20 +59,22 @@ void hcb_hold_begin(void) {
   hcb::Hold* const hold = hcb::TheHold();
   std::lock_guard<std::mutex> lock(hold->mutex);
   hold->on = true;
+  hold->began = std::this_thread::get_id();
+  hold->held_it = false;
 }
 
 int32_t hcb_hold_end(void) {
   hcb::Hold* const hold = hcb::TheHold();
   std::vector<std::unique_ptr<hcb::Future>> waiting;
-  bool on;
+  int32_t found;
   {
     std::lock_guard<std::mutex> lock(hold->mutex);
-    on = hold->on;
+    found = (hold->on ? HCB_HOLD_ON : 0) | (hold->held_it ? HCB_HOLD_HELD_BEGINNER : 0);
     hold->on = false;
     waiting.swap(hold->waiting);
   }
   for (const std::unique_ptr<hcb::Future>& future : waiting) future->SetAvailable();
-  return on;
+  return found;
 }
 
 XLA_FFI_Error* hcb_hold(XLA_FFI_CallFrame* frame) {
