@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
+import math
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -13,12 +13,10 @@ import numpy as np
 from jax._src import (
     callback as _callback,  # emit_python_callback: the transport of platforms without the native handler
     core as _core,  # ShapedArray
-    dispatch as _dispatch,  # prim_requires_devices_during_lowering
     effects as _effects,  # ordered_effects
     sharding_impls as _sharding_impls,  # the axis context in lowering rules
-    xla_bridge as _xla_bridge,  # get_backend
 )
-from jax._src.interpreters import mlir as _mlir  # jaxpr_subcomp, TokenSet, set_sharding, global_thread_pool
+from jax._src.interpreters import mlir as _mlir  # jaxpr_subcomp, TokenSet, set_sharding
 from jax._src.lib.mlir import ir as _ir  # types of lowered values
 from jax._src.lib.mlir.dialects import hlo as _hlo  # TokenType, PartitionIdOp
 
@@ -31,30 +29,6 @@ def register_lowering(primitive: Primitive, rule: Callable[..., Any], platform: 
     # JAX would lower equal equations once and call that function from several places, but each place has its
     # own token.
     _mlir.register_lowering(primitive, rule, platform=platform, cacheable=False)
-
-
-def lower_with_devices(primitive: Primitive) -> None:
-    """Makes JAX tell the primitive's lowering rule which devices the program is for.
-
-    Without it, JAX may lower the program without knowing them, and `LoweringContext.devices` is None (0.8 to 0.12).
-    """
-    _dispatch.prim_requires_devices_during_lowering.add(primitive)
-
-
-def lowering_platform(platform: str) -> str:
-    """What JAX calls a device's platform when it lowers for it: `cuda` or `rocm` for a device of the platform `gpu`."""
-    if platform != "gpu":
-        return platform
-    # Devices have the platform `gpu` for both (0.8 to 0.12).
-    return str(getattr(_xla_bridge.get_backend(platform), "_raw_platform", platform))
-
-
-def keep_compiler_threads() -> None:
-    """Keeps JAX's pool of compiler threads from being deleted in a forked child, which has none of these threads.
-
-    At its end, the child would wait for them (seen on 0.8 to 0.12: it hangs or crashes, also without this package).
-    """
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(getattr(_mlir, "global_thread_pool", None)))
 
 
 def uint8_attribute(data: bytes) -> Any:
@@ -74,11 +48,26 @@ _discharging = _Discharging()  # how many `lower_discharged` the thread is in
 
 
 def lower_discharged(
-    ctx: Any, closed: ClosedJaxpr, args: Sequence[Any], effect_type: type[Any]
+    ctx: Any,
+    closed: ClosedJaxpr,
+    args: Sequence[Any],
+    effect_type: type[Any],
+    keep: Callable[[LoweringContext, Any, Any, Aval], Any] | None = None,
 ) -> Sequence[Any]:
     """Lowers a closed jaxpr inline, with a fresh token for its effect of that type, dropped at the end.
 
     Its other ordered effects take their tokens from the surrounding program.
+
+    Args:
+        ctx: JAX's context.
+        closed: the jaxpr.
+        args: its lowered inputs.
+        effect_type: see above.
+        keep: called as `keep(context, token, result, aval)` with the last token if there is one result, and the program
+            may read it where no tap does. XLA:CPU does not compile such programs (jaxlib 0.10: "instruction is live
+            and cannot be removed"): its fusion of reductions removes an array whose readers it has all taken, also if
+            the program returns it. Nothing but a side effect, such as a tap's, makes a program read its only result.
+            A call with the result as operand is a reader that stays.
     """
     ordered = _effects.ordered_effects.filter_in(closed.jaxpr.effects)
     discharged = [effect for effect in ordered if isinstance(effect, effect_type)]
@@ -97,12 +86,34 @@ def lower_discharged(
         for effect, emit in _discharging.at_end.items():
             if effect in tokens.effects():
                 emit(LoweringContext(ctx), tokens.get(effect))
+        if keep is not None and len(outs) == 1 and _may_be_read(outs[0]):
+            token = tokens.get(discharged[-1]) if discharged else _hlo.create_token()
+            keep(LoweringContext(ctx), token, outs[0], closed.out_avals[0])
     finally:
         _discharging.depth -= 1
         _discharging.at_end = outer
     if others:
         ctx.set_tokens_out(ctx.tokens_in.update_tokens(tokens.subset(others)))
     return outs
+
+
+FUSED_ELEMENTS = 1024
+"""XLA:CPU fuses reductions of larger arrays in that way."""
+
+
+def _may_be_read(result: Any) -> bool:
+    # Whether something may read it once XLA has simplified the program, and no side effect does.
+    if not isinstance(result, _ir.OpResult):  # an input, or several values
+        return False
+    readers = [use.owner.operation for use in result.uses]
+    calls = [reader for reader in readers if reader.name == "stablehlo.custom_call"]
+    if any(_is_token(made) for call in calls for made in call.results):
+        return False
+    return bool(readers) or math.prod(_ir.RankedTensorType(result.type).shape) >= FUSED_ELEMENTS
+
+
+def _is_token(value: Any) -> bool:
+    return str(value.type) == "!stablehlo.token"
 
 
 class LoweringContext:
@@ -210,7 +221,7 @@ class LoweringContext:
         for op in reversed(list(_ir.InsertionPoint.current.block.operations)):
             if op.operation.name == "stablehlo.custom_call":
                 for result in op.results:
-                    if str(result.type) == "!stablehlo.token":
+                    if _is_token(result):
                         return result
         return _hlo.create_token()
 

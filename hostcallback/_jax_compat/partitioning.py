@@ -1,4 +1,4 @@
-"""Custom calls that the compiler asks us to partition, and the manual axes of shard_map.
+"""Custom calls that the compiler asks us to partition, devices and platforms, and the manual axes of shard_map.
 
 `jax.experimental.custom_partitioning` is built on the same hooks (0.8 to 0.12), but its call takes no token, has no
 side effect, and names its Python callback by an address, which makes programs differ between processes.
@@ -15,8 +15,9 @@ import numpy as np
 from jax._src import (
     core as _core,  # ShapedArray, ManualAxisType, get_cur_mesh_sharding
     custom_partitioning as _custom_partitioning,  # its primitive and its lowering rule
+    dispatch as _dispatch,  # prim_requires_devices_during_lowering
     shard_map as _shard_map,  # shard_map_p
-    xla_bridge as _xla_bridge,  # register_plugin_callbacks
+    xla_bridge as _xla_bridge,  # register_plugin_callbacks, get_backend
 )
 from jax._src.interpreters import mlir as _mlir  # register_lowering with the rule that JAX registers
 from jax._src.lib import xla_client as _xla_client  # register_custom_call_partitioner, HloSharding
@@ -25,7 +26,7 @@ from jax._src.lib.mlir.dialects import func as _func, hlo as _hlo  # FuncOp; Tok
 
 from hostcallback._jax_compat import versions
 from hostcallback._jax_compat.lowering import ffi_call
-from hostcallback._jax_compat.types import JaxprEqn
+from hostcallback._jax_compat.types import JaxprEqn, Primitive
 
 custom_partitioning_p: Any = _custom_partitioning.custom_partitioning_p
 
@@ -162,6 +163,22 @@ def one_row_each(devices: int) -> Any:
     return _xla_client.HloSharding.iota_tile((devices, 1))
 
 
+def lower_with_devices(primitive: Primitive) -> None:
+    """Makes JAX tell the primitive's lowering rule which devices the program is for.
+
+    Without it, JAX may lower the program without knowing them, and `LoweringContext.devices` is None (0.8 to 0.12).
+    """
+    _dispatch.prim_requires_devices_during_lowering.add(primitive)
+
+
+def lowering_platform(platform: str) -> str:
+    """What JAX calls a device's platform when it lowers for it: `cuda` or `rocm` for a device of the platform `gpu`."""
+    if platform != "gpu":
+        return platform
+    # Devices have the platform `gpu` for both (0.8 to 0.12).
+    return str(getattr(_xla_bridge.get_backend(platform), "_raw_platform", platform))
+
+
 def register_partitioner(
     name: str, partition: Callable[..., Any], sharding_of_result: Callable[[bytes], Any] | None = None
 ) -> None:
@@ -219,6 +236,15 @@ def tap_of_a_partition(
         partition = _hlo.PartitionIdOp().result
         first = [partition] if with_partition else []
         return ffi_call(target, token, [*first, _row(table, partition), *arrays], [], attributes)
+
+    return _program_of_a_device([_TOKEN, *operands], _TOKEN, body)
+
+
+def call_of_a_partition(target: str, operands: Sequence[_Given]) -> bytes:
+    """A module that calls `target` on a token and the operands, of these shapes on one device; returns the token."""
+
+    def body(token: Any, *arrays: Any) -> Any:
+        return ffi_call(target, token, arrays, [], {})
 
     return _program_of_a_device([_TOKEN, *operands], _TOKEN, body)
 

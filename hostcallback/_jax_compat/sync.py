@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import jax
 from jax._src import dispatch as _dispatch  # runtime_tokens: `jax.effects_barrier` ends in a method of theirs
+from jax._src.interpreters import mlir as _mlir  # global_thread_pool
 from jax._src.lib import xla_client as _xla_client  # execution_stream_id, batched_block_until_ready
 
 from hostcallback._jax_compat.tracing import ArrayImpl
@@ -164,3 +165,11 @@ def in_callback_of_jax() -> bool:
     """
     frames = traceback.walk_stack(sys._getframe(1))
     return any(frame.f_globals.get("__name__") == "jax._src.callback" for frame, _ in frames)
+
+
+def keep_compiler_threads() -> None:
+    """Keeps JAX's pool of compiler threads from being deleted in a forked child, which has none of these threads.
+
+    At its end, the child would wait for them (seen on 0.8 to 0.12: it hangs or crashes, also without this package).
+    """
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(getattr(_mlir, "global_thread_pool", None)))
