@@ -64,10 +64,7 @@ def lower_discharged(
         args: its lowered inputs.
         effect_type: see above.
         keep: called as `keep(context, token, result, aval)` with the last token if there is one result, and the program
-            may read it where no tap does. XLA:CPU does not compile such programs (jaxlib 0.10: "instruction is live
-            and cannot be removed"): its fusion of reductions removes an array whose readers it has all taken, also if
-            the program returns it. Nothing but a side effect, such as a tap's, makes a program read its only result.
-            A call with the result as operand is a reader that stays.
+            may read it where no tap does; None for nothing.
     """
     ordered = _effects.ordered_effects.filter_in(closed.jaxpr.effects)
     discharged = [effect for effect in ordered if isinstance(effect, effect_type)]

@@ -10,6 +10,7 @@ import hostcallback.lowering.device_ops
 import hostcallback.lowering.discharge
 import hostcallback.lowering.embedded
 import hostcallback.lowering.emission
+import hostcallback.lowering.only_result
 import hostcallback.primitives.batched_predicates
 import hostcallback.primitives.experimental_rules
 import hostcallback.receiver.runtime.interactive
