@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +104,32 @@ def test_a_replay_shows_the_bars_again_and_closes_them(
     assert "whole: 100%" in whole
     assert "left open:  60%" in left_open
     assert text.endswith("\n")
+
+
+INTERRUPTED = """
+import os, signal
+import jax, jax.numpy as jnp, hostcallback as hcb
+
+def wait(c):
+    if c == 40:
+        os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(0.01)
+    return c
+
+import time
+jax.jit(lambda: hcb.scan(lambda c, _: (jax.pure_callback(wait, c, c) + 1, None), 0, length=300, progress="train"))()
+hcb.barrier_wait()
+"""
+
+
+def test_in_a_file_the_step_that_an_interrupted_loop_has_reached_is_shown(tmp_path: Path) -> None:
+    program = tmp_path / "interrupted.py"
+    program.write_text(INTERRUPTED)
+    with (tmp_path / "train.log").open("w") as log:
+        subprocess.run([sys.executable, program], stderr=log, check=False, timeout=60)
+    (line,) = screen((tmp_path / "train.log").read_text())
+    assert line.startswith("train: ")
+    assert "/300 [" in line
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import enum
 import importlib
@@ -126,6 +127,7 @@ class LineDisplay:
         self._desc, self._unit = desc, unit
         self._times_ns: tuple[int, int] | None = None  # of the first step, and of the last line
         self._state: tuple[int, int | None, str, float] | None = None  # what the last line does not show
+        atexit.register(self._write)  # of a loop that is interrupted, the step that it has reached
 
     def show(self, step: int, total: int | None, postfix: str, time_ns: int) -> None:
         """Notes the step, and writes a line if the last one was long ago by the steps' times."""
@@ -159,6 +161,7 @@ class LineDisplay:
 
     def close(self, *, leave: bool) -> None:
         """Writes the last step, unless the bar was to be removed."""
+        atexit.unregister(self._write)
         if leave:
             self._write()
 
@@ -455,6 +458,9 @@ bars = Bars()
 
 def forget() -> None:
     """Drops all bars, for a forked child: its parent shows them."""
+    for bar in bars._open.values():
+        if isinstance(bar.display, LineDisplay):
+            bar.display.close(leave=False)
     bars.__init__()  # type: ignore[misc]
     output.above_bars = None
 
