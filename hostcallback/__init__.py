@@ -48,7 +48,7 @@ def __dir__() -> list[str]:
 
 def _change_jax() -> None:
     # Taps are dispatched fast under every jit, and programs with taps that were exported can be read.
-    importlib.import_module("hostcallback.lowering.discharge")
+    importlib.import_module("hostcallback.primitives.effects")
     from hostcallback.primitives import effects
     from hostcallback.receiver import environment
 

@@ -16,8 +16,8 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from hostcallback.receiver.wire import Flags, encode_frame  # noqa: E402
-from hostcallback.receiver.wire.frame_layout import WIRE_TYPES, WireType, dtype_of  # noqa: E402
+from hostcallback.receiver.wire.array_types import WIRE_TYPES, WireType, dtype_of  # noqa: E402
+from hostcallback.receiver.wire.frame import Flags, encode_frame  # noqa: E402
 
 FOLDER = ROOT / "tests" / "receiver" / "wire" / "golden"
 

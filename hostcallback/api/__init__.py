@@ -7,11 +7,11 @@ loads the lowering rules and the handler of process exit.
 
 import hostcallback.api.process_exit
 import hostcallback.lowering.device_ops
-import hostcallback.lowering.discharge
 import hostcallback.lowering.embedded
 import hostcallback.lowering.emission
 import hostcallback.lowering.only_result
 import hostcallback.primitives.batched_predicates
+import hostcallback.primitives.effects
 import hostcallback.primitives.experimental_rules
 import hostcallback.receiver.runtime.interactive
 

@@ -17,8 +17,7 @@ from hostcallback.receiver.errors import ReentrantWaitError
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.runtime.runtime import runtime
 from hostcallback.receiver.text import say
-from hostcallback.tracing.arguments import public
-from hostcallback.tracing.source_line import SourceLine, first_user_line, user_source_line
+from hostcallback.tracing.source_line import SourceLine, first_user_line, public, user_source_line
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from hostcallback.receiver.errors import ReentrantWaitError, TapFunctionExceptio
 from hostcallback.receiver.runtime.runtime import runtime
 from hostcallback.receiver.sinks.progress.bars import bars
 from hostcallback.sync import inflight
-from hostcallback.tracing.arguments import public
+from hostcallback.tracing.source_line import public
 
 
 class _ThisThread(threading.local):
@@ -117,7 +117,8 @@ def _wait_for_taps(
         inflight.wait_for_tap_functions(deadline, look)
         runtime.wait_delivered(names, deadline=deadline, stall_sec=stall_sec, look=look)
     _call_after_delivery(deadline if exit_wait is None else perf_counter() + exit_wait.idle_sec)
-    bars.close_all()
+    if bars.open:
+        bars.close_all()
     if effects.forget_failures is not None:
         effects.forget_failures()
     if names is None:

@@ -7,8 +7,8 @@ from typing import Any
 
 from hostcallback.primitives.call import emit_call
 from hostcallback.receiver.tap_arguments import refuse_async
-from hostcallback.tracing.arguments import check_arguments, public
-from hostcallback.tracing.source_line import user_source_line
+from hostcallback.tracing.arguments import check_arguments
+from hostcallback.tracing.source_line import public, user_source_line
 from hostcallback.tracing.tap_spec import TapOptions, default_name
 
 VMAP_METHODS = ("sequential", "sequential_unrolled", "expand_dims", "broadcast_all", None)

@@ -20,8 +20,8 @@ from hostcallback.receiver.failures.deferred_errors import MAX_KEPT, OnError
 from hostcallback.receiver.runtime.runtime import runtime
 from hostcallback.receiver.sinks.factory import Binding
 from hostcallback.receiver.wire import tap_descriptor
-from hostcallback.tracing.arguments import check_format, public
-from hostcallback.tracing.source_line import user_place, user_source_line
+from hostcallback.tracing.arguments import check_format
+from hostcallback.tracing.source_line import public, user_place, user_source_line
 from hostcallback.tracing.tap_spec import TapOptions
 
 P = ParamSpec("P")

@@ -23,8 +23,8 @@ from hostcallback.receiver.sinks.print import SupportsWrite
 from hostcallback.receiver.sinks.tap import takes_keyword
 from hostcallback.receiver.tap_arguments import refuse_async
 from hostcallback.receiver.wire import tap_descriptor
-from hostcallback.tracing.arguments import named_fields, public
-from hostcallback.tracing.source_line import SourceLine, place_name, user_source_line
+from hostcallback.tracing.arguments import named_fields
+from hostcallback.tracing.source_line import SourceLine, place_name, public, user_source_line
 from hostcallback.tracing.stack_frames import CapturedFrame, Unavailable, capture_frames
 from hostcallback.tracing.tap_spec import TapOptions, callback_options, check_switch, default_name
 

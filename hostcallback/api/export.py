@@ -11,7 +11,7 @@ from hostcallback.lowering import embedded
 from hostcallback.receiver.runtime.runtime import runtime
 from hostcallback.receiver.sinks.factory import Binding
 from hostcallback.receiver.tap_arguments import refuse_async
-from hostcallback.tracing.arguments import public
+from hostcallback.tracing.source_line import public
 
 
 @public

@@ -21,8 +21,7 @@ from hostcallback.primitives.tap import bind_tap
 from hostcallback.receiver.sinks.factory import Binding
 from hostcallback.receiver.sinks.progress.bars import Phase
 from hostcallback.receiver.wire import tap_descriptor
-from hostcallback.tracing.arguments import public
-from hostcallback.tracing.source_line import user_source_line
+from hostcallback.tracing.source_line import public, user_source_line
 from hostcallback.tracing.tap_spec import TapOptions
 
 DISPLAYS = ("tqdm", "rich")

@@ -28,13 +28,8 @@ from hostcallback.api.receiver_options import (
     receiver_sinks,
     refuse_process,
 )
-from hostcallback.lifecycle import monitoring, receivers as transport
-from hostcallback.lifecycle.exit_waits import (
-    GRACE_SEC,
-    InterruptedWait,
-    is_interrupt,
-    tell_loss,
-)
+from hostcallback.lifecycle import receivers, receivers as transport
+from hostcallback.lifecycle.exit_waits import GRACE_SEC, InterruptedWait, is_interrupt, tell_loss
 from hostcallback.lifecycle.forwarding import (
     ForwardingWarning,
     end_forwarding,
@@ -50,17 +45,16 @@ from hostcallback.receiver.log import logger
 from hostcallback.receiver.messages import Sink
 from hostcallback.receiver.remote.forwarder import Forwarder
 from hostcallback.receiver.remote.options import Forward
-from hostcallback.receiver.runtime.device_stats import DeviceStats, ShownAsSummary, StatsRows, summarize
 from hostcallback.receiver.runtime.dispatch.scope import Scope, ScopeSinks
 from hostcallback.receiver.runtime.rules.rule_table import RuleNotes
 from hostcallback.receiver.runtime.runtime import runtime
 from hostcallback.receiver.runtime.signals import watch_termination
+from hostcallback.receiver.runtime.stats import DeviceStats, ShownAsSummary, StatsRows, summarize
 from hostcallback.receiver.sinks.metric_writers.sink import WriterStats
 from hostcallback.receiver.sources.back_pressure import BackPressure, Policy
 from hostcallback.receiver.taplog.writing.recorder import Recorder, record as record_to
 from hostcallback.sync import inflight
-from hostcallback.tracing.arguments import public
-from hostcallback.tracing.source_line import user_source_line
+from hostcallback.tracing.source_line import public, user_source_line
 
 DRAIN_SEC = 0.3
 """Seconds that the collector and the writers of metrics have after an interrupt. The rest stays in the spool."""
@@ -228,7 +222,7 @@ class OutfeedReceiver(ShownAsSummary):
             if self._forwarder is not None:
                 for text in end_forwarding(self._forwarder):
                     warnings.warn(text, ForwardingWarning, stacklevel=3)
-            monitoring.record_receiver(self._scope.name, self.stats)
+            receivers.record_receiver(self._scope.name, self.stats)
         deferred = self._scope.deferred.take()
         if problem is not None and deferred is not None:
             deferred.add_note(str(problem))
@@ -287,7 +281,7 @@ class OutfeedReceiver(ShownAsSummary):
                 found += end_forwarding(self._forwarder, drain_sec=DRAIN_SEC)
         except KeyboardInterrupt:
             wait.end()
-        monitoring.record_receiver(self._scope.name, self.stats)
+        receivers.record_receiver(self._scope.name, self.stats)
         deferred = self._scope.deferred.take()
         if deferred is not None:
             found.append(str(deferred))

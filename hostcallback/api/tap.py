@@ -13,8 +13,8 @@ from hostcallback.receiver.sinks.factory import Binding
 from hostcallback.receiver.sinks.print import SupportsWrite
 from hostcallback.receiver.tap_arguments import refuse_async
 from hostcallback.receiver.wire import tap_descriptor
-from hostcallback.tracing.arguments import check_arguments, public
-from hostcallback.tracing.source_line import place_name, user_source_line
+from hostcallback.tracing.arguments import check_arguments
+from hostcallback.tracing.source_line import place_name, public, user_source_line
 from hostcallback.tracing.tap_spec import TapOptions, check_switch, default_name
 
 _OPTIONS = ["batched", "name", "ordered", "processes", "python_scalars", "result", "sharding", "tap_tangents"]

@@ -20,7 +20,7 @@ from hostcallback.receiver.runtime.rules.rules import (
 )
 from hostcallback.receiver.runtime.runtime import runtime
 from hostcallback.receiver.text import table
-from hostcallback.tracing.arguments import public
+from hostcallback.tracing.source_line import public
 
 
 class TapSelection:

@@ -1,4 +1,4 @@
-"""Chooses the transport of a platform's taps and starts its receivers."""
+"""Chooses the transport of a platform's taps, starts its receivers, and reports closed ones to `jax.monitoring`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
+import jax.monitoring
 import numpy as np
 
 from hostcallback import _jax_compat as compat
@@ -23,11 +24,13 @@ from hostcallback.receiver.runtime import signals
 from hostcallback.receiver.runtime.dispatch.calls import CallsInPlace, CallThreads
 from hostcallback.receiver.runtime.rules.admission import Answer, Decisions
 from hostcallback.receiver.runtime.runtime import Supervisor, runtime
+from hostcallback.receiver.runtime.stats import DeviceStats
 from hostcallback.receiver.sources.queue import QueueSource
 from hostcallback.receiver.sources.ring import RingSource
 from hostcallback.receiver.sources.ring_batch import RingConfig
 from hostcallback.receiver.sources.source import Source
-from hostcallback.receiver.wire import ArraySpec, Flags, decode_header, encode_prefix
+from hostcallback.receiver.wire.array_types import ArraySpec
+from hostcallback.receiver.wire.frame import Flags, decode_header, encode_prefix
 from hostcallback.receiver.wire.truncation import cut, shape_record
 
 FFI_TARGET = "hostcallback_tap"
@@ -381,3 +384,32 @@ def choose_devices(backends: Sequence[str] | None, devices: Sequence[jax.Device]
     if not chosen:
         raise ValueError("outfeed_receiver got no devices: give devices= or backends= that this process has")
     return list(dict.fromkeys(chosen))
+
+
+MONITORING_PREFIX = "/hostcallback/receiver/"
+
+MONITORING_SCALARS = {
+    "messages": "delivered",
+    "bytes": "delivered_bytes",
+    "dropped": "dropped",
+    "failed": "failed",
+    "unknown": "unknown",
+    "unrecorded": "unrecorded",
+}
+"""Fields of `DeviceStats`, by the last part of the metric's name in `jax.monitoring`; docs/metrics.md lists them."""
+
+
+def record_receiver(name: str, rows: Sequence[DeviceStats]) -> None:
+    """Reports the statistics of a closed receiver: scalars and a duration per device, and one event."""
+    try:
+        for row in rows:
+            for metric, field in MONITORING_SCALARS.items():
+                jax.monitoring.record_scalar(
+                    MONITORING_PREFIX + metric, getattr(row, field), device=row.device, receiver=name
+                )
+            jax.monitoring.record_event_duration_secs(
+                MONITORING_PREFIX + "tap_duration", row.tap_sec, device=row.device, receiver=name
+            )
+        jax.monitoring.record_event(MONITORING_PREFIX + "closed", receiver=name)
+    except Exception:  # an error of a listener must not hide the report of the receiver
+        logger.exception("a listener of jax.monitoring raised")

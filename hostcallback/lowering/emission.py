@@ -20,8 +20,10 @@ from hostcallback.primitives.tap import mask_levels, tap_p
 from hostcallback.receiver.messages import Consumer, Lease, Message, Sink
 from hostcallback.receiver.runtime.runtime import runtime
 from hostcallback.receiver.sinks import call
-from hostcallback.receiver.sinks.tap import batch_axes, batchings_of
-from hostcallback.receiver.wire import ArraySpec, Flags, encode_prefix
+from hostcallback.receiver.sinks.batches import batchings_of
+from hostcallback.receiver.sinks.tap import batch_axes
+from hostcallback.receiver.wire.array_types import ArraySpec
+from hostcallback.receiver.wire.frame import Flags, encode_prefix
 from hostcallback.receiver.wire.tap_descriptor import FIRST_PROCESS, TapDescriptor
 from hostcallback.sync import inflight
 from hostcallback.tracing.leaves import Float0Leaves

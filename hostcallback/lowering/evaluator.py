@@ -18,13 +18,7 @@ from jax.sharding import PartitionSpec
 
 from hostcallback import _jax_compat as compat
 from hostcallback._jax_compat.types import AnyJaxpr, Jaxpr, JaxprEqn
-from hostcallback.lowering.equations import (
-    OUTERMOST,
-    Position,
-    interpret,
-    loop_of,
-    structure_of,
-)
+from hostcallback.lowering.equations import OUTERMOST, Position, interpret, loop_of, structure_of
 from hostcallback.primitives.call import call_p
 from hostcallback.primitives.tap import tap_p
 from hostcallback.tracing.source_line import first_user_line

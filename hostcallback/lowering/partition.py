@@ -19,7 +19,8 @@ from hostcallback import _jax_compat as compat
 from hostcallback._jax_compat.types import LoweringRuleContext
 from hostcallback.primitives.effects import TapEffect
 from hostcallback.receiver.sinks.sharding.shard_record import ProcessShare, shard_record
-from hostcallback.receiver.wire import ArraySpec, encode_prefix
+from hostcallback.receiver.wire.array_types import ArraySpec
+from hostcallback.receiver.wire.frame import encode_prefix
 
 CALL_NAME = "hostcallback_partitioned_tap"
 

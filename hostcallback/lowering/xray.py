@@ -25,8 +25,8 @@ from jax.sharding import Sharding
 
 from hostcallback import _jax_compat as compat
 from hostcallback._jax_compat.types import ClosedJaxpr
-from hostcallback.lowering import discharge
 from hostcallback.lowering.equations import equations_in
+from hostcallback.primitives import effects
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.runtime.runtime import runtime
 from hostcallback.tracing import source_line
@@ -178,8 +178,8 @@ class Context:
         Raises:
             RuntimeError: this JAX lowers its programs in another way.
         """
-        if discharge.why_not:
-            raise RuntimeError(discharge.why_not)
+        if effects.why_not:
+            raise RuntimeError(effects.why_not)
         self.xray = _intern(xray)
         self.seen = 0
         self.notes: dict[str, Any] = {}  # of the X-ray
@@ -326,7 +326,7 @@ def tapped(
 ) -> ClosedJaxpr | None:
     """Returns the program with the taps of the contexts that are open, of its constants and inputs; None for no taps.
 
-    See `hostcallback.lowering.discharge.rewrite` for the arguments.
+    See `hostcallback.primitives.effects.rewrite` for the arguments.
     """
     # By the key, because a context for all threads may have been opened since the program was traced.
     contexts = [
@@ -385,3 +385,6 @@ def _is_ours(closed: ClosedJaxpr) -> bool:
 def _marks_in(closed: ClosedJaxpr) -> Sequence[str]:
     stacks = dict.fromkeys(str(equation.source_info.name_stack) for equation, _ in equations_in(closed))
     return list(dict.fromkeys(mark for stack in stacks for mark in source_line.marks_in(stack)))
+
+
+effects.add_taps = tapped

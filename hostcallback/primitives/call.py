@@ -21,7 +21,7 @@ from hostcallback.receiver.failures.deferred_errors import FailureOfProgram
 from hostcallback.receiver.messages import Message, Sink
 from hostcallback.receiver.sinks.call import CallSink, Expected
 from hostcallback.receiver.sinks.factory import Binding
-from hostcallback.receiver.wire.frame_layout import wire_type_of
+from hostcallback.receiver.wire.array_types import wire_type_of
 from hostcallback.tracing.leaves import describe_structure
 from hostcallback.tracing.source_line import user_source_line
 from hostcallback.tracing.tap_spec import TapOptions, TapSpec, Transforms

@@ -1,17 +1,27 @@
-"""The effects of taps and calls: because of them JAX neither drops nor reorders taps.
+"""The effects of taps and calls, because of which JAX neither drops nor reorders taps, and their discharge.
 
 JAX must know the classes when it reads an exported program, so `import hostcallback` loads this module. The module
 `effect_dispatch` has what is due when JAX dispatches a program with taps: it hears of that by the hash of an effect.
+
+Any JAX effect of a program takes each of its calls off JAX's C++ dispatch path (100 us and more instead of 5). So where
+JAX lowers a program with taps, `rewrite` replaces it by one equation without their effects, whose lowering makes the
+token, threads it through the taps and drops it at the end. X-ray adds its taps there. Other programs are left alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
+import numpy as np
+from jax.sharding import Sharding
 
 from hostcallback import _jax_compat as compat
-from hostcallback._jax_compat.types import ClosedJaxpr
+from hostcallback._jax_compat.types import Aval, ClosedJaxpr, LoweringRuleContext
+from hostcallback.lifecycle import receivers as transport
+from hostcallback.receiver import environment
+from hostcallback.receiver.log import logger
 
 load_api: Callable[[], object] | None = None
 """Loads what taps of this process load: the rules of all primitives, the exit handler. `hostcallback` sets it."""
@@ -21,6 +31,10 @@ before_dispatch: Callable[[], None] | None = None
 
 before_call: Callable[[], None] | None = None
 """Called before a dispatch of a program with calls, and at other times."""
+
+add_taps: Callable[..., ClosedJaxpr | None] | None = None
+"""Returns a program with the taps of the X-rays that are on, for the arguments of `rewrite`; None if it gets none.
+`lowering.xray` sets it, which `import hostcallback` does not load."""
 
 forget_failures: Callable[[], None] | None = None
 """Called when a thread has waited for its programs and their errors were reported; set while a program may fail."""
@@ -40,7 +54,7 @@ def note_program(closed: ClosedJaxpr) -> None:
 class TapEffect(compat.Effect):  # type: ignore[misc]
     """Keeps JAX from dropping taps. Only its subclasses are instantiated.
 
-    The lowering of a whole program removes the effect (see `lowering.discharge`). If that is off, JAX hashes the effect
+    The lowering of a whole program removes the effect (see `discharge`). If that is off, JAX hashes the effect
     at each dispatch of a program that has it.
     """
 
@@ -117,3 +131,114 @@ compat.register_effect(ThreadedTapEffect, ordered=True)
 compat.register_effect(CallEffect, ordered=True)
 compat.register_effect(RegionTapEffect, ordered=False)
 compat.register_effect(PassedTokenEffect, ordered=False)
+
+# ---- Their discharge, where JAX lowers a whole program --------------------------------------------------------------
+
+why_not = ""
+"""What keeps X-ray from rewriting programs; empty where nothing does."""
+
+boundary_p = compat.Primitive("tap_boundary")
+"""A whole program with taps, `closed`: never bound, only lowered."""
+boundary_p.multiple_results = True
+
+
+def _other_effects(closed: ClosedJaxpr) -> set[Any]:
+    return {effect for effect in closed.effects if not isinstance(effect, TapEffect)}
+
+
+def _abstract(*avals: Any, closed: ClosedJaxpr) -> Any:
+    return closed.out_avals, _other_effects(closed)
+
+
+def _lower(ctx: LoweringRuleContext, *args: Any, closed: ClosedJaxpr) -> Any:
+    return compat.lower_discharged(ctx, closed, args, TapEffect, _keep)
+
+
+KEPT_NAME = "hostcallback_kept_result"
+
+
+def _keep(context: compat.LoweringContext, token: Any, result: Any, aval: Aval) -> None:
+    # See `compat.lower_discharged`. The clock's handler takes any operands, and has no results here.
+    if tuple(context.platforms) != ("cpu",) or jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended):
+        return  # keys are not reduced
+    if not transport.use_native("cpu"):
+        compat.python_callback_with_results(context, lambda partition, value: (), token, [result], [aval], [])
+    elif context.automatic:
+        context.partitioned_call(KEPT_NAME, token, [result], "")
+    else:
+        context.custom_call(transport.FFI_CLOCK_TARGET, token, [result], {})
+
+
+def _partition_kept(
+    arg_shapes: Sequence[Any], arg_shardings: Sequence[Any], _: Any, result_sharding: Any, config: bytes
+) -> tuple[bytes, Sequence[Any], Any]:
+    # XLA calls this on one of its threads while it compiles. Each device has its part.
+    shardings = [compat.REPLICATED if s.is_maximal() else s for s in arg_shardings[1:]]
+    operands = [
+        (tuple(sharding.tile(shape).dimensions()), np.dtype(shape.numpy_dtype()))
+        for sharding, shape in zip(shardings, arg_shapes[1:], strict=True)
+    ]
+    module = compat.call_of_a_partition(transport.FFI_CLOCK_TARGET, operands)
+    return module, [arg_shardings[0], *shardings], result_sharding
+
+
+compat.register_partitioner(KEPT_NAME, _partition_kept)
+
+
+def discharge(closed: ClosedJaxpr, inner: ClosedJaxpr) -> Any:
+    """Returns a program that runs `inner` without its tap effects, with the inputs and results of `closed`."""
+    if compat.has_effect(inner, TapEffect):
+        note_program(closed)
+    return compat.as_one_equation(closed, inner, boundary_p, _other_effects(inner))
+
+
+def rewrite(
+    closed: ClosedJaxpr,
+    name: str,
+    donated: Sequence[bool],
+    shardings: Sequence[Sharding | None],
+    devices: int,
+) -> Any:
+    """Returns what JAX lowers in place of a program; the same object if it has no taps and no X-ray is on.
+
+    Args:
+        closed: the program.
+        name: of its module, such as `jit(step)`.
+        donated: for each input, whether the program may take its memory.
+        shardings: for each input, its sharding; None where the compiler decides.
+        devices: the number of devices that it is for.
+    """
+    if add_taps is not None and (tapped := add_taps(closed, name, donated, shardings, devices)) is not None:
+        return discharge(closed, tapped)
+    if not compat.has_effect(closed, TapEffect) or not environment.FAST_DISPATCH.read():
+        return closed
+    return discharge(closed, compat.constants_to_inputs(closed)[0])
+
+
+def install() -> bool:
+    """Begins to rewrite programs. Returns False if this JAX version is not known, or fast dispatch is switched off.
+
+    Taps work in both cases. X-ray needs a JAX that is known.
+
+    Raises:
+        ValueError: `HOSTCALLBACK_FAST_DISPATCH` is neither 0 nor 1.
+    """
+    try:
+        compat.wrap_outermost_lowering(rewrite)
+    except LookupError as error:
+        global why_not
+        why_not = f"programs cannot be rewritten where this JAX lowers them: {error}. Update hostcallback"
+        logger.warning(
+            "calls of programs with taps take JAX's slow path, about 100 us instead of 5, since this JAX is not known: "
+            "%s. Messages arrive as always. Update hostcallback, or silence this with %s=0",
+            error,
+            environment.FAST_DISPATCH,
+        )
+        return False
+    return bool(environment.FAST_DISPATCH.read())
+
+
+boundary_p.def_effectful_abstract_eval(_abstract)
+compat.register_lowering(boundary_p, _lower)
+installed = install()
+"""Whether programs with taps are dispatched as fast as programs without taps."""

@@ -20,21 +20,23 @@ from jax.interpreters import ad, batching
 from hostcallback import _jax_compat as compat
 from hostcallback._jax_compat.types import Aval, Primitive
 from hostcallback.primitives import partial_evaluation as loops
-from hostcallback.primitives.effects import (
-    PASSED_TOKEN_EFFECT,
-    REGION_TAP_EFFECT,
-    TAP_EFFECT,
-    TapEffect,
-)
+from hostcallback.primitives.effects import PASSED_TOKEN_EFFECT, REGION_TAP_EFFECT, TAP_EFFECT, TapEffect
 from hostcallback.receiver.failures.call_site import note_place
 from hostcallback.receiver.sinks.factory import Binding
 from hostcallback.receiver.sinks.print import Template
 from hostcallback.receiver.wire import tap_descriptor
-from hostcallback.receiver.wire.frame_layout import Array
-from hostcallback.tracing.arguments import check_format, check_kwargs, placeholders
+from hostcallback.receiver.wire.array_types import Array
+from hostcallback.tracing.arguments import check_format, placeholders
 from hostcallback.tracing.leaves import Float0Leaves, split_leaves
 from hostcallback.tracing.source_line import user_source_line
-from hostcallback.tracing.tap_spec import TapOptions, TapSpec, Transform, Transforms, check_switch
+from hostcallback.tracing.tap_spec import (
+    TapOptions,
+    TapSpec,
+    Transform,
+    Transforms,
+    check_kwargs,
+    check_switch,
+)
 
 
 def _effect() -> TapEffect:

@@ -14,7 +14,12 @@ HostCallbackError
 |-- BreakpointQuit           the user ended the program at a breakpoint
 |-- failed_checks.CheckError (also an AssertionError) a check failed on a device
 |   `-- sinks.nonfinite.NonFiniteError (also an ArithmeticError) a watched operation made NaN or infinite values
-|-- wire.WireError           a frame that cannot be decoded (and its subclasses)
+|-- WireError                a frame cannot be decoded
+|   |-- TruncatedFrameError     it continues beyond the end of the buffer
+|   |-- CorruptFrameError       its bytes contradict the format or each other
+|   |-- UnsupportedVersionError its writer was newer
+|   |-- UnsupportedDtypeError   it has a dtype that this installation lacks
+|   `-- CorruptStreamError      a stretch of a stream holds no frames
 `-- NativeLibraryError       the native transport was asked for and cannot be loaded
 TapFunctionException         an ExceptionGroup of everything that was deferred
 """
@@ -272,3 +277,36 @@ class TapFunctionException(ExceptionGroup[Exception]):
 
 def _kind(failure: TapFailure) -> tuple[str, type[BaseException]]:
     return failure.source_line, type(failure.exception)
+
+
+class WireError(HostCallbackError):
+    """A frame cannot be decoded. Only subclasses are raised."""
+
+
+class TruncatedFrameError(WireError):
+    """The frame continues beyond the end of the buffer."""
+
+
+class CorruptFrameError(WireError):
+    """The bytes contradict the format or each other."""
+
+
+class UnsupportedVersionError(WireError):
+    """The frame is of a newer wire format than this package reads."""
+
+
+class UnsupportedDtypeError(WireError):
+    """The frame contains an array of a dtype that this installation does not have."""
+
+
+class CorruptStreamError(WireError):
+    """A stretch of a stream holds no frames; the stream continues after it.
+
+    Attributes:
+        skipped: number of messages in that stretch.
+    """
+
+    def __init__(self, message: str, skipped: int = 0) -> None:
+        """`skipped` is the number of lost messages."""
+        super().__init__(message)
+        self.skipped = skipped

@@ -6,60 +6,19 @@ This is done when a function is called or traced, because the user's line is kno
 from __future__ import annotations
 
 import difflib
-import functools
 import inspect
 import re
 import string
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FunctionType
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hostcallback import _jax_compat as compat
 from hostcallback.receiver.sinks.tap import CONTEXT, accepted_keywords
 from hostcallback.tracing.source_line import user_source_line
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-_UNEXPECTED = re.compile(r"got an unexpected keyword argument '(\w+)'")
-
-
-def public(function: F) -> F:
-    """Returns the function with hidden frames and checked arguments; the signature stays."""
-
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return function(*args, **kwargs)
-        except TypeError as error:
-            traceback = error.__traceback__
-            if traceback is None or traceback.tb_next is not None:  # the function has begun
-                raise
-            # Python 3.13 and later append a suggestion to it.
-            text = str(error).partition(". Did you mean ")[0]
-            raise TypeError(f"hcb.{text}{_cure(function, text, args)}, at {user_source_line()}") from None
-
-    return compat.hide_frames(cast(F, call))
-
-
-def _cure(function: Callable[..., Any], error: str, args: tuple[Any, ...]) -> str:
-    parameters = inspect.signature(function).parameters.values()
-    options = [p.name for p in parameters if p.kind is not inspect.Parameter.VAR_KEYWORD]
-    unexpected = _UNEXPECTED.search(error)
-    if unexpected:
-        return f": {suggestion(unexpected[1], options)}"
-    if args and all(p.kind is inspect.Parameter.KEYWORD_ONLY for p in parameters):
-        return f". Its options are keyword arguments: {function.__name__}({options[0]}={args[0]!r})"
-    return ""
-
-
-def suggestion(name: str, options: list[str]) -> str:
-    """Returns what the user may have meant by an option that does not exist."""
-    near = difflib.get_close_matches(name, options, n=1)
-    return f"did you mean {near[0]}=?" if near else f"its options are {', '.join(options)}"
 
 
 def refuse_compiled(what: str, function: Any) -> None:
@@ -324,20 +283,3 @@ def _misfit(value: Any, format_spec: str) -> Exception | None:
     except (TypeError, ValueError) as error:
         return error
     return None
-
-
-def check_kwargs(kwargs: dict[str, Any], name: str, tap: str) -> None:
-    """Raises TypeError if a value, or a leaf of one, is traced.
-
-    Args:
-        kwargs: keyword arguments for the sink, which stay on the host.
-        name: the tap's.
-        tap: its name and source line, for the error.
-    """
-    for key, value in kwargs.items():
-        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(value)):
-            raise TypeError(
-                f"the keyword argument {key!r} of {name} is a traced value, {value!r}, and keyword arguments "
-                "stay on the host: put it into the tapped pytree, such as id_tap(tap_func, {'x': x, 'step': step}) "
-                f"(in the tap {tap})"
-            )

@@ -19,7 +19,7 @@ from jax.tree_util import PyTreeDef
 from hostcallback import _jax_compat as compat
 from hostcallback._jax_compat.types import Tracer
 from hostcallback.receiver.wire import pytree as tree
-from hostcallback.receiver.wire.frame_layout import wire_type_of
+from hostcallback.receiver.wire.array_types import wire_type_of
 from hostcallback.receiver.wire.truncation import TruncatedArray
 
 _ABSENT = object()

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import ast
+import difflib
 import functools
+import inspect
 import itertools
 import linecache
 import os
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from types import CodeType, FrameType
+from typing import Any, TypeVar, cast
 
 from hostcallback import _jax_compat as compat
 from hostcallback.receiver.failures.call_site import CallSite, Frame
@@ -247,3 +250,43 @@ def scope_of(stack: str) -> tuple[str, ...]:
     if is_backward(stack) and half and parts[:half] == parts[half:]:
         parts = parts[:half]
     return tuple(parts)
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_UNEXPECTED = re.compile(r"got an unexpected keyword argument '(\w+)'")
+
+
+def public(function: F) -> F:
+    """Returns the function with hidden frames and checked arguments; the signature stays."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except TypeError as error:
+            traceback = error.__traceback__
+            if traceback is None or traceback.tb_next is not None:  # the function has begun
+                raise
+            # Python 3.13 and later append a suggestion to it.
+            text = str(error).partition(". Did you mean ")[0]
+            raise TypeError(f"hcb.{text}{_cure(function, text, args)}, at {user_source_line()}") from None
+
+    return compat.hide_frames(cast(F, call))
+
+
+def _cure(function: Callable[..., Any], error: str, args: tuple[Any, ...]) -> str:
+    parameters = inspect.signature(function).parameters.values()
+    options = [p.name for p in parameters if p.kind is not inspect.Parameter.VAR_KEYWORD]
+    unexpected = _UNEXPECTED.search(error)
+    if unexpected:
+        return f": {suggestion(unexpected[1], options)}"
+    if args and all(p.kind is inspect.Parameter.KEYWORD_ONLY for p in parameters):
+        return f". Its options are keyword arguments: {function.__name__}({options[0]}={args[0]!r})"
+    return ""
+
+
+def suggestion(name: str, options: list[str]) -> str:
+    """Returns what the user may have meant by an option that does not exist."""
+    near = difflib.get_close_matches(name, options, n=1)
+    return f"did you mean {near[0]}=?" if near else f"its options are {', '.join(options)}"

@@ -19,7 +19,7 @@ import numpy as np
 from hostcallback import _jax_compat as compat
 from hostcallback._jax_compat.types import Tracer
 from hostcallback.receiver.sinks.debugger import Frame
-from hostcallback.receiver.wire.frame_layout import wire_type_of
+from hostcallback.receiver.wire.array_types import wire_type_of
 from hostcallback.tracing.leaves import is_global
 from hostcallback.tracing.source_line import is_user_frame
 

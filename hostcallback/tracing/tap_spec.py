@@ -11,14 +11,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+import jax
 import numpy as np
 
 from hostcallback.receiver import environment
 from hostcallback.receiver.failures.call_site import CallSite
 from hostcallback.receiver.messages import Consumer, Sink
 from hostcallback.receiver.runtime.runtime import runtime
+from hostcallback.receiver.sinks.batches import LaneMask
 from hostcallback.receiver.sinks.factory import Binding, TapParts, make_sink
-from hostcallback.receiver.sinks.lane_mask import LaneMask
 from hostcallback.receiver.sinks.sharding.sinks import shard_sink
 from hostcallback.receiver.wire import tap_descriptor
 from hostcallback.receiver.wire.pytree import is_plain
@@ -361,7 +362,7 @@ def public_transforms(
 ) -> tuple[tuple[str, dict[str, Any]], ...]:
     """Returns `transforms` as tap functions get them: `(("batch", {"batch_dims": (0, None)}), ("jvp", {}))`.
 
-    The batches are those of the elements that take part; see `receiver.sinks.lane_mask`.
+    The batches are those of the elements that take part; see `receiver.sinks.batches`.
     """
     public = [(name, {"batch_dims": data} if name in ("batch", "mask") else {}) for name, data in transforms]
     mask = LaneMask.of(public)
@@ -381,3 +382,20 @@ def public_transforms(
             shown += 1
         found.append((name, params))
     return tuple(found)
+
+
+def check_kwargs(kwargs: dict[str, Any], name: str, tap: str) -> None:
+    """Raises TypeError if a value, or a leaf of one, is traced.
+
+    Args:
+        kwargs: keyword arguments for the sink, which stay on the host.
+        name: the tap's.
+        tap: its name and source line, for the error.
+    """
+    for key, value in kwargs.items():
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(value)):
+            raise TypeError(
+                f"the keyword argument {key!r} of {name} is a traced value, {value!r}, and keyword arguments "
+                "stay on the host: put it into the tapped pytree, such as id_tap(tap_func, {'x': x, 'step': step}) "
+                f"(in the tap {tap})"
+            )

@@ -18,7 +18,7 @@ from hostcallback.receiver.taplog.reading.merge import LostNote
 from hostcallback.receiver.taplog.reading.reader import LogReader
 from hostcallback.receiver.taplog.writing.log_writer import LogWriter
 from hostcallback.receiver.taplog.writing.segments import LogOptions
-from hostcallback.receiver.wire import Flags, encode_frame
+from hostcallback.receiver.wire.frame import Flags, encode_frame
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 
 LOSS = TapDescriptor(

@@ -10,7 +10,7 @@ import numpy as np
 
 from hostcallback.receiver.taplog.format.errors import Lost
 from hostcallback.receiver.taplog.writing.segment_writer import SegmentWriter
-from hostcallback.receiver.wire import Flags
+from hostcallback.receiver.wire.frame import Flags
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 from logged_frames import block_of, frame
 

@@ -21,7 +21,7 @@ from hostcallback.receiver.remote.delivery.cursor import CURSOR_NAME as NAME, Cu
 from hostcallback.receiver.remote.spool.orphan_spool import OrphanSpool, find_orphans
 from hostcallback.receiver.remote.streams import StreamKey, StreamOffset
 from hostcallback.receiver.taplog.flight.recorder import _CONTROL, MAGIC, RingFileError, read_ring
-from hostcallback.receiver.wire import encode_frame
+from hostcallback.receiver.wire.frame import encode_frame
 from mutations import examples, mutated_bytes, mutated_value
 
 RULES = """

@@ -146,7 +146,8 @@ def test_the_callback_queue_follows_the_same_policies() -> None:
 
     from hostcallback.receiver.sources.back_pressure import BackPressure
     from hostcallback.receiver.sources.queue import QueueSource
-    from hostcallback.receiver.wire import ArraySpec, decode_header, encode_prefix
+    from hostcallback.receiver.wire.array_types import ArraySpec
+    from hostcallback.receiver.wire.frame import decode_header, encode_prefix
 
     prefix = encode_prefix(7, 0, [ArraySpec.of(np.dtype(np.float32), ())])
     value = [np.float32(1).reshape(())]

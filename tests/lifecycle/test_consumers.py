@@ -24,7 +24,7 @@ def ids_in(program: str) -> list[str]:
     import functools, re, sys
     import jax, jax.numpy as jnp
     import hostcallback as hcb
-    from hostcallback.receiver.wire import decode_header
+    from hostcallback.receiver.wire.frame import decode_header
     def ids(f, *args):
         text = jax.jit(f).lower(*args).as_text()
         for raw in re.findall(r'prefix = dense<"0x([0-9A-F]+)">', text):

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax._src.interpreters import pxla
 {before}
 import hostcallback as hcb
-from hostcallback.lowering import discharge
+from hostcallback.primitives import effects
 
 frames = []
 def profile(frame, event, arg):
@@ -30,7 +30,7 @@ sys.setprofile(None)
 hcb.barrier_wait()
 jax.effects_barrier()
 slow = "jax._src.interpreters.pxla" in frames
-print("installed", discharge.installed, "slow", slow, "seen", seen, "untapped", float(jax.jit(lambda x: x + 1)(1.0)))
+print("installed", effects.installed, "slow", slow, "seen", seen, "untapped", float(jax.jit(lambda x: x + 1)(1.0)))
 """
 
 RENAMED = """

@@ -30,7 +30,7 @@ for module in sys.argv[2:]:
         try:
             importlib.import_module(module)
             if "jax" in imported:
-                assert "hostcallback.lowering.discharge" in sys.modules, "JAX was not changed"
+                assert "hostcallback.primitives.effects" in sys.modules, "JAX was not changed"
         except ModuleNotFoundError as error:
             if error.name.startswith("hostcallback"):
                 print(module, repr(error), flush=True)

@@ -43,7 +43,7 @@ def lint_file(file: Path, text: str, root: Path) -> subprocess.CompletedProcess[
             "receiver/ imports hostcallback",
         ),
         (
-            "hostcallback/receiver/wire/frame_layout.py",
+            "hostcallback/receiver/wire/frame.py",
             "from hostcallback.receivers import x",
             "receiver/ imports hostcallback",
         ),
@@ -84,7 +84,7 @@ def test_a_broken_rule_is_named_with_file_line_and_cure(
         ("hostcallback/receiver/x.py", "found['error'] = error"),
         ("tests/test_x.py", "import grpc, jax, hostcallback"),
         (
-            "hostcallback/receiver/wire/frame_layout.py",
+            "hostcallback/receiver/wire/frame.py",
             "import hostcallback.receiver.wire\nfrom hostcallback import receiver",
         ),
         ("tools/bench.py", "import time\ntime.sleep(1)"),

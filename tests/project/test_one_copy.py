@@ -47,7 +47,7 @@ def run(program: str, *arguments: str) -> None:
 BEFORE = {
     "used": "use()",
     "only imported": "import hostcallback",
-    "without JAX": "import hostcallback.receiver.wire.frame_layout",
+    "without JAX": "import hostcallback.receiver.wire.frame",
     "with JAX": "import jax, hostcallback",
 }
 

@@ -141,7 +141,7 @@ def test_the_switch_builds_a_pure_wheel_without_a_compiler(checkout: Path, tmp_p
 PROGRAM = """
 import sys
 import receiver
-from hostcallback.receiver.wire import frame_layout
+from hostcallback.receiver.wire import frame
 assert receiver.MINE and "jax" not in sys.modules
 
 import hostcallback as hcb
@@ -150,7 +150,7 @@ import jax
 def main():
     with hcb.outfeed_receiver():
         jax.jit(lambda x: hcb.print("x is {}", x))(1.0)
-    print(frame_layout.__file__)
+    print(frame.__file__)
 
 main()
 """

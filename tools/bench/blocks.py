@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from hostcallback.receiver.taplog.format.block import FrameBlock
-from hostcallback.receiver.wire import encode_frame
+from hostcallback.receiver.wire.frame import encode_frame
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 
 TAP = TapDescriptor(

@@ -16,7 +16,8 @@ from jax.extend.core import Primitive
 
 from hostcallback import _jax_compat as compat
 from hostcallback.primitives.effects import PASSED_TOKEN_EFFECT, TAP_EFFECT
-from hostcallback.receiver.wire import ArraySpec, Flags, encode_prefix
+from hostcallback.receiver.wire.array_types import ArraySpec
+from hostcallback.receiver.wire.frame import Flags, encode_prefix
 from tools.build_native import FLAGS, SOURCE_DIR, find_compiler
 
 EMPTY_TARGET = "hostcallback_bench_empty"

@@ -14,7 +14,7 @@ from hostcallback.receiver.taplog.format.errors import CutOffLogError, Damage
 from hostcallback.receiver.taplog.format.layout import Kind
 from hostcallback.receiver.taplog.reading.chunk_reader import read_frames
 from hostcallback.receiver.taplog.reading.segment_reader import SegmentReader
-from hostcallback.receiver.wire import HEADER
+from hostcallback.receiver.wire.frame import HEADER
 
 PAYLOAD_BYTES = 64
 """Length of a frame's payload, the message's number, with its padding: the end of the frame."""

@@ -16,19 +16,14 @@ from hostcallback.api.capsule.held_program import CapsuleOptions, HeldProgram
 from hostcallback.lowering import xray
 from hostcallback.lowering.equations import Position, structure_of
 from hostcallback.lowering.evaluator import Records, Tester
-from hostcallback.lowering.inputs import (
-    any_not_finite,
-    is_inexact,
-    run_keeping_inputs,
-    send_inputs_if,
-)
+from hostcallback.lowering.inputs import any_not_finite, is_inexact, run_keeping_inputs, send_inputs_if
 from hostcallback.lowering.xray import Program
 from hostcallback.primitives.call import call_p
 from hostcallback.primitives.tap import tap_p
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.wire import tap_descriptor
-from hostcallback.tracing.arguments import public, refuse_compiled
-from hostcallback.tracing.source_line import user_source_line
+from hostcallback.tracing.arguments import refuse_compiled
+from hostcallback.tracing.source_line import public, user_source_line
 
 P = ParamSpec("P")
 R = TypeVar("R")

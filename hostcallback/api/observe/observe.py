@@ -22,8 +22,8 @@ from hostcallback.lowering.evaluator import Evaluator, Records
 from hostcallback.lowering.xray import Context, Program, UserError, Xray
 from hostcallback.receiver.log import logger
 from hostcallback.tracing import source_line
-from hostcallback.tracing.arguments import public, refuse_compiled
-from hostcallback.tracing.source_line import place_name, user_source_line
+from hostcallback.tracing.arguments import refuse_compiled
+from hostcallback.tracing.source_line import place_name, public, user_source_line
 
 P = ParamSpec("P")
 R = TypeVar("R")

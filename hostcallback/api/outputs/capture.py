@@ -15,7 +15,7 @@ from hostcallback.receiver.messages import Find
 from hostcallback.receiver.sources.source import Batch
 from hostcallback.receiver.taplog.columns.log_data import LogData, TapData, read
 from hostcallback.receiver.taplog.writing.recorder import Recorder, record
-from hostcallback.tracing.arguments import public
+from hostcallback.tracing.source_line import public
 
 SHARED_MEMORY = Path("/dev/shm")
 RUN = "capture"

@@ -18,7 +18,7 @@ from hostcallback.receiver.sinks.metric_writers.reduction import MetricRecord
 from hostcallback.receiver.sinks.plotting import Curve, NotebookDisplay, has_kernel
 from hostcallback.receiver.sinks.scalars import TapScalars
 from hostcallback.receiver.wire import tap_descriptor
-from hostcallback.tracing.arguments import public
+from hostcallback.tracing.source_line import public
 
 MAX_CURVES = 50
 """Curves of a plot; further ones are left out, and a warning says so."""

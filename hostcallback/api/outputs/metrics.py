@@ -22,8 +22,8 @@ from hostcallback.receiver.sinks.metric_writers.reduction import (
     TEXT,
 )
 from hostcallback.receiver.wire import tap_descriptor
-from hostcallback.tracing.arguments import check_format, public
-from hostcallback.tracing.source_line import place_name, user_source_line
+from hostcallback.tracing.arguments import check_format
+from hostcallback.tracing.source_line import place_name, public, user_source_line
 from hostcallback.tracing.tap_spec import TapOptions
 
 MAX_BINS = 10_000

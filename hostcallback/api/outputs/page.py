@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from hostcallback.receiver.control.endpoints import endpoints
 from hostcallback.receiver.errors import HostCallbackError
 from hostcallback.receiver.files import Closing
-from hostcallback.tracing.arguments import public
+from hostcallback.tracing.source_line import public
 
 Log = str | os.PathLike[str]
 

@@ -12,13 +12,7 @@ import numpy as np
 
 from hostcallback import _jax_compat as compat
 from hostcallback._jax_compat.types import AnyJaxpr, Aval, Jaxpr, JaxprEqn, Var
-from hostcallback.lowering.equations import (
-    Position,
-    equations_in,
-    loop_of,
-    structure_of,
-    variables,
-)
+from hostcallback.lowering.equations import Position, equations_in, loop_of, structure_of, variables
 from hostcallback.lowering.evaluator import Evaluator, Records, Silent, Tester, where_it_goes_on
 from hostcallback.lowering.inputs import any_not_finite, is_inexact
 from hostcallback.tracing import source_line

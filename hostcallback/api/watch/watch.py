@@ -17,20 +17,14 @@ from hostcallback.api.barrier import add_after_delivery
 from hostcallback.api.watch.diagnosis import Unsound, WatchedProgram, Where, selector
 from hostcallback.api.watch.program_tests import Tests
 from hostcallback.lowering.device_ops import FINE, FIRST, FURTHER, NOT_COUNTED, forget, verdict
-from hostcallback.lowering.inputs import (
-    groups_not_finite,
-    is_inexact,
-    run_keeping_inputs,
-    send_inputs_if,
-)
+from hostcallback.lowering.inputs import groups_not_finite, is_inexact, run_keeping_inputs, send_inputs_if
 from hostcallback.lowering.xray import Context, Program, Xray
 from hostcallback.receiver.failures.deferred_errors import MultipleFailures
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.messages import Message
 from hostcallback.receiver.sinks.nonfinite import Explains
 from hostcallback.receiver.wire import tap_descriptor
-from hostcallback.tracing.arguments import public
-from hostcallback.tracing.source_line import user_source_line
+from hostcallback.tracing.source_line import public, user_source_line
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -23,7 +23,7 @@ from hostcallback.receiver.capsule.file_format import (
     Shard,
     shown,
 )
-from hostcallback.receiver.wire.frame_layout import BY_NAME, dtype_of
+from hostcallback.receiver.wire.array_types import BY_NAME, dtype_of
 
 
 class Capsule:

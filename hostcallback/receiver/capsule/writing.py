@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike
 
 from hostcallback.receiver.capsule.file_format import FORMAT, INPUT, MANIFEST, Failure, Input
 from hostcallback.receiver.files import PRIVATE
-from hostcallback.receiver.wire.frame_layout import BY_NAME
+from hostcallback.receiver.wire.array_types import BY_NAME
 
 WRITE_BYTES = 4 << 20
 

@@ -20,12 +20,7 @@ from hostcallback.receiver.cli.output.live_screen import (
     tap_cells,
 )
 from hostcallback.receiver.cli.output.messages import make_safe
-from hostcallback.receiver.cli.output.tables import (
-    print_json_lines,
-    print_table,
-    seconds_text,
-    text_table,
-)
+from hostcallback.receiver.cli.output.tables import print_json_lines, print_table, seconds_text, text_table
 from hostcallback.receiver.runtime.rules.rules import matching, settings_text
 from hostcallback.receiver.text import printable
 

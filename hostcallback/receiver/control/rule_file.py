@@ -14,8 +14,8 @@ from hostcallback.receiver import limits
 from hostcallback.receiver.control.protocol import RuleFileError
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.messages import Registry
-from hostcallback.receiver.runtime.rules.rule_table import RuleTable
-from hostcallback.receiver.runtime.rules.rules import FILE, Rules, matching, no_such_tap, tap_names
+from hostcallback.receiver.runtime.rules.rule_table import FILE, Rules, RuleTable
+from hostcallback.receiver.runtime.rules.rules import matching, no_such_tap, tap_names
 
 POLL_SEC = 1.0
 """Seconds between two looks at the file."""

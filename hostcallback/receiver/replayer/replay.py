@@ -16,8 +16,8 @@ from hostcallback.receiver.failures.deferred_errors import MAX_KEPT, OnError
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.messages import Sink
 from hostcallback.receiver.replayer.log_delivery import LogDelivery, Pace
-from hostcallback.receiver.runtime.device_stats import DeviceStats
 from hostcallback.receiver.runtime.dispatch.scope import Scope
+from hostcallback.receiver.runtime.stats import DeviceStats
 from hostcallback.receiver.sinks.factory import Binding
 from hostcallback.receiver.sinks.progress.bars import bars
 from hostcallback.receiver.sinks.sharding.multi_process import ShardStream

@@ -8,16 +8,16 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
+from hostcallback.receiver.errors import CorruptStreamError
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.messages import Consumer, Registry
 from hostcallback.receiver.runtime.dispatch.calls import Calls, CallThreads
 from hostcallback.receiver.runtime.dispatch.dispatcher import Dispatcher
 from hostcallback.receiver.runtime.dispatch.gil_share import GilThrottle
 from hostcallback.receiver.runtime.dispatch.scope import Scope
-from hostcallback.receiver.sinks.tap import last_element
+from hostcallback.receiver.sinks.batches import last_element
 from hostcallback.receiver.sources.ring_batch import LostCopiesError
 from hostcallback.receiver.sources.source import Batch, Source
-from hostcallback.receiver.wire import CorruptStreamError
 
 MakeCalls = Callable[[str, Any, Callable[[Batch], None]], Calls]
 """Makes the `Calls` of a device from its name, its source and the function that delivers a batch."""

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from hostcallback.receiver.errors import HostCallbackError
-from hostcallback.receiver.runtime.device_stats import DeviceStats
 from hostcallback.receiver.runtime.runtime import Runtime, runtime
+from hostcallback.receiver.runtime.stats import DeviceStats
 from hostcallback.receiver.sources.source import SourceCounters
 
 BEGUN_NS = time.time_ns()

@@ -10,26 +10,20 @@ from collections.abc import Callable, Iterable, Sequence
 from time import perf_counter
 from typing import Any
 
-from hostcallback.receiver import processes
-from hostcallback.receiver.errors import (
-    DeviceClaimedError,
-    ReentrantWaitError,
-    TapFunctionException,
-    TapTimeoutError,
-)
+from hostcallback.receiver import errors, processes
+from hostcallback.receiver.failures.deferred_errors import OnError
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.messages import Message, Registry, device_text
 from hostcallback.receiver.native import bindings as native
 from hostcallback.receiver.runtime.device_receiver import DeviceReceiver, MakeCalls
-from hostcallback.receiver.runtime.device_stats import DeviceStats
 from hostcallback.receiver.runtime.dispatch.calls import CallThreads
-from hostcallback.receiver.runtime.dispatch.scope import Scope, ScopeSinks
+from hostcallback.receiver.runtime.dispatch.scope import Scope, ScopeSinks, Totals
 from hostcallback.receiver.runtime.rules.rule_table import RuleNotes, RuleTable, TakesRuleNotes
-from hostcallback.receiver.runtime.totals import Totals
+from hostcallback.receiver.runtime.stats import DeviceStats
+from hostcallback.receiver.sinks.batches import elements_delivered
 from hostcallback.receiver.sinks.call import ExportedTaps, exported_tap
 from hostcallback.receiver.sinks.factory import tell_of_metrics
 from hostcallback.receiver.sinks.sharding.sinks import waiting_threads
-from hostcallback.receiver.sinks.tap import elements_delivered
 from hostcallback.receiver.sources.back_pressure import BackPressure, Policy
 from hostcallback.receiver.sources.source import Source
 from hostcallback.receiver.taplog.flight.recorder import FlightRecorder
@@ -225,7 +219,7 @@ class Runtime:
             for name in names:
                 owner = self._claims.get(name)
                 if owner is not None:
-                    raise DeviceClaimedError(
+                    raise errors.DeviceClaimedError(
                         f"device {name} already has the receiver {owner.name!r}, and a device has one receiver "
                         f"at a time: leave that `with` block first, or give this receiver other devices= "
                         f"(got {', '.join(names)})"
@@ -320,9 +314,9 @@ class Runtime:
         stalled = stall_sec is not None and any(seconds > stall_sec for _, seconds in running)
         late = deadline is not None and perf_counter() > deadline
         if stalled:
-            raise TapTimeoutError(receiver.describe_wait())
+            raise errors.TapTimeoutError(receiver.describe_wait())
         if late:
-            raise TapTimeoutError(f"the time was up. {receiver.describe_wait()}")
+            raise errors.TapTimeoutError(f"the time was up. {receiver.describe_wait()}")
 
     def is_another_receiver_busy(self) -> bool:
         """Whether a receiver on another thread has messages to deliver. Does not count threads that wait for shards.
@@ -387,13 +381,13 @@ class Runtime:
         here = threading.current_thread()
         for receiver in self.receivers():
             if receiver.thread is here:
-                raise ReentrantWaitError(
+                raise errors.ReentrantWaitError(
                     f"{what} from a tap function on the receiver thread of {receiver.name} would wait for itself: "
                     "do it on the thread that dispatches the computations"
                 )
             caller = receiver.calls.running_on(here) if receiver.calls.running else None
             if caller is not None:
-                raise ReentrantWaitError(
+                raise errors.ReentrantWaitError(
                     f"{what} from {caller.name}, the host function of the call at {caller.source_line}, would wait for "
                     "the program that waits for it: do it on the thread that dispatches the computations"
                 )
@@ -408,9 +402,13 @@ class Runtime:
         with self._lock:
             self._late.append(scope)
 
-    def take_deferred(self) -> list[TapFunctionException]:
+    def take_deferred(self) -> list[errors.TapFunctionException]:
         """Removes and returns the deferred errors of all scopes that `scopes` returns."""
-        found = [scope.deferred.take(ends=not scope.has_open_devices) for scope in self.scopes()]
+        found = []
+        for scope in self.scopes():
+            # Warnings are summed up once no more can come.
+            goes_on = scope.deferred.on_error is OnError.WARN and scope.has_open_devices
+            found.append(scope.deferred.take(ends=not goes_on))
         return [error for error in found if error is not None]
 
     def scopes(self) -> list[Scope]:

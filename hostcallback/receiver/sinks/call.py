@@ -22,7 +22,7 @@ from hostcallback.receiver.messages import Consumer, Message, Registry, Sink
 from hostcallback.receiver.sinks.factory import Binding, BoundTap
 from hostcallback.receiver.sinks.sharding.shard_record import PLACES_FROM, says_share
 from hostcallback.receiver.tap_arguments import base_name
-from hostcallback.receiver.wire.frame_layout import Array, Dtype
+from hostcallback.receiver.wire.array_types import Array, Dtype
 from hostcallback.receiver.wire.tap_descriptor import FIRST_PROCESS, TapDescriptor
 
 _NARROW = {

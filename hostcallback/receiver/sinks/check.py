@@ -12,10 +12,11 @@ from hostcallback.receiver import limits
 from hostcallback.receiver.failures.call_site import CallSite
 from hostcallback.receiver.failures.check_report import CheckFailed, Explanation
 from hostcallback.receiver.messages import Message
+from hostcallback.receiver.sinks.batches import Batchings, elements
 from hostcallback.receiver.sinks.print import Template, place_text
-from hostcallback.receiver.sinks.tap import Batchings, Unflatten, elements
+from hostcallback.receiver.sinks.tap import Unflatten
 from hostcallback.receiver.text import printable
-from hostcallback.receiver.wire.frame_layout import Array
+from hostcallback.receiver.wire.array_types import Array
 
 VALUE_CHARS = 200
 """Number of characters at which the texts of values are cut, to keep reports readable."""

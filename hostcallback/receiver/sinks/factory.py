@@ -23,9 +23,9 @@ import numpy as np
 from hostcallback.receiver import limits
 from hostcallback.receiver.failures.call_site import MAX_PLACES, CallSite, described_place, location_of
 from hostcallback.receiver.messages import Consumer, Message, Sink
+from hostcallback.receiver.sinks.batches import Batchings, LaneMask, batchings_of, for_each_element, masking
 from hostcallback.receiver.sinks.check import CheckSink
 from hostcallback.receiver.sinks.described_template import bounded
-from hostcallback.receiver.sinks.lane_mask import LaneMask, masking
 from hostcallback.receiver.sinks.nonfinite import FailedCallSink, NonFiniteSink, Watched
 from hostcallback.receiver.sinks.print import (
     Deliver,
@@ -37,15 +37,7 @@ from hostcallback.receiver.sinks.print import (
 )
 from hostcallback.receiver.sinks.progress.sink import ProgressSink
 from hostcallback.receiver.sinks.sharding.sinks import AssemblingSink, ProcessShardSink, shard_sink
-from hostcallback.receiver.sinks.tap import (
-    Batchings,
-    Unflatten,
-    batchings_of,
-    callback_sink,
-    for_each_element,
-    tap_sink,
-    with_python_scalars,
-)
+from hostcallback.receiver.sinks.tap import Unflatten, callback_sink, tap_sink, with_python_scalars
 from hostcallback.receiver.wire import pytree as tree, tap_descriptor
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor, TapKind
 

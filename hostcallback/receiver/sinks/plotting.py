@@ -15,7 +15,7 @@ import numpy as np
 
 from hostcallback.receiver.errors import HostCallbackError
 from hostcallback.receiver.log import logger
-from hostcallback.receiver.wire.frame_layout import Array
+from hostcallback.receiver.wire.array_types import Array
 
 
 class Points(NamedTuple):

@@ -20,10 +20,10 @@ from hostcallback.receiver import limits
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.messages import Message, device_text
 from hostcallback.receiver.sinks import described_template
-from hostcallback.receiver.sinks.lane_mask import shown_transforms
-from hostcallback.receiver.sinks.tap import Batchings, Unflatten, for_each_element
+from hostcallback.receiver.sinks.batches import Batchings, for_each_element, shown_transforms
+from hostcallback.receiver.sinks.tap import Unflatten
 from hostcallback.receiver.text import printable_lines
-from hostcallback.receiver.wire.frame_layout import Array
+from hostcallback.receiver.wire.array_types import Array
 from hostcallback.receiver.wire.pytree import is_plain
 from hostcallback.receiver.wire.truncation import TruncatedArray
 

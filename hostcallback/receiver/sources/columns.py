@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from hostcallback.receiver.native import bindings as native
-from hostcallback.receiver.wire.frame_layout import Array
+from hostcallback.receiver.wire.array_types import Array
 
 _FIELDS: Sequence[tuple[str, Any]] = (
     ("consumer_ids", np.uint64),

@@ -15,7 +15,7 @@ from hostcallback.receiver.log import logger
 from hostcallback.receiver.sources.back_pressure import BackPressure, admit
 from hostcallback.receiver.sources.settled import settled
 from hostcallback.receiver.sources.source import CopiedBatch, Frame, SourceCounters
-from hostcallback.receiver.wire import Flags, decode_header, encode_prefix, frame_from_prefix
+from hostcallback.receiver.wire.frame import Flags, decode_header, encode_prefix, frame_from_prefix
 
 CAPACITY_BYTES = 64 << 20
 WARN_AFTER_SEC = 2.0

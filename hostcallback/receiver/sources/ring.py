@@ -24,8 +24,8 @@ from hostcallback.receiver.sources.ring_batch import (
     RingConfig,
 )
 from hostcallback.receiver.sources.source import CopiedBatch, SourceCounters
-from hostcallback.receiver.wire import ArraySpec, Flags, encode_prefix
-from hostcallback.receiver.wire.frame_layout import is_subbyte, pack_subbyte, unpack_subbyte
+from hostcallback.receiver.wire.array_types import ArraySpec, is_subbyte, pack_subbyte, unpack_subbyte
+from hostcallback.receiver.wire.frame import Flags, encode_prefix
 
 
 def _raw(arrays: Sequence[np.ndarray[Any, Any]]) -> tuple[int, Any, Any]:

@@ -11,13 +11,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hostcallback.receiver import environment
-from hostcallback.receiver.errors import LostMessagesError
+from hostcallback.receiver.errors import CorruptStreamError, LostMessagesError, WireError
 from hostcallback.receiver.native import bindings as native
 from hostcallback.receiver.sources.back_pressure import BackPressure
 from hostcallback.receiver.sources.columns import BatchColumns
 from hostcallback.receiver.sources.source import Batch, Frame
-from hostcallback.receiver.wire import CorruptStreamError, Decoder, Flags, Plan, WireError, decode_header
-from hostcallback.receiver.wire.frame_layout import Array
+from hostcallback.receiver.wire.array_types import Array
+from hostcallback.receiver.wire.decoder import Decoder, Plan
+from hostcallback.receiver.wire.frame import Flags, decode_header
 
 
 class BlockMemory:

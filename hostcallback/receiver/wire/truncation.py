@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from hostcallback.receiver.wire import CorruptFrameError
-from hostcallback.receiver.wire.frame_layout import Array
+from hostcallback.receiver.errors import CorruptFrameError
+from hostcallback.receiver.wire.array_types import Array
 
 Shape = tuple[int, ...]
 

@@ -14,7 +14,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import hostcallback as hcb
-from hostcallback.lowering import discharge
+from hostcallback.primitives import effects
 from recorder import Recorder
 from threads import in_threads
 
@@ -86,9 +86,9 @@ def test_an_effect_of_jaxs_takes_a_call_off_the_cpp_dispatch_path() -> None:
 def test_a_program_without_taps_is_lowered_as_it_is() -> None:
     untapped = jax.make_jaxpr(lambda x: x + 1)(1.0)
     tapped = jax.make_jaxpr(lambda x: hcb.id_tap(print, x + 1))(1.0)
-    assert discharge.rewrite(untapped, "jit(f)", (False,), (None,), 1) is untapped
-    rewritten = discharge.rewrite(tapped, "jit(f)", (False,), (None,), 1)
-    assert (rewritten is not tapped) == discharge.installed  # HOSTCALLBACK_FAST_DISPATCH=0 leaves it
+    assert effects.rewrite(untapped, "jit(f)", (False,), (None,), 1) is untapped
+    rewritten = effects.rewrite(tapped, "jit(f)", (False,), (None,), 1)
+    assert (rewritten is not tapped) == effects.installed  # HOSTCALLBACK_FAST_DISPATCH=0 leaves it
 
 
 def test_it_is_not_traced_again_and_keeps_name_and_docstring(rec: Recorder) -> None:

@@ -36,7 +36,7 @@ def test_each_room_has_tests() -> None:
 
 @pytest.mark.slow
 def test_tests_of_the_room_notice_a_change(tmp_path: Path) -> None:
-    path = Path("hostcallback/receiver/wire/frame_layout.py")
+    path = Path("hostcallback/receiver/wire/frame.py")
     source = (ROOT / path).read_text(encoding="utf-8")
     start = source.index("struct.Struct(")
     changed = mutate.Mutation(path, 1, start, start + len("struct.Struct("), "struct.Struct('x' + ")

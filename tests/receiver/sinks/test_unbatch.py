@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 from hostcallback.receiver.errors import TapFailure
 from hostcallback.receiver.failures.deferred_errors import DeferredErrors, MultipleFailures
 from hostcallback.receiver.messages import Consumer, Message
-from hostcallback.receiver.sinks.tap import elements, for_each_element
+from hostcallback.receiver.sinks.batches import elements, for_each_element
 
 
 @st.composite

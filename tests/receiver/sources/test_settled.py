@@ -11,7 +11,8 @@ import pytest
 from hostcallback.receiver.native import bindings as native_library
 from hostcallback.receiver.sources.queue import QueueSource
 from hostcallback.receiver.sources.settled import Settled, settled
-from hostcallback.receiver.wire import ArraySpec, Flags, encode_prefix
+from hostcallback.receiver.wire.array_types import ArraySpec
+from hostcallback.receiver.wire.frame import Flags, encode_prefix
 
 X = np.float32(3)
 

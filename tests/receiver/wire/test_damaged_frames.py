@@ -8,15 +8,14 @@ import pytest
 from hypothesis import given, strategies as st
 from wire_frames import CASES, MANY, SCALAR, cold, edited, outcome, reference, warm, ways
 
-from hostcallback.receiver.wire import (
-    HEADER,
+from hostcallback.receiver.errors import (
     CorruptFrameError,
     CorruptStreamError,
     TruncatedFrameError,
     UnsupportedVersionError,
     WireError,
-    decode_header,
 )
+from hostcallback.receiver.wire.frame import HEADER, decode_header
 
 
 @given(st.binary(max_size=300), st.integers(0, 300))

@@ -6,11 +6,8 @@ import numpy as np
 import pytest
 from wire_frames import SCALAR
 
-from hostcallback.receiver.wire import (
-    Decoder,
-    decode_header,
-    encode_frame,
-)
+from hostcallback.receiver.wire.decoder import Decoder
+from hostcallback.receiver.wire.frame import decode_header, encode_frame
 
 
 def test_a_decoder_forgets_the_oldest_metadata_and_goes_on() -> None:

@@ -9,15 +9,10 @@ import pytest
 from hypothesis import given, strategies as st
 from wire_frames import Array, arrays_of_any_dtype, assert_same_array, assert_same_arrays, edited, warm, ways
 
-from hostcallback.receiver.wire import (
-    CorruptFrameError,
-    Flags,
-    TruncatedFrameError,
-    decode_frame,
-    decode_header,
-    encode_frame,
-)
-from hostcallback.receiver.wire.frame_layout import wire_type_of
+from hostcallback.receiver.errors import CorruptFrameError, TruncatedFrameError
+from hostcallback.receiver.wire.array_types import wire_type_of
+from hostcallback.receiver.wire.decoder import decode_frame
+from hostcallback.receiver.wire.frame import Flags, decode_header, encode_frame
 
 
 def as_external(frame: bytes, arrays: Sequence[Array]) -> tuple[bytes, Array]:

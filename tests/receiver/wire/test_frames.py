@@ -27,15 +27,9 @@ from wire_frames import (
 )
 
 from checkout import ROOT
-from hostcallback.receiver.wire import (
-    HEADER,
-    Decoder,
-    Flags,
-    decode_frame,
-    decode_header,
-    encode_frame,
-)
-from hostcallback.receiver.wire.frame_layout import WIRE_TYPES, wire_type_of
+from hostcallback.receiver.wire.array_types import WIRE_TYPES, wire_type_of
+from hostcallback.receiver.wire.decoder import Decoder, decode_frame
+from hostcallback.receiver.wire.frame import HEADER, Flags, decode_header, encode_frame
 
 
 @given(

@@ -11,16 +11,15 @@ import pytest
 from hypothesis import given, strategies as st
 from wire_frames import assert_same_arrays, ways
 
-from hostcallback.receiver.wire import (
+from hostcallback.receiver.errors import CorruptFrameError, UnsupportedDtypeError
+from hostcallback.receiver.wire.array_types import (
+    WIRE_TYPES,
     ArraySpec,
-    CorruptFrameError,
-    UnsupportedDtypeError,
     decode_metadata,
-    encode_frame,
     encode_metadata,
     payload_layout,
 )
-from hostcallback.receiver.wire.frame_layout import WIRE_TYPES
+from hostcallback.receiver.wire.frame import encode_frame
 
 specs_of_any_kind = st.lists(
     st.builds(

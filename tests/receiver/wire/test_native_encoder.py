@@ -10,13 +10,8 @@ import pytest
 from hypothesis import given, strategies as st
 from wire_frames import CASES, GOLDEN, Array, arrays_of_any_dtype, header_fields
 
-from hostcallback.receiver.wire import (
-    ArraySpec,
-    encode_frame,
-    encode_prefix,
-    pack_subbyte,
-)
-from hostcallback.receiver.wire.frame_layout import wire_type_of
+from hostcallback.receiver.wire.array_types import ArraySpec, pack_subbyte, wire_type_of
+from hostcallback.receiver.wire.frame import encode_frame, encode_prefix
 
 
 def native_encode(

@@ -7,18 +7,16 @@ import pytest
 from hypothesis import given, strategies as st
 from wire_frames import SCALAR, Array, arrays_of_any_dtype, header_fields
 
-from hostcallback.receiver.wire import (
-    ArraySpec,
-    CorruptFrameError,
+from hostcallback.receiver.errors import CorruptFrameError
+from hostcallback.receiver.wire.array_types import ArraySpec, dtype_of, encode_metadata
+from hostcallback.receiver.wire.frame import (
     Flags,
     Header,
     decode_header,
     encode_frame,
-    encode_metadata,
     encode_prefix,
     frame_from_prefix,
 )
-from hostcallback.receiver.wire.frame_layout import dtype_of
 
 
 @given(st.lists(arrays_of_any_dtype(), max_size=5), header_fields)

@@ -13,14 +13,17 @@ from hypothesis import given, strategies as st
 from wire_frames import GOLDEN, SCALAR, assert_same_array, cold, reference
 
 from checkout import ROOT
-from hostcallback.receiver.wire import (
-    UnsupportedDtypeError,
-    encode_frame,
-    frame_layout,
+from hostcallback.receiver.errors import UnsupportedDtypeError
+from hostcallback.receiver.wire import array_types
+from hostcallback.receiver.wire.array_types import (
+    WIRE_TYPES,
+    WireType,
+    dtype_of,
     pack_subbyte,
     unpack_subbyte,
+    wire_type_of,
 )
-from hostcallback.receiver.wire.frame_layout import WIRE_TYPES, WireType, dtype_of, wire_type_of
+from hostcallback.receiver.wire.frame import encode_frame
 from python_process import python_output
 
 
@@ -48,7 +51,7 @@ def test_every_dtype_of_jax_has_a_type_code() -> None:
     names = {np.dtype(member).name for member in members if type(member) is type(jnp.float32)}
     assert {"bool", "int4", "bfloat16", "float4_e2m1fn", "float8_e4m3fn", "complex128"} <= names
     # No XLA FFI header has these; JAX 0.12 holds them on a CPU device, but compiles no arithmetic with them.
-    assert names - frame_layout.BY_NAME.keys() <= {"float6_e2m3fn", "float6_e3m2fn"}
+    assert names - array_types.BY_NAME.keys() <= {"float6_e2m3fn", "float6_e3m2fn"}
 
 
 @pytest.mark.parametrize("dtype", ["O", "U4", "M8[s]", "V3", "f4,i4", "g"])
@@ -73,7 +76,7 @@ def test_subbyte_dtypes_are_packed_lowest_bits_first(wire_type: WireType, data: 
 
 @pytest.mark.parametrize("name", ["int1", "int2", "int4", "uint1", "uint2", "uint4", "float4_e2m1fn"])
 def test_unpacked_values_are_indistinguishable_from_ml_dtypes_own(name: str) -> None:
-    wire_type = frame_layout.BY_NAME[name]
+    wire_type = array_types.BY_NAME[name]
     dtype = dtype_of(wire_type.code)
     codes = np.arange(1 << wire_type.bits, dtype=np.uint8)
     low = -(1 << (wire_type.bits - 1)) if name.startswith("int") else 0
@@ -114,7 +117,10 @@ def test_an_old_ml_dtypes_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_plain_dtypes_need_neither_ml_dtypes_nor_jax() -> None:
     code = (
-        "import sys; from hostcallback.receiver.wire import *; import numpy as np\n"
+        "import numpy as np, sys\n"
+        "from hostcallback.receiver.wire.array_types import ArraySpec, decode_metadata, encode_metadata\n"
+        "from hostcallback.receiver.wire.decoder import Decoder\n"
+        "from hostcallback.receiver.wire.frame import encode_frame\n"
         "frame = encode_frame([np.float32(2), np.arange(3)], consumer_id=1)\n"
         "print(Decoder().decode(frame)[-1], decode_metadata(encode_metadata([ArraySpec(21, (3,))])))\n"
         "assert not {'ml_dtypes', 'jax', 'jaxlib'} & set(sys.modules)"

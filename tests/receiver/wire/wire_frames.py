@@ -13,14 +13,10 @@ import numpy as np
 from hypothesis import strategies as st
 
 from checkout import ROOT
-from hostcallback.receiver.wire import (
-    HEADER,
-    Decoder,
-    WireError,
-    decode_frame,
-    encode_frame,
-)
-from hostcallback.receiver.wire.frame_layout import WIRE_TYPES, dtype_of, wire_type_of
+from hostcallback.receiver.errors import WireError
+from hostcallback.receiver.wire.array_types import WIRE_TYPES, dtype_of, wire_type_of
+from hostcallback.receiver.wire.decoder import Decoder, decode_frame
+from hostcallback.receiver.wire.frame import HEADER, encode_frame
 
 GOLDEN = ROOT / "tests" / "receiver" / "wire" / "golden"
 

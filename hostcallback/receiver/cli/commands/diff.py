@@ -21,7 +21,7 @@ from hostcallback.receiver.taplog.reading.reader import LogReader
 from hostcallback.receiver.taplog.reading.selection import Selection
 from hostcallback.receiver.taplog.render.json import plain_value
 from hostcallback.receiver.text import printable
-from hostcallback.receiver.wire.frame_layout import Array
+from hostcallback.receiver.wire.array_types import Array
 
 SAME, DIFFERENT, FAILED = 0, 1, 2
 """Exit statuses, as those of diff; `hostcallback.receiver.cli.main` returns the last one for errors."""

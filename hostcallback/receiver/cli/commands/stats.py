@@ -7,11 +7,7 @@ import json
 import sys
 
 from hostcallback.receiver.cli.arguments import SelectedLog, add_log, add_selection
-from hostcallback.receiver.cli.output.messages import (
-    lost_text,
-    make_safe,
-    time_text,
-)
+from hostcallback.receiver.cli.output.messages import lost_text, make_safe, time_text
 from hostcallback.receiver.cli.output.tables import print_table
 from hostcallback.receiver.taplog.format.errors import Damage
 from hostcallback.receiver.taplog.reading.merge import LostNote

@@ -20,7 +20,7 @@ from hostcallback.receiver.replayer.log_delivery import LogDelivery
 from hostcallback.receiver.sinks.sharding.multi_process import ProgramRun, ShardStream
 from hostcallback.receiver.taplog.format.layout import NO_STEP
 from hostcallback.receiver.taplog.reading.merge import Record, Stretch
-from hostcallback.receiver.wire.frame_layout import Array
+from hostcallback.receiver.wire.array_types import Array
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 
 PATIENCE_SEC = 300.0

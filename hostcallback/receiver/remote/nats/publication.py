@@ -9,14 +9,15 @@ from typing import Any
 import msgpack
 import numpy as np
 
+from hostcallback.receiver.errors import WireError
 from hostcallback.receiver.remote.credentials import BadStreamError
 from hostcallback.receiver.remote.nats.connection import subject
 from hostcallback.receiver.remote.streams import StreamKey
 from hostcallback.receiver.taplog.format.block import FrameBlock
 from hostcallback.receiver.taplog.format.errors import Lost
 from hostcallback.receiver.taplog.reading.merge import LostNote, Stretch
-from hostcallback.receiver.wire import Flags, WireError, decode_header
-from hostcallback.receiver.wire.frame_layout import Array
+from hostcallback.receiver.wire.array_types import Array
+from hostcallback.receiver.wire.frame import Flags, decode_header
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 
 VERSION = 1

@@ -20,8 +20,8 @@ from hostcallback.receiver.taplog.format.errors import Lost
 from hostcallback.receiver.taplog.writing.log_writer import LogWriter
 from hostcallback.receiver.taplog.writing.segment_writer import SegmentWriter
 from hostcallback.receiver.taplog.writing.segments import Folded, LogOptions, Losses, Segments
-from hostcallback.receiver.wire import Flags
-from hostcallback.receiver.wire.frame_layout import Array
+from hostcallback.receiver.wire.array_types import Array
+from hostcallback.receiver.wire.frame import Flags
 
 FLUSH_BYTES = 256 << 10
 FLUSH_SEC = 0.02

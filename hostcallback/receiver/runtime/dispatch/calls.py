@@ -19,8 +19,8 @@ from hostcallback.receiver.runtime.dispatch.scope import Scope
 from hostcallback.receiver.sources.queue import QueueSource
 from hostcallback.receiver.sources.ring import RingSource
 from hostcallback.receiver.sources.source import Batch
-from hostcallback.receiver.wire import ALIGNMENT, Flags, decode_header
-from hostcallback.receiver.wire.frame_layout import Array
+from hostcallback.receiver.wire.array_types import ALIGNMENT, Array
+from hostcallback.receiver.wire.frame import Flags, decode_header
 
 IDLE_SEC = 10.0
 """Seconds without a call after which a thread that runs host functions ends."""

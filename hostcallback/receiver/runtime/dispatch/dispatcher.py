@@ -18,23 +18,18 @@ from math import inf
 from time import perf_counter
 from typing import Any
 
+from hostcallback.receiver.errors import WireError
 from hostcallback.receiver.failures.check_report import CheckFailed
 from hostcallback.receiver.failures.deferred_errors import about, failure_of
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.messages import Consumer, Find, Message, Registry
 from hostcallback.receiver.runtime.dispatch.calls import Calls
 from hostcallback.receiver.runtime.dispatch.gil_share import GilThrottle
-from hostcallback.receiver.runtime.dispatch.scope import (
-    BatchSink,
-    Link,
-    Scope,
-    ScopeSinks,
-    SinkChain,
-    TapCounters,
-)
+from hostcallback.receiver.runtime.dispatch.scope import BatchSink, Link, Scope, ScopeSinks, SinkChain
+from hostcallback.receiver.runtime.stats import TapCounters
 from hostcallback.receiver.sources.ring_batch import BatchDecoder, DecodedBatch, seq_of
 from hostcallback.receiver.sources.source import Batch, CopiedBatch, Frame, Source
-from hostcallback.receiver.wire import Flags, WireError, decode_header
+from hostcallback.receiver.wire.frame import Flags, decode_header
 from hostcallback.receiver.wire.truncation import split_truncated
 
 LOOK_SEC = 0.01

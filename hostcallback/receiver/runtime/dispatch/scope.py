@@ -16,20 +16,19 @@ from __future__ import annotations
 import dataclasses
 import functools
 import threading
+import weakref
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from time import perf_counter
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from hostcallback.receiver import limits
 from hostcallback.receiver.failures.check_report import OTHERS
 from hostcallback.receiver.failures.deferred_errors import MAX_KEPT, DeferredErrors, MultipleFailures, OnError
 from hostcallback.receiver.messages import Consumer, Find, Message, Registry, Sink
-from hostcallback.receiver.runtime.device_stats import DeviceStats
+from hostcallback.receiver.runtime.stats import DeviceStats
+from hostcallback.receiver.sinks.batches import masking
 from hostcallback.receiver.sinks.call import SHARDS_ID, WHOLE_ID, ExportedTaps
 from hostcallback.receiver.sinks.factory import Binding, BoundTap
-from hostcallback.receiver.sinks.lane_mask import masking
 from hostcallback.receiver.sinks.metric_writers.sink import MetricsSink
 from hostcallback.receiver.sinks.sharding.sinks import shard_sink
 from hostcallback.receiver.sources.back_pressure import BackPressure
@@ -120,84 +119,6 @@ class SinkChain:
         for link in self._links:
             sink = link(consumer, sink)
         return consumer if sink is own else dataclasses.replace(consumer, sink=sink)
-
-
-@dataclass(slots=True)
-class TapCounts:
-    """Counts of one tap on one device since counting began.
-
-    Attributes:
-        messages: messages that its function was called with, alone or in stacks.
-        nbytes: bytes of their arrays.
-        failed: invocations that raised; for a check, its failures.
-        tap_sec: seconds in its function.
-    """
-
-    messages: int = 0
-    nbytes: int = 0
-    failed: int = 0
-    tap_sec: float = 0.0
-
-
-class _Counter:
-    def __init__(self, consumer: Consumer, sink: Sink) -> None:
-        self.consumer = consumer
-        self.counts = TapCounts()
-        self._sink = sink
-        self._lock = threading.Lock()  # protects the counts: calls run on several threads
-
-    def __call__(self, message: Message) -> Any:
-        started = perf_counter()
-        failed = 1
-        try:
-            result = self._sink(message)
-            failed = 0
-            return result
-        finally:
-            seconds = perf_counter() - started
-            with self._lock:
-                self.counts.messages += message.stacked or 1
-                self.counts.nbytes += sum(array.nbytes for array in message.arrays)
-                self.counts.failed += failed
-                self.counts.tap_sec += seconds
-
-    def follow(self, sink: Sink) -> None:
-        self._sink = sink  # the sink in another scope
-
-    def fold(self, count: int) -> None:
-        with self._lock:
-            self.counts.messages += count
-            self.counts.failed += count
-
-    def copy(self) -> TapCounts:
-        with self._lock:
-            return dataclasses.replace(self.counts)
-
-
-class TapCounters:
-    """The counters of all taps of one device. The receiver thread calls `link`; any thread may call the rest."""
-
-    def __init__(self) -> None:
-        """Starts without counters."""
-        self._counters: dict[int, _Counter] = {}
-
-    def link(self, consumer: Consumer, sink: Sink) -> Sink:
-        """Returns a sink that counts and calls `sink`, the rest of the consumer's chain."""
-        counter = self._counters.get(consumer.consumer_id)
-        if counter is None or counter.consumer is not consumer:
-            counter = self._counters[consumer.consumer_id] = _Counter(consumer, sink)
-        else:
-            counter.follow(sink)
-        return counter
-
-    def count_folded(self, consumer_id: int, count: int) -> None:
-        """Adds failures of a check that were folded into its last message."""
-        self._counters[consumer_id].fold(count)
-
-    def snapshot(self) -> list[tuple[Consumer, TapCounts]]:
-        """Returns each tap's consumer with a copy of its counts."""
-        # A copy of the table: the receiver thread adds to it meanwhile.
-        return [(counter.consumer, counter.copy()) for counter in list(self._counters.values())]
 
 
 class ScopeSinks:
@@ -411,3 +332,45 @@ class Scope:
             return self._changed.wait_for(
                 lambda: device not in self._open_devices and not self._calls[device], timeout_sec
             )
+
+
+class Totals:
+    """Adds up the statistics of closed scopes, and drops its references to the scopes. Any thread."""
+
+    def __init__(self) -> None:
+        """Starts without scopes."""
+        self._lock = threading.Lock()  # protects everything below
+        self._over: dict[str, DeviceStats] = {}
+        self._open: list[Scope] = []
+        self._counted: weakref.WeakKeyDictionary[Scope, list[DeviceStats]] = weakref.WeakKeyDictionary()
+
+    def begin(self, scope: Scope, claimed: Collection[Scope]) -> None:
+        """Adds a scope that claims devices. `claimed` has the scopes that hold other devices now."""
+        with self._lock:
+            self._settle(claimed)
+            # A scope that is entered again continues its earlier statistics, so they leave the closed sums.
+            for row in self._counted.pop(scope, ()):
+                self._over[row.device].subtract(row)
+            if scope not in self._open:
+                self._open.append(scope)
+
+    def rows(self, default: Scope, claimed: Collection[Scope]) -> list[DeviceStats]:
+        """Returns one row per device, summed over all scopes and the default scope."""
+        with self._lock:
+            self._settle(claimed)
+            found = {device: row.copy() for device, row in self._over.items()}
+            for scope in (default, *self._open):
+                _add(found, scope.stats)
+            return list(found.values())
+
+    def _settle(self, claimed: Collection[Scope]) -> None:
+        for scope in list(self._open):
+            if scope not in claimed and not scope.has_open_devices:
+                self._open.remove(scope)
+                rows = self._counted[scope] = scope.stats
+                _add(self._over, rows)
+
+
+def _add(totals: dict[str, DeviceStats], rows: list[DeviceStats]) -> None:
+    for row in rows:
+        totals.setdefault(row.device, DeviceStats(row.device)).add(row)

@@ -1,4 +1,4 @@
-"""The rules of a process's taps, the checks that are off, and the notes of both in logs."""
+"""The rules of a process's taps by glob, the checks that are off, and the notes of both in logs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import functools
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from hostcallback.receiver.messages import Consumer, Registry
 from hostcallback.receiver.native import bindings as native_library
@@ -20,14 +20,18 @@ from hostcallback.receiver.runtime.rules.admission import (
 )
 from hostcallback.receiver.runtime.rules.rules import (
     DEFAULT,
+    FIELDS,
     OFF,
-    PYTHON,
     Rule,
-    Rules,
+    checked,
     rule_settings,
     settings_text,
 )
+from hostcallback.receiver.tap_arguments import matches
 from hostcallback.receiver.taplog.format.errors import ThinnedTap
+
+PYTHON, FILE = "", "file"
+"""Origin of a setting: a call in this process (also `hcb ctl`), or the control file. A collector uses its own name."""
 
 MAX_ADMISSIONS = 4096
 """Above this number the table drops the admissions of taps that are not registered any more."""
@@ -335,3 +339,86 @@ class RuleNotes:
             if consumer.is_switchable:
                 found[consumer.name] += self._table.suppressed(consumer)
         return found
+
+
+MAX_KNOWN = 4096
+"""Number of names whose rules are cached."""
+
+
+class _Statement(NamedTuple):
+    pattern: str
+    field: str
+    value: Any
+    origin: str
+
+    @property
+    def place(self) -> tuple[str, str, str]:
+        return self.pattern, self.field, self.origin
+
+
+class Rules:
+    """All settings, in the order in which they were made. Immutable.
+
+    For each field, the most recent setting whose glob matches a tap's name applies.
+    """
+
+    __slots__ = ("_known", "_statements")
+
+    def __init__(self, statements: tuple[_Statement, ...] = ()) -> None:
+        """Holds `statements`; none by default."""
+        self._statements = statements
+        self._known: dict[str, Rule] = {}
+
+    def __bool__(self) -> bool:
+        """Whether there are any settings."""
+        return bool(self._statements)
+
+    def with_setting(self, pattern: str, settings: Mapping[str, Any], origin: str = PYTHON) -> Rules:
+        """Returns rules with settings of a pattern added.
+
+        Raises:
+            ValueError: a setting is not valid; see `checked`.
+        """
+        statements = list(self._statements)
+        for field, value in settings.items():
+            said = _Statement(pattern, field, checked(field, value), origin)
+            # Replaced settings are dropped, so that a program that changes a rule in a loop does not grow the list.
+            statements = [s for s in statements if not _overrules(said, s)]
+            # A default is stored only if it overrides another setting.
+            others = any(s.field == field for s in statements)
+            if others or value != getattr(DEFAULT, field):
+                statements.append(said)
+        return Rules(tuple(statements))
+
+    def reset(self, pattern: str, origin: str = PYTHON) -> Rules:
+        """Returns rules in which a pattern has the default settings."""
+        return self.with_setting(pattern, {field: getattr(DEFAULT, field) for field in FIELDS}, origin)
+
+    def without(self, origin: str) -> Rules:
+        """Returns rules without the settings of one origin."""
+        return Rules(tuple(s for s in self._statements if s.origin != origin))
+
+    def of(self, name: str) -> Rule:
+        """Returns the rule of a tap with that name."""
+        rule = self._known.get(name)
+        if rule is None:
+            # Later settings come later, and replace earlier ones of the same field.
+            fields = {s.field: s.value for s in self._statements if matches(name, s.pattern)}
+            if len(self._known) >= MAX_KNOWN:
+                self._known.clear()
+            rule = self._known[name] = Rule(**fields)
+        return rule
+
+    def table(self) -> dict[str, dict[str, Any]]:
+        """Returns, by pattern, its most recent settings."""
+        found: dict[str, dict[str, Any]] = {}
+        for statement in self._statements:
+            found.setdefault(statement.pattern, {})[statement.field] = statement.value
+        return found
+
+
+def _overrules(said: _Statement, earlier: _Statement) -> bool:
+    # A setting of "*" removes all earlier settings of the same field and origin.
+    if said.pattern == "*":
+        return (said.field, said.origin) == (earlier.field, earlier.origin)
+    return said.place == earlier.place

@@ -12,9 +12,10 @@ import numpy as np
 
 from hostcallback.receiver.messages import NAME as STEP, Message, array_names, device_text
 from hostcallback.receiver.sinks import described_template
-from hostcallback.receiver.sinks.tap import batch_axes, batchings_of
+from hostcallback.receiver.sinks.batches import batchings_of
+from hostcallback.receiver.sinks.tap import batch_axes
 from hostcallback.receiver.wire import pytree as tree
-from hostcallback.receiver.wire.frame_layout import Array
+from hostcallback.receiver.wire.array_types import Array
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 
 SCALAR, HISTOGRAM, IMAGE, TEXT = "scalar", "histogram", "image", "text"

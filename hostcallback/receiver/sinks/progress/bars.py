@@ -310,12 +310,16 @@ class _Bar:
 
 
 class Bars:
-    """All bars of this process. Any thread."""
+    """All bars of this process. Any thread.
+
+    Attributes:
+        open: the bars that are shown, by place.
+    """
 
     def __init__(self) -> None:
         """Starts without bars."""
         self._lock = threading.RLock()  # protects everything below, and the displays
-        self._open: dict[Place, _Bar] = {}
+        self.open: dict[Place, _Bar] = {}
         self._senders: dict[str, str] = {}  # of bars that devices share
         self._refused: set[str] = set()
         self._ended: dict[Place, tuple[int, int]] = {}  # launch and time of the message that ended a bar
@@ -338,7 +342,7 @@ class Bars:
             ended_by, last = self._ended.get(place, (None, 0))
             if ended_by == run_id and step.phase is Phase.UPDATE and time_ns <= last:
                 return
-            bar = self._open.get(place)
+            bar = self.open.get(place)
             if bar is None and place.lane:
                 self._open_lanes(place)
             if bar is not None and (step.phase is Phase.BEGIN or bar.run_id != run_id):
@@ -357,7 +361,7 @@ class Bars:
     def close_all(self) -> None:
         """Closes all bars: their programs have ended, failed or were aborted."""
         with self._lock:
-            self._close([*self._open.values()])
+            self._close([*self.open.values()])
 
     def _again(self, bar: _Bar, run_id: int) -> _Bar | None:
         # An inner loop begins again. Otherwise the program that opened the bar has not ended its loop.
@@ -370,22 +374,22 @@ class Bars:
 
     def _of_program(self, bar: _Bar) -> list[_Bar]:
         return [
-            other for other in self._open.values()
+            other for other in self.open.values()
             if other.place.device == bar.place.device and other.run_id == bar.run_id
         ]  # fmt: skip
 
     def _open_lanes(self, place: Place) -> None:
         # The bar of all elements goes when the first one gets its own.
-        bar = self._open.pop(place._replace(lane=()), None)
+        bar = self.open.pop(place._replace(lane=()), None)
         if bar is not None:
             bar.display.close(leave=False)
 
     def _begin(self, place: Place, look: Look, run_id: int) -> _Bar | None:
         outer = [
-            bar for bar in self._open.values()
+            bar for bar in self.open.values()
             if bar.place.device == place.device and bar.run_id == run_id and bar.place.key != place.key
         ]  # fmt: skip
-        if len(self._open) >= MAX_BARS:
+        if len(self.open) >= MAX_BARS:
             return None
         make = DISPLAYS.get(look.display, DISPLAYS["tqdm"])
         try:
@@ -397,14 +401,14 @@ class Bars:
             return None
         if look.display != "rich":
             output.above_bars = above_bars
-        bar = self._open[place] = _Bar(place, look, display, run_id, len(outer), look.leave and not outer)
+        bar = self.open[place] = _Bar(place, look, display, run_id, len(outer), look.leave and not outer)
         if len(self._siblings(place)) == 2:  # the first was made when it was not known that there are others
             for sibling in self._siblings(place):
                 sibling.display.label(self._label(sibling.place, sibling.look))
         return bar
 
     def _siblings(self, place: Place) -> list[_Bar]:
-        return [bar for bar in self._open.values() if bar.place.key == place.key]
+        return [bar for bar in self.open.values() if bar.place.key == place.key]
 
     def _label(self, place: Place, look: Look) -> str:
         others = [bar.place for bar in self._siblings(place) if bar.place != place]
@@ -427,15 +431,15 @@ class Bars:
             self._close(inner)
 
     def _close(self, closing: list[_Bar]) -> None:
-        closing = [bar for bar in self._open.values() if any(bar is other for other in closing)]
+        closing = [bar for bar in self.open.values() if any(bar is other for other in closing)]
         for bar in closing:
             bar.display.clear()
         for bar in sorted(
             closing, key=lambda bar: bar.leave
         ):  # what is removed first, then what stays, in order
-            del self._open[bar.place]
+            del self.open[bar.place]
             bar.display.close(leave=bar.leave)
-        if not self._open:
+        if not self.open:
             output.above_bars = None
 
 

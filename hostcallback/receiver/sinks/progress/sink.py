@@ -9,8 +9,9 @@ import numpy as np
 
 from hostcallback.receiver import limits
 from hostcallback.receiver.messages import Message, device_text
+from hostcallback.receiver.sinks.batches import Batchings, elements_of
 from hostcallback.receiver.sinks.progress.bars import Bars, Look, Phase, Place, Step, bars, value_text
-from hostcallback.receiver.sinks.tap import Batchings, Unflatten, elements_of
+from hostcallback.receiver.sinks.tap import Unflatten
 from hostcallback.receiver.text import printable
 
 MAX_LANES = 8

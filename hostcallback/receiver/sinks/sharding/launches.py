@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from hostcallback.receiver.sinks.sharding.shard_record import Shard
-from hostcallback.receiver.wire.frame_layout import Array
+from hostcallback.receiver.wire.array_types import Array
 
 
 class Device:

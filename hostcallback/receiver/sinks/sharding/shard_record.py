@@ -25,7 +25,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hostcallback.receiver.messages import Index, Message
-from hostcallback.receiver.wire.frame_layout import Array
+from hostcallback.receiver.wire.array_types import Array
 
 PLACES_FROM = 4
 """Index in a shard record at which the dimensions begin."""

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from hostcallback.receiver.errors import WireError
 from hostcallback.receiver.sinks.call import WHOLE_ID
 from hostcallback.receiver.taplog.format.block import FrameBlock, alike_groups, even_stride, words_of
 from hostcallback.receiver.taplog.format.errors import Damage
@@ -16,9 +17,9 @@ from hostcallback.receiver.taplog.reading.merge import Stretch
 from hostcallback.receiver.taplog.reading.reader import LogReader
 from hostcallback.receiver.taplog.reading.segment_reader import Writer
 from hostcallback.receiver.taplog.reading.selection import Selection
-from hostcallback.receiver.wire import Decoder, Flags, WireError
-from hostcallback.receiver.wire.codec import Plan
-from hostcallback.receiver.wire.frame_layout import Array
+from hostcallback.receiver.wire.array_types import Array
+from hostcallback.receiver.wire.decoder import Decoder, Plan
+from hostcallback.receiver.wire.frame import Flags
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 from hostcallback.receiver.wire.truncation import stack_of_one
 

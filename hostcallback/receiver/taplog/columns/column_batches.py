@@ -11,20 +11,17 @@ from hostcallback.receiver.errors import IncompleteValueError
 from hostcallback.receiver.failures.deferred_errors import MultipleFailures
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.messages import Message
+from hostcallback.receiver.sinks.batches import batchings_of
 from hostcallback.receiver.sinks.sharding.sinks import AssemblingSink
-from hostcallback.receiver.sinks.tap import batch_axes, batchings_of
+from hostcallback.receiver.sinks.tap import batch_axes
 from hostcallback.receiver.taplog.columns.alike import AlikeMessages, AlikeReader, Wants
 from hostcallback.receiver.taplog.format.errors import Damage
-from hostcallback.receiver.taplog.reading.logged_message import (
-    MAX_EXPORTED,
-    LoggedMessage,
-    LoggedTap,
-)
+from hostcallback.receiver.taplog.reading.logged_message import MAX_EXPORTED, LoggedMessage, LoggedTap
 from hostcallback.receiver.taplog.reading.merge import LostNote, Stretch
 from hostcallback.receiver.taplog.reading.reader import LogReader
 from hostcallback.receiver.taplog.reading.segment_reader import Writer
 from hostcallback.receiver.taplog.reading.selection import Selection
-from hostcallback.receiver.wire.frame_layout import Array
+from hostcallback.receiver.wire.array_types import Array
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 from hostcallback.receiver.wire.truncation import is_truncated
 

@@ -16,7 +16,7 @@ from hostcallback.receiver.tap_arguments import base_name
 from hostcallback.receiver.taplog.columns.column_batches import Column, ColumnBatch
 from hostcallback.receiver.taplog.format.layout import NO_STEP
 from hostcallback.receiver.taplog.render.json import plain_array
-from hostcallback.receiver.wire.frame_layout import Array
+from hostcallback.receiver.wire.array_types import Array
 
 _TAKEN = ("step", "time", "device", "process", "seq", "message")
 """Names of columns that are no leaves. A leaf of such a name, or of a lane's, is called with `_value` after it."""

@@ -15,7 +15,7 @@ import numpy as np
 from hostcallback.receiver.taplog.columns.alike import AlikeMessages
 from hostcallback.receiver.taplog.render.json import plain_array, plain_value, process_text
 from hostcallback.receiver.text import printable
-from hostcallback.receiver.wire.frame_layout import Array
+from hostcallback.receiver.wire.array_types import Array
 
 BUFFER_BYTES = 64 << 20
 """Bytes that are collected in memory before they are written to the arrays' files."""

@@ -14,7 +14,7 @@ from hostcallback.receiver.taplog.columns.tables import optional
 from hostcallback.receiver.taplog.convert.output import ConvertError
 from hostcallback.receiver.taplog.format.layout import NO_STEP
 from hostcallback.receiver.taplog.render.json import plain_array, process_text
-from hostcallback.receiver.wire.frame_layout import Array
+from hostcallback.receiver.wire.array_types import Array
 
 ROW_GROUP_BYTES = 32 << 20
 ROW_GROUP_ROWS = 1 << 15

@@ -9,7 +9,7 @@ import numpy as np
 
 from hostcallback.receiver.taplog.reading.logged_message import Leaf, LoggedMessage, LoggedTap
 from hostcallback.receiver.taplog.render.json import plain_array, type_text
-from hostcallback.receiver.wire.frame_layout import Array
+from hostcallback.receiver.wire.array_types import Array
 
 
 class Tolerance(NamedTuple):

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from hostcallback.receiver import environment
-from hostcallback.receiver.errors import HostCallbackError
+from hostcallback.receiver.errors import HostCallbackError, WireError
 from hostcallback.receiver.files import PRIVATE, write_private
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.messages import Consumer
@@ -28,14 +28,13 @@ from hostcallback.receiver.sources.ring import RingSource
 from hostcallback.receiver.sources.source import Source
 from hostcallback.receiver.taplog.writing.segment_writer import SegmentWriter
 from hostcallback.receiver.text import command_line
-from hostcallback.receiver.wire import (
-    ALIGNMENT,
+from hostcallback.receiver.wire.array_types import ALIGNMENT
+from hostcallback.receiver.wire.frame import (
     HEADER,
     MAGIC as FRAME_MAGIC,
     VERSION as WIRE_VERSION,
     Flags,
     Header,
-    WireError,
     decode_header,
     encode_header,
 )

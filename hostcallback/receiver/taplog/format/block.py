@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from hostcallback.receiver.wire import HEADER
-from hostcallback.receiver.wire.frame_layout import Array
+from hostcallback.receiver.wire.array_types import Array
+from hostcallback.receiver.wire.frame import HEADER
 
 
 class FrameBlock:

@@ -11,7 +11,7 @@ import numpy as np
 from hostcallback.receiver import limits
 from hostcallback.receiver.native import bindings as native_library
 from hostcallback.receiver.taplog.format.errors import TapLogError
-from hostcallback.receiver.wire.frame_layout import Array
+from hostcallback.receiver.wire.array_types import Array
 
 PORTION_BYTES = 1024
 PIECE_BYTES = 1 << 20

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 import msgpack
 
-from hostcallback.receiver import wire
+from hostcallback.receiver.errors import UnsupportedVersionError
 from hostcallback.receiver.taplog.format.compression import crc32, page_count
 from hostcallback.receiver.taplog.format.errors import CutOffLogError, NotATapLogError
-from hostcallback.receiver.wire import UnsupportedVersionError
+from hostcallback.receiver.wire import frame
 
 MAGIC = b"HCBLOG\r\n"
 VERSION = 1
@@ -184,9 +184,9 @@ def decode_info(data: bytes, info_bytes: int, crc: int, name: str) -> dict[str, 
         raise CutOffLogError(f"{name}: truncated: the tap log ends before its header does")
     if not isinstance(info, dict):
         raise NotATapLogError(f"{name}: the info after the header of this tap log is damaged")
-    if not isinstance(info.get("wire_version"), int) or info["wire_version"] > wire.VERSION:
+    if not isinstance(info.get("wire_version"), int) or info["wire_version"] > frame.VERSION:
         raise UnsupportedVersionError(
-            f"{name} holds frames of wire format {info.get('wire_version')}, this package reads up to {wire.VERSION}; "
+            f"{name} holds frames of wire format {info.get('wire_version')}, this package reads up to {frame.VERSION}; "
             "upgrade hostcallback where the log is read"
         )
     return info

@@ -22,12 +22,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hostcallback.receiver import limits
+from hostcallback.receiver.errors import WireError
 from hostcallback.receiver.messages import StepSource, step_place
 from hostcallback.receiver.sinks.call import SHARDS_ID, WHOLE_ID
 from hostcallback.receiver.taplog.format.block import FrameBlock, alike_groups
 from hostcallback.receiver.taplog.format.layout import NO_STEP, align
-from hostcallback.receiver.wire import HEADER, Flags, WireError, decode_metadata, payload_layout
-from hostcallback.receiver.wire.frame_layout import Array
+from hostcallback.receiver.wire.array_types import Array, decode_metadata, payload_layout
+from hostcallback.receiver.wire.frame import HEADER, Flags
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 
 MAX_KNOWN = 4096

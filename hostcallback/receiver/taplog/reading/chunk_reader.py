@@ -14,8 +14,8 @@ from hostcallback.receiver.taplog.format.block import FrameBlock
 from hostcallback.receiver.taplog.format.compression import PAGE_BYTES, decompress, page_checksums, page_count
 from hostcallback.receiver.taplog.format.errors import Damage
 from hostcallback.receiver.taplog.format.layout import CHUNK_HEADER_BYTES, ChunkHeader, Codec, Kind
-from hostcallback.receiver.wire import HEADER, MAGIC, VERSION
-from hostcallback.receiver.wire.frame_layout import Array
+from hostcallback.receiver.wire.array_types import Array
+from hostcallback.receiver.wire.frame import HEADER, MAGIC, VERSION
 
 _TAG = int.from_bytes(MAGIC + bytes([VERSION]), "little")
 _LOOK = struct.Struct("<II36xIQQ")

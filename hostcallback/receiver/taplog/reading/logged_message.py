@@ -10,17 +10,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from hostcallback.receiver.errors import WireError
 from hostcallback.receiver.messages import Consumer, Message, array_names
+from hostcallback.receiver.sinks.batches import LaneMask
 from hostcallback.receiver.sinks.call import SHARDS_ID, WHOLE_ID
-from hostcallback.receiver.sinks.lane_mask import LaneMask
 from hostcallback.receiver.sinks.sharding.multi_process import ProgramRun, ShardOrigin, ShardStream
 from hostcallback.receiver.sinks.sharding.shard_record import PLACES_FROM, RecordReader, Shard
 from hostcallback.receiver.taplog.format.errors import Damage
 from hostcallback.receiver.taplog.format.layout import NO_STEP
 from hostcallback.receiver.taplog.reading.merge import Stretch
 from hostcallback.receiver.taplog.reading.segment_reader import Writer
-from hostcallback.receiver.wire import Decoder, Flags, WireError, pytree as tree
-from hostcallback.receiver.wire.frame_layout import Array
+from hostcallback.receiver.wire import pytree as tree
+from hostcallback.receiver.wire.array_types import Array
+from hostcallback.receiver.wire.decoder import Decoder
+from hostcallback.receiver.wire.frame import Flags
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 from hostcallback.receiver.wire.truncation import TruncatedArray, split_truncated
 

@@ -30,7 +30,7 @@ from hostcallback.receiver.taplog.format.steps import (
 from hostcallback.receiver.taplog.reading.chunk_reader import Chunk, read_frames
 from hostcallback.receiver.taplog.reading.segment_reader import SegmentReader, Writer
 from hostcallback.receiver.taplog.reading.selection import Selection
-from hostcallback.receiver.wire.frame_layout import Array
+from hostcallback.receiver.wire.array_types import Array
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 
 

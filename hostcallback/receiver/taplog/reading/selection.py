@@ -14,7 +14,7 @@ from hostcallback.receiver.tap_arguments import matches
 from hostcallback.receiver.taplog.format.errors import NoSuchRunError
 from hostcallback.receiver.taplog.format.layout import ALL_CONSUMERS, NO_STEP
 from hostcallback.receiver.taplog.reading.chunk_reader import Chunk
-from hostcallback.receiver.wire.frame_layout import Array
+from hostcallback.receiver.wire.array_types import Array
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from hostcallback.receiver import limits
+from hostcallback.receiver.sinks.batches import shown_transforms
 from hostcallback.receiver.sinks.described_template import HEAD
-from hostcallback.receiver.sinks.lane_mask import shown_transforms
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
 from hostcallback.receiver.taplog.reading.segment_reader import Writer
 from hostcallback.receiver.text import printable
-from hostcallback.receiver.wire.frame_layout import Array
+from hostcallback.receiver.wire.array_types import Array
 from hostcallback.receiver.wire.pytree import FLOAT0, Node, Opaque
 from hostcallback.receiver.wire.truncation import TruncatedArray
 

@@ -13,9 +13,9 @@ from hostcallback.receiver.sources.columns import BatchColumns
 from hostcallback.receiver.sources.source import Batch
 from hostcallback.receiver.taplog.format.block import FrameBlock
 from hostcallback.receiver.taplog.format.layout import align, padding
-from hostcallback.receiver.wire import HEADER, Flags, encode_frame
-from hostcallback.receiver.wire.codec import decode_frame
-from hostcallback.receiver.wire.frame_layout import Array
+from hostcallback.receiver.wire.array_types import Array
+from hostcallback.receiver.wire.decoder import decode_frame
+from hostcallback.receiver.wire.frame import HEADER, Flags, encode_frame
 from hostcallback.receiver.wire.truncation import encode_truncated, head
 
 Room = Callable[[int], Array]

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from hostcallback.receiver.errors import TapFailure
+from hostcallback.receiver.errors import TapFailure, WireError
 from hostcallback.receiver.failures.failure_report import FailureHistory
 from hostcallback.receiver.files import PRIVATE, Closing
 from hostcallback.receiver.log import logger
@@ -29,7 +29,8 @@ from hostcallback.receiver.taplog.writing.segments import (
     LogOptions,
     plain_config,
 )
-from hostcallback.receiver.wire import Flags, WireError, decode_metadata, encode_frame
+from hostcallback.receiver.wire.array_types import decode_metadata
+from hostcallback.receiver.wire.frame import Flags, encode_frame
 from hostcallback.receiver.wire.tap_descriptor import LOGGED_ELEMENTS, UNDESCRIBED, TapDescriptor
 from hostcallback.receiver.wire.truncation import encode_truncated, head, row
 

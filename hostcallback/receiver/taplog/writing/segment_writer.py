@@ -15,14 +15,15 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from hostcallback.receiver import limits, processes, wire
+from hostcallback.receiver import limits, processes
 from hostcallback.receiver.files import PRIVATE, Permissions
 from hostcallback.receiver.taplog.format import layout
 from hostcallback.receiver.taplog.format.block import FrameBlock
 from hostcallback.receiver.taplog.format.compression import Compressor, page_checksums
 from hostcallback.receiver.taplog.format.errors import Lost, ThinnedTap
 from hostcallback.receiver.taplog.format.layout import ALL_CONSUMERS, NO_STEP, ChunkHeader, Codec, Kind
-from hostcallback.receiver.wire.frame_layout import Array
+from hostcallback.receiver.wire.array_types import Array
+from hostcallback.receiver.wire.frame import VERSION
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 
 _process = uuid.uuid4().hex[:16]
@@ -53,7 +54,7 @@ def segment_info(number: int) -> dict[str, Any]:
         "created_ns": time.time_ns(),
         "monotonic_ns": time.monotonic_ns(),
         "segment": number,
-        "wire_version": wire.VERSION,
+        "wire_version": VERSION,
         "hostcallback": package,
     }
 

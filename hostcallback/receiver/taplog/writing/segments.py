@@ -18,7 +18,7 @@ from hostcallback.receiver.taplog.format.block import FrameBlock
 from hostcallback.receiver.taplog.format.compression import Compressor
 from hostcallback.receiver.taplog.format.errors import Lost, segment_name
 from hostcallback.receiver.taplog.writing.segment_writer import SegmentWriter
-from hostcallback.receiver.wire.frame_layout import Array
+from hostcallback.receiver.wire.array_types import Array
 
 FLUSH_BYTES = 256 << 10
 FLUSH_SEC = 0.1

@@ -17,7 +17,7 @@ from hostcallback.receiver.taplog.render.json import plain_value
 from hostcallback.receiver.ui.index.log_index import LogIndex, Origin
 from hostcallback.receiver.ui.index.series import DETAIL_CHUNKS
 from hostcallback.receiver.ui.index.taps import Tap
-from hostcallback.receiver.wire.frame_layout import Array
+from hostcallback.receiver.wire.array_types import Array
 
 BINS = 40
 MAX_VALUES = 4096

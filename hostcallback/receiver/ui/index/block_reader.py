@@ -7,8 +7,9 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from hostcallback.receiver.errors import WireError
+from hostcallback.receiver.sinks.batches import LaneMask
 from hostcallback.receiver.sinks.call import SHARDS_ID, WHOLE_ID
-from hostcallback.receiver.sinks.lane_mask import LaneMask
 from hostcallback.receiver.sinks.metric_writers.reduction import SCALAR, TEXT
 from hostcallback.receiver.taplog.columns.alike import array_views
 from hostcallback.receiver.taplog.columns.column_batches import Column, Layouts
@@ -20,9 +21,9 @@ from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage, M
 from hostcallback.receiver.taplog.reading.merge import Stretch
 from hostcallback.receiver.ui.index import buckets
 from hostcallback.receiver.ui.index.taps import LANES, Tap, TapTable, kind_of
-from hostcallback.receiver.wire import Decoder, Flags, WireError
-from hostcallback.receiver.wire.codec import Plan
-from hostcallback.receiver.wire.frame_layout import Array
+from hostcallback.receiver.wire.array_types import Array
+from hostcallback.receiver.wire.decoder import Decoder, Plan
+from hostcallback.receiver.wire.frame import Flags
 from hostcallback.receiver.wire.tap_descriptor import METRICS, TapDescriptor
 
 _TRUNCATED = np.uint64(int(Flags.TRUNCATED))

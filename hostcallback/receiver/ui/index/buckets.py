@@ -8,7 +8,7 @@ import numpy as np
 
 from hostcallback.receiver.taplog.format.layout import NO_STEP
 from hostcallback.receiver.taplog.reading.chunk_reader import Chunk
-from hostcallback.receiver.wire.frame_layout import Array
+from hostcallback.receiver.wire.array_types import Array
 
 STEP, LAST_STEP, TIME, LAST_TIME, MIN, MAX, SUM, COUNT = range(8)
 """The columns of a bucket: bounds of its steps and Unix times in seconds, smallest and largest finite value, the sum of

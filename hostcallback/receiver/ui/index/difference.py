@@ -21,7 +21,7 @@ from hostcallback.receiver.taplog.render.json import short_text
 from hostcallback.receiver.text import printable
 from hostcallback.receiver.ui.index.log_index import LogIndex
 from hostcallback.receiver.ui.index.runs import differing_settings, runs, settings
-from hostcallback.receiver.wire.frame_layout import Array
+from hostcallback.receiver.wire.array_types import Array
 
 BUDGET_SEC = 20.0
 """A comparison that takes longer ends with what it has found."""

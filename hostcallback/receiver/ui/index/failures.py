@@ -19,7 +19,7 @@ from hostcallback.receiver.taplog.reading.segment_reader import Writer
 from hostcallback.receiver.taplog.render.json import process_text
 from hostcallback.receiver.text import printable
 from hostcallback.receiver.ui.live.processes import LiveFailure, live_failures
-from hostcallback.receiver.wire.frame_layout import Array
+from hostcallback.receiver.wire.array_types import Array
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 
 MAX_PLACES = 256

@@ -11,11 +11,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from hostcallback.receiver.errors import UnsupportedVersionError
 from hostcallback.receiver.taplog.format.errors import CutOffLogError, Damage, NotATapLogError, segments_of
 from hostcallback.receiver.taplog.format.layout import CHUNK_HEADER_BYTES, decode_chunk_header
 from hostcallback.receiver.taplog.reading.chunk_reader import Chunk
 from hostcallback.receiver.taplog.reading.segment_reader import SegmentReader, Unpack, Writer
-from hostcallback.receiver.wire.frame_layout import UnsupportedVersionError
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 
 MAX_FOLDERS = 1000

@@ -35,7 +35,7 @@ from hostcallback.receiver.ui.index.devices import DeviceTable
 from hostcallback.receiver.ui.index.failures import Failures
 from hostcallback.receiver.ui.index.log_files import FairLock, LogFiles, Segment
 from hostcallback.receiver.ui.index.taps import MAX_TAPS, Tap, TapTable
-from hostcallback.receiver.wire.frame_layout import Array
+from hostcallback.receiver.wire.array_types import Array
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 
 MAX_HEADERS = 16_384

@@ -12,7 +12,7 @@ from hostcallback.receiver.ui.index.block_reader import ScalarPart
 from hostcallback.receiver.ui.index.buckets import COUNT, LAST_STEP, LAST_TIME, MAX, MIN, STEP, SUM, TIME
 from hostcallback.receiver.ui.index.log_index import LogIndex
 from hostcallback.receiver.ui.index.taps import Tap
-from hostcallback.receiver.wire.frame_layout import Array
+from hostcallback.receiver.wire.array_types import Array
 
 AXES = "step", "time", "elapsed", "message"
 

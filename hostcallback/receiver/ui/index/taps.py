@@ -15,7 +15,7 @@ from hostcallback.receiver.taplog.columns.column_batches import Column
 from hostcallback.receiver.taplog.render.text import joined
 from hostcallback.receiver.text import printable
 from hostcallback.receiver.ui.index.buckets import Buckets
-from hostcallback.receiver.wire.frame_layout import Array
+from hostcallback.receiver.wire.array_types import Array
 
 BITS = 1 << 23
 """In one mebibyte. A million items are counted to within about 0.1 %, few items almost always exactly."""

@@ -11,11 +11,12 @@ from pathlib import Path
 import numpy as np
 
 from fake_gpu import Driver, Gpu
-from hostcallback.receiver import wire
 from hostcallback.receiver.errors import CallFailedError, NativeLibraryError
 from hostcallback.receiver.native import bindings as native
 from hostcallback.receiver.runtime.runtime import Supervisor, runtime
 from hostcallback.receiver.sources.ring_batch import LostCopiesError
+from hostcallback.receiver.wire.array_types import ArraySpec
+from hostcallback.receiver.wire.frame import Flags, encode_prefix
 
 
 def value(number):
@@ -147,15 +148,15 @@ def start(driver):
         return [message.arrays[0] + 1]
 
     call = runtime.registry.lease(Consumer(9, "add_one", "here.py:2", add_one))
-    spec = wire.ArraySpec.of(np.dtype(np.float32), (1,))
-    prefix = wire.encode_prefix(9, wire.Flags.CALL, [spec])
+    spec = ArraySpec.of(np.dtype(np.float32), (1,))
+    prefix = encode_prefix(9, Flags.CALL, [spec])
     ask = transport.callback_caller("cuda", prefix, [np.dtype(np.float32)], [spec], [device])
     for number in range(20):
         gpu.tap(value(number), consumer_id=8)
         assert ask(0, value(number))[0].tolist() == [number + 1]
     assert results == list(range(2, 22))
     failing = transport.callback_caller(
-        "cuda", wire.encode_prefix(10, wire.Flags.CALL, [spec]), [np.dtype(np.float32)], [spec], [device]
+        "cuda", encode_prefix(10, Flags.CALL, [spec]), [np.dtype(np.float32)], [spec], [device]
     )
     try:
         failing(0, value(1))

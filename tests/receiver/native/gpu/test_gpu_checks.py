@@ -14,7 +14,8 @@ from hostcallback.receiver.messages import Consumer, Registry
 from hostcallback.receiver.runtime.device_receiver import DeviceReceiver
 from hostcallback.receiver.runtime.dispatch.scope import Scope
 from hostcallback.receiver.sources.ring_batch import RingConfig
-from hostcallback.receiver.wire import ArraySpec, Flags, encode_prefix
+from hostcallback.receiver.wire.array_types import ArraySpec
+from hostcallback.receiver.wire.frame import Flags, encode_prefix
 
 pytestmark = [pytest.mark.native_only, needs_compiler]
 

@@ -14,7 +14,8 @@ from compiling import needs_compiler
 from fake_gpu import Driver, Gpu, Stream
 from hostcallback.receiver.sources.back_pressure import Policy
 from hostcallback.receiver.sources.ring_batch import RingConfig
-from hostcallback.receiver.wire import ArraySpec, Flags, encode_prefix
+from hostcallback.receiver.wire.array_types import ArraySpec
+from hostcallback.receiver.wire.frame import Flags, encode_prefix
 
 pytestmark = [pytest.mark.native_only, needs_compiler]
 

@@ -19,11 +19,13 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
-from hostcallback.receiver import wire
 from hostcallback.receiver.native import bindings as native
 from hostcallback.receiver.sources.back_pressure import Policy
 from hostcallback.receiver.sources.ring import RingSource
 from hostcallback.receiver.sources.ring_batch import RingConfig
+from hostcallback.receiver.wire.array_types import ArraySpec
+from hostcallback.receiver.wire.decoder import Decoder
+from hostcallback.receiver.wire.frame import Flags, encode_prefix
 
 LIBRARY = native.load()
 jax.ffi.register_ffi_target("tap", jax.ffi.pycapsule(LIBRARY.hcb_tap), platform="cpu")
@@ -32,8 +34,8 @@ TINY = 4096
 
 def tap(*arrays, consumer_id=1, alias=True, prefix=None):
     """Emits the arrays and returns them."""
-    specs = [wire.ArraySpec.of(a.dtype, a.shape) for a in arrays]
-    prefix = wire.encode_prefix(consumer_id, 0, specs) if prefix is None else prefix
+    specs = [ArraySpec.of(a.dtype, a.shape) for a in arrays]
+    prefix = encode_prefix(consumer_id, 0, specs) if prefix is None else prefix
     results = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in arrays]
     aliases = {i: i for i in range(len(arrays))} if alias else None
     call = jax.ffi.ffi_call("tap", results, has_side_effect=True, input_output_aliases=aliases)
@@ -42,7 +44,7 @@ def tap(*arrays, consumer_id=1, alias=True, prefix=None):
 
 def tap_only(*arrays, consumer_id=1):
     """Emits the arrays, without results."""
-    prefix = wire.encode_prefix(consumer_id, 0, [wire.ArraySpec.of(a.dtype, a.shape) for a in arrays])
+    prefix = encode_prefix(consumer_id, 0, [ArraySpec.of(a.dtype, a.shape) for a in arrays])
     jax.ffi.ffi_call("tap", (), has_side_effect=True)(*arrays, prefix=np.frombuffer(prefix, np.uint8))
 
 
@@ -60,12 +62,12 @@ class Reader(threading.Thread):
 
     def run(self) -> None:
         self.run_now.wait()
-        decoder = wire.Decoder()
+        decoder = Decoder()
         while True:
             batch = self.source.read(None)
             for frame in batch.frames:
                 message = decoder.decode(*frame)
-                if message[1] & wire.Flags.END_OF_STREAM:
+                if message[1] & Flags.END_OF_STREAM:
                     batch.release()
                     return
                 self.messages.append(message)

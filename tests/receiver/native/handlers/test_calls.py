@@ -13,13 +13,13 @@ import pytest
 
 from checkout import HELPERS, ROOT
 from compiling import SOURCES, compile_program, needs_compiler
-from hostcallback.receiver import wire
-from hostcallback.receiver.errors import UnknownConsumerError
+from hostcallback.receiver.errors import CorruptStreamError, UnknownConsumerError
 from hostcallback.receiver.messages import Consumer, Registry
 from hostcallback.receiver.native import bindings as native
 from hostcallback.receiver.runtime.device_receiver import DeviceReceiver
 from hostcallback.receiver.runtime.dispatch.scope import Scope
 from hostcallback.receiver.sources.back_pressure import Policy
+from hostcallback.receiver.wire.frame import Flags, decode_header, encode_prefix
 from python_process import python_output
 from rings import TestRing
 
@@ -34,7 +34,7 @@ class Caller(threading.Thread):
     def __init__(self, ring: Any, request: bytes = b"", size: int = 2, consumer_id: int = 1) -> None:
         super().__init__(daemon=True)
         self.ring = ring
-        self.prefix = wire.encode_prefix(consumer_id, wire.Flags.CALL | wire.Flags.ORDERED, ())
+        self.prefix = encode_prefix(consumer_id, Flags.CALL | Flags.ORDERED, ())
         self.result = np.zeros(size, np.float32)
         self.error = ctypes.create_string_buffer(LOST, 200)
         self.status: int | None = None
@@ -61,7 +61,7 @@ def take(ring: Any) -> Any:
     """Takes the next call as a thread that runs host functions does; its header."""
     batch = ring.source.read_call(30)
     ((memory, offset, _),) = batch.frames
-    header = wire.decode_header(memory, offset)
+    header = decode_header(memory, offset)
     batch.release()
     ring.source.end_read_call()
     return header
@@ -70,7 +70,7 @@ def take(ring: Any) -> Any:
 def test_the_reply_is_copied_and_the_program_goes_on_when_it_is_resumed(ring: TestRing) -> None:
     caller = Caller(ring)
     header = take(ring)
-    assert header.flags == wire.Flags.CALL | wire.Flags.ORDERED
+    assert header.flags == Flags.CALL | Flags.ORDERED
     results = [np.array([1.5, -2], np.float32)]
     replied = ring.source.reply(header.seq, results)
     results[0][:] = 7
@@ -118,7 +118,7 @@ def test_a_call_waits_until_all_before_it_has_been_delivered(ring: TestRing) -> 
     batch.release()
     assert ring.source.read_call(0) is None, "the tap is still being delivered"
     (call,) = ring.take(1)
-    assert call.header.flags & wire.Flags.CALL
+    assert call.header.flags & Flags.CALL
     ring.source.resume(ring.source.reply(call.header.seq, [np.ones(2, np.float32)]))
     assert caller.end()[0] == native.EMITTED
 
@@ -138,7 +138,7 @@ def test_messages_behind_a_call_wait_until_the_call_is_delivered(ring: TestRing)
 def test_a_reader_without_helpers_takes_the_call_itself(ring: TestRing) -> None:
     caller = Caller(ring)
     (taken,) = ring.take(1)
-    assert taken.header.flags & wire.Flags.CALL
+    assert taken.header.flags & Flags.CALL
     ring.source.fail(taken.header.seq, "enough")
     assert caller.end()[2] == "enough"
 
@@ -154,7 +154,7 @@ def test_a_full_ring_keeps_a_call_waiting_but_never_drops_it(make_ring: Any, pol
         pass
     frames = ring.take(count + 1 - lost)
     assert [f.header.seq for f in frames[:-1]] == list(range(lost, count))
-    assert frames[-1].header.flags & wire.Flags.CALL
+    assert frames[-1].header.flags & Flags.CALL
     ring.source.resume(ring.source.reply(frames[-1].header.seq, [np.full(2, 3, np.float32)]))
     assert caller.end()[:2] == (native.EMITTED, [3, 3])
 
@@ -165,7 +165,7 @@ def test_a_damaged_call_fails_its_program(ring: TestRing) -> None:
     caller.waits()
     ring.corrupt(192, b"XYZ")
     ring.take(1)
-    with pytest.raises(wire.CorruptStreamError):
+    with pytest.raises(CorruptStreamError):
         ring.source.read(30)
     status, _, error = caller.end()
     assert status == native.DROPPED

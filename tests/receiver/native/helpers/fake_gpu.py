@@ -12,10 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from hostcallback.receiver import wire
 from hostcallback.receiver.native import bindings as native
 from hostcallback.receiver.sources.ring import RingSource
 from hostcallback.receiver.sources.ring_batch import RingBatch, RingConfig
+from hostcallback.receiver.wire.array_types import ArraySpec
+from hostcallback.receiver.wire.decoder import Decoder
+from hostcallback.receiver.wire.frame import encode_prefix
 
 SOURCES = [Path(__file__).with_name(name) for name in ("fake_cuda.cc", "ffi_caller.cc")]
 
@@ -129,7 +131,7 @@ class Gpu:
         self.ordinal = next(_ordinals) if ordinal is None else ordinal
         self.source = RingSource.open_gpu(self.ordinal, device_id, config)
         self.stream = Stream(driver)
-        self.decode = wire.Decoder().decode
+        self.decode = Decoder().decode
 
     def put(self, array: np.ndarray[Any, Any], stream: Stream | None = None) -> int:
         """An array in the device's memory, written there in the stream's order; its address."""
@@ -151,8 +153,8 @@ class Gpu:
         results: Sequence[int] | None = None,
     ) -> str | None:
         """Runs a tap of the arrays; its error, or None. `addresses` are their addresses, if they exist already."""
-        specs = [wire.ArraySpec.of(array.dtype, array.shape) for array in arrays]
-        prefix = wire.encode_prefix(consumer_id, flags, specs, predicate)
+        specs = [ArraySpec.of(array.dtype, array.shape) for array in arrays]
+        prefix = encode_prefix(consumer_id, flags, specs, predicate)
         places = [self.put(array, stream) for array in arrays] if addresses is None else list(addresses)
         count = len(arrays)
         error = ctypes.create_string_buffer(1000)
@@ -194,7 +196,7 @@ class Gpu:
 
 def packed(array: np.ndarray[Any, Any]) -> bytes:
     """The bytes of an array as XLA lays them out, with garbage in the last byte's unused bits."""
-    from hostcallback.receiver.wire.frame_layout import is_subbyte, pack_subbyte, wire_type_of
+    from hostcallback.receiver.wire.array_types import is_subbyte, pack_subbyte, wire_type_of
 
     if not is_subbyte(array.dtype):
         return array.tobytes()

@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hostcallback.receiver import wire
 from hostcallback.receiver.native import bindings as native
 from hostcallback.receiver.sources.ring import RingSource
 from hostcallback.receiver.sources.ring_batch import RingBatch, RingConfig
+from hostcallback.receiver.wire.array_types import ArraySpec
+from hostcallback.receiver.wire.frame import Header, decode_header, encode_prefix
 
 # Rings live as long as the process, so that every test takes a new device. Real ordinals are far from these.
 _devices = itertools.count(1_000_000)
@@ -20,7 +21,7 @@ _devices = itertools.count(1_000_000)
 class Received(NamedTuple):
     """One frame, copied out of the ring."""
 
-    header: wire.Header
+    header: Header
     payload: bytes
     external: Any
 
@@ -38,7 +39,7 @@ class TestRing:
 
     def send(self, payload: bytes = b"12345678", consumer_id: int = 1, run_id: int = 0) -> int:
         """Emits one uint8 array; waits if the policy requires it."""
-        prefix = wire.encode_prefix(consumer_id, 0, (wire.ArraySpec.of(np.dtype(np.uint8), (len(payload),)),))
+        prefix = encode_prefix(consumer_id, 0, (ArraySpec.of(np.dtype(np.uint8), (len(payload),)),))
         address = (ctypes.c_void_p * 1)(ctypes.cast(ctypes.c_char_p(payload), ctypes.c_void_p))
         nbytes = (ctypes.c_uint64 * 1)(len(payload))
         return self.library.hcb_ring_send(self.handle, prefix, len(prefix), 1, address, nbytes, run_id)
@@ -76,7 +77,7 @@ def unpack(batch: RingBatch) -> list[Received]:
     """Copies the frames of a batch."""
     received = []
     for memory, offset, external in batch.frames:
-        header = wire.decode_header(memory, offset)
+        header = decode_header(memory, offset)
         start = offset + 64 + (header.meta_bytes + 63) // 64 * 64
         payload = bytes(memory[start : start + header.payload_bytes]) if external is None else bytes(external)
         received.append(Received(header, payload, external))

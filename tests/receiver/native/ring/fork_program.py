@@ -8,14 +8,16 @@ import threading
 
 import numpy as np
 
-from hostcallback.receiver import wire
 from hostcallback.receiver.native import bindings as native
 from hostcallback.receiver.sources.ring import RingSource
 from hostcallback.receiver.sources.ring_batch import RingConfig
+from hostcallback.receiver.wire.array_types import ArraySpec
+from hostcallback.receiver.wire.decoder import Decoder
+from hostcallback.receiver.wire.frame import encode_prefix
 
 
 def send(library, device, payload):
-    prefix = wire.encode_prefix(1, 0, (wire.ArraySpec.of(np.dtype(np.uint8), (len(payload),)),))
+    prefix = encode_prefix(1, 0, (ArraySpec.of(np.dtype(np.uint8), (len(payload),)),))
     array = np.frombuffer(payload, np.uint8)
     address = (native.c_void_p * 1)(array.ctypes.data)
     nbytes = (native.c_uint64 * 1)(len(payload))
@@ -28,7 +30,7 @@ def read_all(source, count):
     while len(payloads) < count:
         batch = source.read(30)
         for memory, offset, external in batch.frames:
-            _, _, seq, *_, (array,) = wire.Decoder().decode(memory, offset, external)
+            _, _, seq, *_, (array,) = Decoder().decode(memory, offset, external)
             payloads.append((seq, array.tobytes()))
         batch.release()
     return payloads

@@ -10,10 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hostcallback.receiver import wire
 from hostcallback.receiver.native import bindings as native
 from hostcallback.receiver.sources.back_pressure import Policy
 from hostcallback.receiver.sources.ring_batch import RingConfig
+from hostcallback.receiver.wire.array_types import ArraySpec
+from hostcallback.receiver.wire.decoder import Decoder
+from hostcallback.receiver.wire.frame import encode_prefix
 
 pytestmark = pytest.mark.native_only
 
@@ -145,12 +147,12 @@ def test_no_payload_is_too_large_for_a_tiny_ring(ring):
 
 
 def test_long_metadata_travels_in_the_ring_even_without_a_payload(ring):
-    specs = [wire.ArraySpec(6, (0,))] * 300
-    prefix = wire.encode_prefix(9, 0, specs)
+    specs = [ArraySpec(6, (0,))] * 300
+    prefix = encode_prefix(9, 0, specs)
     assert 1024 < len(prefix) < 2048  # beyond a quarter of the ring
     for _ in range(10):
         assert ring.library.hcb_ring_append(ring.handle, prefix, len(prefix)) >= 0
         batch = ring.source.read(1)
-        consumer_id, *_, arrays = wire.Decoder().decode(*batch.frames[0])
+        consumer_id, *_, arrays = Decoder().decode(*batch.frames[0])
         assert (consumer_id, len(arrays)) == (9, 300)
         batch.release()

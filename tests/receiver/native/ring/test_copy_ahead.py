@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from hostcallback.receiver import wire
 from hostcallback.receiver.native import bindings as native
 from hostcallback.receiver.sources.back_pressure import Policy
+from hostcallback.receiver.wire.decoder import decode_frame
+from hostcallback.receiver.wire.frame import decode_header
 from rings import TestRing
 
 pytestmark = pytest.mark.native_only
@@ -20,8 +21,7 @@ pytestmark = pytest.mark.native_only
 def payloads(batch: Any) -> list[bytes]:
     """The payloads of a batch's frames, wherever these are."""
     return [
-        wire.decode_frame(memory, offset, external)[1][0].tobytes()
-        for memory, offset, external in batch.frames
+        decode_frame(memory, offset, external)[1][0].tobytes() for memory, offset, external in batch.frames
     ]
 
 
@@ -94,7 +94,7 @@ def test_copies_and_reads_of_a_busy_ring_agree(make_ring: Callable[..., Any], po
             with lock:  # the reader delivers: it does not read on meanwhile
                 batch = ring.source.copy_ahead()
             for memory, offset, _ in () if batch is None else batch.frames:
-                header, (array,) = wire.decode_frame(memory, offset)
+                header, (array,) = decode_frame(memory, offset)
                 assert header.seq > last
                 last = header.seq
                 seen[header.seq] = array.tobytes()
@@ -109,7 +109,7 @@ def test_copies_and_reads_of_a_busy_ring_agree(make_ring: Callable[..., Any], po
                     []
                     if batch is None
                     else [
-                        (wire.decode_header(memory, offset).seq, payload)
+                        (decode_header(memory, offset).seq, payload)
                         for (memory, offset, _), payload in zip(batch.frames, payloads(batch), strict=True)
                     ]
                 )

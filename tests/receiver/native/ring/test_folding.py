@@ -6,24 +6,24 @@ from typing import Any
 
 import pytest
 
-from hostcallback.receiver import wire
 from hostcallback.receiver.native import bindings as native
+from hostcallback.receiver.wire.frame import Flags, decode_header, encode_prefix
 from rings import TestRing
 
 pytestmark = pytest.mark.native_only
 
-FOLDS = wire.Flags.CHECK | wire.Flags.FOLDS
+FOLDS = Flags.CHECK | Flags.FOLDS
 
 
-def append(ring: Any, consumer_id: int, flags: wire.Flags = FOLDS) -> None:
-    prefix = wire.encode_prefix(consumer_id, flags, ())
+def append(ring: Any, consumer_id: int, flags: Flags = FOLDS) -> None:
+    prefix = encode_prefix(consumer_id, flags, ())
     assert ring.library.hcb_ring_append(ring.handle, prefix, len(prefix)) == native.EMITTED
 
 
 def read(ring: Any) -> tuple[list[tuple[int, int]], list[int]]:
     """(consumer id, sequence number) of each frame of one batch, and how many were folded before it."""
     batch = ring.source.read(30)
-    headers = [wire.decode_header(memory, offset) for memory, offset, _ in batch.frames]
+    headers = [decode_header(memory, offset) for memory, offset, _ in batch.frames]
     folded = list(batch.folded)
     batch.release()
     return [(header.consumer_id, header.seq) for header in headers], folded
@@ -45,15 +45,15 @@ def test_two_in_a_row_are_both_listed_and_nothing_is_folded(ring: TestRing) -> N
 def test_other_messages_end_a_row(ring: TestRing) -> None:
     for consumer_id in (7, 7, 7, 8, 7, 7, 7, 7):
         append(ring, consumer_id)
-    append(ring, 9, wire.Flags.ORDERED)
+    append(ring, 9, Flags.ORDERED)
     append(ring, 7)
     frames, folded = read(ring)
     assert frames == [(7, 0), (7, 2), (8, 3), (7, 4), (7, 7), (9, 8), (7, 9)]
     assert folded == [0, 1, 0, 0, 2, 0, 0]
 
 
-@pytest.mark.parametrize("flags", [wire.Flags.CHECK, wire.Flags.ORDERED])
-def test_messages_that_do_not_ask_for_it_are_never_folded(ring: TestRing, flags: wire.Flags) -> None:
+@pytest.mark.parametrize("flags", [Flags.CHECK, Flags.ORDERED])
+def test_messages_that_do_not_ask_for_it_are_never_folded(ring: TestRing, flags: Flags) -> None:
     for _ in range(5):
         append(ring, 7, flags)
     frames, folded = read(ring)

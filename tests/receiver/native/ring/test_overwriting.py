@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from hostcallback.receiver import wire
 from hostcallback.receiver.native import bindings as native
 from hostcallback.receiver.sources.back_pressure import Policy
 from hostcallback.receiver.sources.ring_batch import RingConfig
+from hostcallback.receiver.wire.decoder import decode_frame
+from hostcallback.receiver.wire.frame import Flags, decode_header
 from rings import TestRing
 
 pytestmark = pytest.mark.native_only
@@ -56,7 +57,7 @@ def test_frames_the_reader_holds_are_waited_for(make_ring: Callable[..., Any]) -
         while not ring.counters.waiting_producers:
             assert not sent.done()
         # Nothing has been written over.
-        held = [wire.decode_frame(memory, offset)[1][0] for memory, offset, _ in batch.frames]
+        held = [decode_frame(memory, offset)[1][0] for memory, offset, _ in batch.frames]
         assert [int.from_bytes(array.tobytes(), "little") for array in held] == list(range(5))
         batch.release()
         assert sent.result() == [native.EMITTED] * 995
@@ -87,7 +88,7 @@ def test_the_end_of_a_stream_is_not_dropped(make_ring: Callable[..., Any]) -> No
             assert not sent.done()
         received = ring.take(1)
         assert received[0].header.consumer_id == 77
-        assert received[0].header.flags & wire.Flags.END_OF_STREAM
+        assert received[0].header.flags & Flags.END_OF_STREAM
         assert sent.result() == [native.EMITTED] * 99
     assert numbers(ring.take(ring.counters.queued_messages))[-1] == 99
 
@@ -117,7 +118,7 @@ def test_threads_that_overwrite_during_reading(make_ring: Callable[..., Any], nb
             if batch is None:
                 continue
             for memory, offset, _ in batch.frames:
-                header = wire.decode_header(memory, offset)
+                header = decode_header(memory, offset)
                 payload = bytes(memory[offset + 64 : offset + 64 + nbytes])
                 counter = int.from_bytes(payload[:8], "little")
                 assert payload == number(counter) + bytes([counter & 255]) * (nbytes - 8)

@@ -9,10 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from hostcallback.receiver import wire
 from hostcallback.receiver.native import bindings as native
 from hostcallback.receiver.sources.back_pressure import Policy
 from hostcallback.receiver.sources.ring_batch import RingConfig
+from hostcallback.receiver.wire.array_types import ArraySpec
+from hostcallback.receiver.wire.frame import Flags, encode_prefix
 
 pytestmark = pytest.mark.native_only
 
@@ -112,7 +113,7 @@ def test_the_queue_of_waiting_producers_keeps_their_order(ring, stalls):
         assert waiting.result() == native.EMITTED
     assert received[-3].payload == b"first"
     assert [r.header.consumer_id for r in received[-2:]] == [7, 8]
-    assert all(r.header.flags == wire.Flags.END_OF_STREAM for r in received[-2:])
+    assert all(r.header.flags == Flags.END_OF_STREAM for r in received[-2:])
 
 
 def test_drop_newest_counts_every_drop_and_leaves_gaps(make_ring):
@@ -188,7 +189,7 @@ def test_the_policy_can_change_while_a_producer_waits(make_ring, stalls):
 
 
 def test_metadata_that_can_never_fit_is_refused(ring):
-    prefix = wire.encode_prefix(1, 0, [wire.ArraySpec(6, (0,))] * 1000)
+    prefix = encode_prefix(1, 0, [ArraySpec(6, (0,))] * 1000)
     assert ring.library.hcb_ring_append(ring.handle, prefix, len(prefix)) == native.TOO_LARGE
     assert ring.counters.next_seq == 0
 
@@ -302,17 +303,17 @@ def test_an_impossible_configuration_is_refused(wrong):
 
 
 def test_ring_only_flags_in_a_prefix_are_ignored(ring):
-    prefix = bytearray(wire.encode_prefix(3, wire.Flags.ORDERED, ()))
+    prefix = bytearray(encode_prefix(3, Flags.ORDERED, ()))
     prefix[4:8] = (0xFFFFFFFF).to_bytes(4, "little")
     assert ring.library.hcb_ring_append(ring.handle, bytes(prefix), len(prefix)) == native.EMITTED
     assert ring.take(1)[0].header.flags == (
-        wire.Flags.ORDERED
-        | wire.Flags.END_OF_STREAM
-        | wire.Flags.CALL
-        | wire.Flags.CHECK
-        | wire.Flags.FOLDS
-        | wire.Flags.BATCHED
-        | wire.Flags.TRUNCATED
+        Flags.ORDERED
+        | Flags.END_OF_STREAM
+        | Flags.CALL
+        | Flags.CHECK
+        | Flags.FOLDS
+        | Flags.BATCHED
+        | Flags.TRUNCATED
     )
 
 

@@ -13,7 +13,7 @@ from compiling import needs_compiler
 from fake_gpu import Driver, Gpu
 from hostcallback.receiver.native import bindings as native
 from hostcallback.receiver.sources.ring_batch import RingConfig
-from hostcallback.receiver.wire import Flags
+from hostcallback.receiver.wire.frame import Flags
 from hostcallback.receiver.wire.truncation import TruncatedArray, split_truncated
 from threads import in_threads
 

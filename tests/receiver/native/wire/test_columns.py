@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from hostcallback.receiver import wire
+from hostcallback.receiver.errors import WireError
 from hostcallback.receiver.native import bindings as native
 from hostcallback.receiver.sources.ring_batch import BatchDecoder, DecodedBatch
-from hostcallback.receiver.wire import Decoder, Flags, WireError
+from hostcallback.receiver.wire.array_types import ArraySpec, pack_subbyte
+from hostcallback.receiver.wire.decoder import Decoder
+from hostcallback.receiver.wire.frame import Flags, encode_prefix
 
 pytestmark = pytest.mark.native_only
 
@@ -36,8 +38,8 @@ KINDS: list[list[tuple[Any, tuple[int, ...]]]] = [
 
 
 def send(ring: Any, consumer_id: int, arrays: Sequence[Any], flags: Flags = Flags.ORDERED) -> None:
-    prefix = wire.encode_prefix(consumer_id, flags, [wire.ArraySpec.of(a.dtype, a.shape) for a in arrays])
-    raw = [wire.pack_subbyte(a) if a.dtype == ml_dtypes.int4 else np.ascontiguousarray(a) for a in arrays]
+    prefix = encode_prefix(consumer_id, flags, [ArraySpec.of(a.dtype, a.shape) for a in arrays])
+    raw = [pack_subbyte(a) if a.dtype == ml_dtypes.int4 else np.ascontiguousarray(a) for a in arrays]
     addresses = (ctypes.c_void_p * len(raw))(*[a.ctypes.data for a in raw])
     sizes = (ctypes.c_uint64 * len(raw))(*[a.nbytes for a in raw])
     sent = ring.library.hcb_ring_send(

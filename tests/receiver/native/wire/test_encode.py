@@ -7,8 +7,9 @@ import ctypes
 import numpy as np
 import pytest
 
-from hostcallback.receiver import wire
 from hostcallback.receiver.native import bindings as native
+from hostcallback.receiver.wire.array_types import ArraySpec
+from hostcallback.receiver.wire.frame import encode_frame, encode_prefix
 
 pytestmark = pytest.mark.native_only
 
@@ -17,8 +18,8 @@ def encode(arrays, out_bytes=None, **fields) -> tuple[int, bytes]:
     """Result of hcb_encode_frame, and its output in a buffer of `out_bytes` (enough by default) full of 0xff."""
     library = native.load()
     stamped = {k: fields.pop(k) for k in ("seq", "position", "time_ns", "run_id", "device") if k in fields}
-    prefix = wire.encode_prefix(
-        fields["consumer_id"], fields["flags"], [wire.ArraySpec.of(a.dtype, a.shape) for a in arrays]
+    prefix = encode_prefix(
+        fields["consumer_id"], fields["flags"], [ArraySpec.of(a.dtype, a.shape) for a in arrays]
     )
     addresses = (ctypes.c_void_p * len(arrays))(*(a.ctypes.data for a in arrays))
     nbytes = (ctypes.c_uint64 * len(arrays))(*(a.nbytes for a in arrays))
@@ -33,7 +34,7 @@ def encode(arrays, out_bytes=None, **fields) -> tuple[int, bytes]:
 def test_a_frame_that_does_not_fit_is_not_written():
     array = np.arange(100)
     length, written = encode([array], out_bytes=500, consumer_id=1, flags=0)
-    assert length == len(wire.encode_frame([array], consumer_id=1, flags=0)) > 500
+    assert length == len(encode_frame([array], consumer_id=1, flags=0)) > 500
     assert set(written) == {0xFF}
 
 

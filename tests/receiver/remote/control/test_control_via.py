@@ -23,7 +23,8 @@ from hostcallback.receiver.cli import main
 from hostcallback.receiver.remote.control.client import CollectorControl
 from hostcallback.receiver.remote.control.rule_store import NAME, RuleStore
 from hostcallback.receiver.remote.options import Forward
-from hostcallback.receiver.runtime.rules.rules import Rules, rule_settings, settings_text
+from hostcallback.receiver.runtime.rules.rule_table import Rules
+from hostcallback.receiver.runtime.rules.rules import rule_settings, settings_text
 from hostcallback.receiver.runtime.runtime import runtime
 
 pytestmark = pytest.mark.slow

@@ -18,7 +18,8 @@ from hostcallback.receiver.remote.control.rule_store import (
     covers,
     overlap,
 )
-from hostcallback.receiver.runtime.rules.rules import DEFAULT, Rules
+from hostcallback.receiver.runtime.rules.rule_table import Rules
+from hostcallback.receiver.runtime.rules.rules import DEFAULT
 
 NAMES = ["loss", "loss/a", "grad", "g"]
 globs = st.sampled_from([*NAMES, "*", "loss*", "*a*", "g?", "[lg]*", "none"])

@@ -9,7 +9,7 @@ from hostcallback.receiver.remote.streams import StreamKey
 from hostcallback.receiver.taplog.format.block import FrameBlock
 from hostcallback.receiver.taplog.reading.merge import Stretch
 from hostcallback.receiver.taplog.reading.segment_reader import Writer
-from hostcallback.receiver.wire import encode_frame
+from hostcallback.receiver.wire.frame import encode_frame
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 
 KEY = StreamKey("run", 3, "0123456789abcdef")

@@ -16,7 +16,7 @@ from hostcallback.receiver.remote.delivery.delivery import Delivery
 from hostcallback.receiver.remote.streams import StreamKey, StreamOffset
 from hostcallback.receiver.taplog.format.block import FrameBlock
 from hostcallback.receiver.taplog.writing.segment_writer import SegmentWriter
-from hostcallback.receiver.wire import Flags, encode_frame
+from hostcallback.receiver.wire.frame import Flags, encode_frame
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 
 JOB = "0123456789abcdef0123456789abcdef"

@@ -10,8 +10,8 @@ import pytest
 
 import hostcallback as hcb
 from checkout import ROOT
-from hostcallback.lifecycle import monitoring
-from hostcallback.receiver.runtime.device_stats import DeviceStats
+from hostcallback.lifecycle import receivers
+from hostcallback.receiver.runtime.stats import DeviceStats
 from python_process import run_python
 
 Heard = list[tuple[str, object, dict[str, object]]]
@@ -59,7 +59,7 @@ def test_a_receiver_that_ends_is_reported(listen: Heard) -> None:
 
 
 def test_every_name_is_in_the_document(listen: Heard) -> None:
-    monitoring.record_receiver("", [DeviceStats("cpu:0")])
+    receivers.record_receiver("", [DeviceStats("cpu:0")])
     document = (ROOT / "docs" / "metrics.md").read_text()
     names = {name for name, _, _ in listen if name.startswith("/hostcallback/")}
     assert len(names) == 8

@@ -10,8 +10,7 @@ from jax import lax
 
 import hostcallback as hcb
 from checkout import ROOT
-from hostcallback.receiver.runtime.dispatch.scope import Scope
-from hostcallback.receiver.runtime.totals import Totals
+from hostcallback.receiver.runtime.dispatch.scope import Scope, Totals
 
 
 def test_a_snapshot_has_the_queue_of_an_open_receiver() -> None:

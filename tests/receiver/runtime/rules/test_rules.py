@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from hostcallback.receiver.runtime.rules.rules import DEFAULT, FILE, Rule, Rules, When, settings_text
+from hostcallback.receiver.runtime.rules.rule_table import FILE, Rules
+from hostcallback.receiver.runtime.rules.rules import DEFAULT, Rule, When, settings_text
 
 
 def test_the_later_rule_counts_for_each_setting_separately() -> None:

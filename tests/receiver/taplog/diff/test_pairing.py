@@ -17,7 +17,7 @@ from hostcallback.receiver.taplog.diff import pairing
 from hostcallback.receiver.taplog.format.block import FrameBlock
 from hostcallback.receiver.taplog.format.errors import Lost
 from hostcallback.receiver.taplog.writing.segment_writer import SegmentWriter
-from hostcallback.receiver.wire import Flags, encode_frame
+from hostcallback.receiver.wire.frame import Flags, encode_frame
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 
 X = TapDescriptor(

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import hostcallback as hcb
 from hostcallback.receiver.native import bindings as native_library
 from hostcallback.receiver.sources.ring import RingSource
-from hostcallback.receiver.wire import encode_prefix
+from hostcallback.receiver.wire.frame import encode_prefix
 
 how, directory = sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else None
 STEPS = 20

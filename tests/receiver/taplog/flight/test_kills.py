@@ -13,6 +13,7 @@ import pytest
 
 from hostcallback.receiver import wire
 from hostcallback.receiver.taplog.flight.recorder import RingContents, read_ring
+from hostcallback.receiver.wire.frame import decode_header
 
 pytestmark = pytest.mark.native_only
 
@@ -52,7 +53,7 @@ def check(contents: RingContents, capacity: int, nbytes: int) -> None:
     for message in contents.frames:
         if not message.frame:
             continue
-        header = wire.decode_header(message.frame)
+        header = decode_header(message.frame)
         assert header.seq == message.header.seq
         payload = message.frame[header.payload_start :][
             : header.payload_bytes

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from hostcallback.receiver.errors import UnsupportedVersionError
 from hostcallback.receiver.taplog.format import layout
 from hostcallback.receiver.taplog.format.compression import PAGE_BYTES, Compressor
 from hostcallback.receiver.taplog.format.errors import (
@@ -27,7 +28,6 @@ from hostcallback.receiver.taplog.reading.chunk_reader import Chunk
 from hostcallback.receiver.taplog.reading.reader import LogReader
 from hostcallback.receiver.taplog.reading.segment_reader import SegmentReader
 from hostcallback.receiver.taplog.writing.segment_writer import SegmentWriter
-from hostcallback.receiver.wire import UnsupportedVersionError
 from logged_frames import BEGIN_NS, DESCRIBED, LOSS, NORM, SECOND, block_of, frame, losses, read, seqs
 
 COMPRESSED = [pytest.param(False, id="plain"), pytest.param(True, id="zstd")]

@@ -159,7 +159,7 @@ def test_a_recorder_that_is_slow_itself_loses_nothing(tmp_path: Path) -> None:
             self.threads: set[str] = set()
 
         def record_batch(self, device: str, batch: Any, find: Any, **numbers: int) -> None:
-            from hostcallback.receiver.wire import Flags, decode_header
+            from hostcallback.receiver.wire.frame import Flags, decode_header
 
             threading.Event().wait(2 * LOOK_SEC)
             self.threads.add(threading.current_thread().name)
