@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from time import perf_counter
 
 from hostcallback import _jax_compat as compat
-from hostcallback.lifecycle.exit_waits import ExitWait
+from hostcallback.lifecycle.wait_bounds import ExitWait
 from hostcallback.primitives import effects
 from hostcallback.receiver.errors import ReentrantWaitError, TapFunctionException
 from hostcallback.receiver.runtime.runtime import runtime

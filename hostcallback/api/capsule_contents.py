@@ -86,7 +86,7 @@ def last_messages(runtime: Runtime) -> tuple[str, str]:
     from hostcallback.receiver.taplog.reading.follow import Follower
     from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
     from hostcallback.receiver.taplog.reading.selection import Selection
-    from hostcallback.receiver.taplog.render.json import as_dict
+    from hostcallback.receiver.taplog.render import as_dict
     from hostcallback.receiver.wire.truncation import head
 
     lines: list[str] = []

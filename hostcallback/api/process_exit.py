@@ -15,7 +15,7 @@ from types import TracebackType
 import hostcallback.api.receiver  # noqa: F401
 from hostcallback.api.barrier import leave_effects_barrier, merge, wait_for_taps
 from hostcallback.lifecycle import receivers as transport
-from hostcallback.lifecycle.exit_waits import (
+from hostcallback.lifecycle.wait_bounds import (
     GRACE_SEC,
     ExitWait,
     InterruptedWait,

@@ -29,7 +29,6 @@ from hostcallback.api.receiver_options import (
     refuse_process,
 )
 from hostcallback.lifecycle import receivers, receivers as transport
-from hostcallback.lifecycle.exit_waits import GRACE_SEC, InterruptedWait, is_interrupt, tell_loss
 from hostcallback.lifecycle.forwarding import (
     ForwardingWarning,
     end_forwarding,
@@ -37,6 +36,7 @@ from hostcallback.lifecycle.forwarding import (
     open_forwarder,
     process_index,
 )
+from hostcallback.lifecycle.wait_bounds import GRACE_SEC, InterruptedWait, is_interrupt, tell_loss
 from hostcallback.primitives import effect_dispatch
 from hostcallback.receiver.errors import TapTimeoutError
 from hostcallback.receiver.failures.check_report import FailedCheck, has_only_checks_of

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hostcallback.receiver.taplog.format.errors import Lost
+from hostcallback.receiver.taplog.format.layout import Lost
 from hostcallback.receiver.taplog.writing.segment_writer import SegmentWriter
 from hostcallback.receiver.wire.frame import Flags
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor

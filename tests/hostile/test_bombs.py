@@ -13,10 +13,10 @@ import pytest
 
 from checkout import python_path
 from hostcallback.receiver import limits
-from hostcallback.receiver.remote.streams import StreamKey
+from hostcallback.receiver.remote.forwarding_protocol import StreamKey
 from hostcallback.receiver.taplog.format import layout
-from hostcallback.receiver.taplog.format.compression import decompress, page_checksums
-from hostcallback.receiver.taplog.format.layout import ChunkHeader, Codec, Kind
+from hostcallback.receiver.taplog.format.compression import decompress
+from hostcallback.receiver.taplog.format.layout import ChunkHeader, Codec, Kind, page_checksums
 from hostcallback.receiver.taplog.writing.segment_writer import SegmentWriter, segment_info
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 from logged_frames import block_of, frame

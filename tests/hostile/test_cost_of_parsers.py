@@ -16,7 +16,7 @@ from hostcallback.receiver import limits, text
 from hostcallback.receiver.control import protocol
 from hostcallback.receiver.control.rule_file import read_rules
 from hostcallback.receiver.errors import HostCallbackError
-from hostcallback.receiver.remote import protocol as remote
+from hostcallback.receiver.remote import forwarding_protocol as remote
 from hostcallback.receiver.sinks import described_template
 from hostcallback.receiver.tap_arguments import matches
 from hostcallback.receiver.ui.server.queries import parse

@@ -18,8 +18,8 @@ from hostcallback.receiver.cli import main
 from hostcallback.receiver.control.protocol import RuleFileError
 from hostcallback.receiver.control.rule_file import read_rules
 from hostcallback.receiver.remote.delivery.cursor import CURSOR_NAME as NAME, Cursor, InProgress
-from hostcallback.receiver.remote.spool.orphan_spool import OrphanSpool, find_orphans
-from hostcallback.receiver.remote.streams import StreamKey, StreamOffset
+from hostcallback.receiver.remote.forwarding_protocol import StreamKey, StreamOffset
+from hostcallback.receiver.remote.spool.spool_folders import OrphanSpool, find_orphans
 from hostcallback.receiver.taplog.flight.recorder import _CONTROL, MAGIC, RingFileError, read_ring
 from hostcallback.receiver.wire.frame import encode_frame
 from mutations import examples, mutated_bytes, mutated_value

@@ -17,18 +17,20 @@ import pytest
 
 from hostcallback.receiver.errors import HostCallbackError
 from hostcallback.receiver.remote.collector.segment_validator import SegmentValidator
-from hostcallback.receiver.remote.credentials import BadStreamError
-from hostcallback.receiver.remote.streams import StreamKey
+from hostcallback.receiver.remote.forwarding_protocol import BadStreamError, StreamKey
 from hostcallback.receiver.sinks.factory import own_sink
 from hostcallback.receiver.taplog.format import layout
-from hostcallback.receiver.taplog.format.compression import page_checksums
-from hostcallback.receiver.taplog.format.layout import CHUNK_HEADER_BYTES, HEADER_BYTES, ChunkHeader
+from hostcallback.receiver.taplog.format.layout import (
+    CHUNK_HEADER_BYTES,
+    HEADER_BYTES,
+    ChunkHeader,
+    page_checksums,
+)
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
 from hostcallback.receiver.taplog.reading.reader import LogReader
 from hostcallback.receiver.taplog.reading.selection import Selection
-from hostcallback.receiver.taplog.render.json import as_dict, short_text
-from hostcallback.receiver.taplog.render.tap_stats import gather
-from hostcallback.receiver.taplog.render.text import message_text
+from hostcallback.receiver.taplog.render import as_dict, message_text, short_text
+from hostcallback.receiver.taplog.tap_stats import gather
 from hostcallback.receiver.taplog.writing.segment_writer import SegmentWriter
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 from hostile_log import write_hostile_log

@@ -22,15 +22,14 @@ from hostcallback.receiver.control import protocol as lines
 from hostcallback.receiver.control.commands import commands
 from hostcallback.receiver.control.protocol import Client, handle_request
 from hostcallback.receiver.control.server import ControlServer
-from hostcallback.receiver.remote import protocol
+from hostcallback.receiver.remote import forwarding_protocol
 from hostcallback.receiver.remote.collector.store import Store
 from hostcallback.receiver.remote.control import protocol as control
 from hostcallback.receiver.remote.control.rule_store import RuleStore
-from hostcallback.receiver.remote.credentials import BadStreamError
+from hostcallback.receiver.remote.forwarding_protocol import BadStreamError, StreamKey, StreamOffset
+from hostcallback.receiver.remote.nats.collector import NatsStore
 from hostcallback.receiver.remote.nats.connection import NatsServer, subject, token, untoken
 from hostcallback.receiver.remote.nats.publication import Publication
-from hostcallback.receiver.remote.nats.store import NatsStore
-from hostcallback.receiver.remote.streams import StreamKey, StreamOffset
 from hostcallback.receiver.runtime.runtime import runtime
 from mutations import EXAMPLES, examples, mutated_bytes, mutated_value, packed
 from published_units import block_of, units
@@ -39,11 +38,11 @@ KEY = StreamKey("run", 0, "0123456789abcdef")
 ABOUT = {"host": "h", "pid": 7, "command": "python train.py", "started": 1.5}
 PLACE = StreamOffset(3, 64)
 MESSAGES: dict[str, tuple[Callable[[bytes], Any], bytes]] = {
-    "hello": (protocol.decode_hello, protocol.encode_hello(KEY)),
-    "position": (protocol.decode_position, protocol.encode_position(PLACE)),
+    "hello": (forwarding_protocol.decode_hello, forwarding_protocol.encode_hello(KEY)),
+    "position": (forwarding_protocol.decode_position, forwarding_protocol.encode_position(PLACE)),
     "followed": (
-        protocol.decode_followed,
-        protocol.encode_followed(KEY, protocol.SegmentSlice(PLACE, b"x" * 99)),
+        forwarding_protocol.decode_followed,
+        forwarding_protocol.encode_followed(KEY, forwarding_protocol.SegmentSlice(PLACE, b"x" * 99)),
     ),
     "process": (control.decode_process, control.encode_process(KEY, ABOUT)),
     "request": (control.decode_request, control.encode_request(1, 2, b"{}")),
@@ -78,7 +77,7 @@ def test_messages_of_the_protocol(name: str) -> None:
 def test_pieces_of_a_stream() -> None:
     choose = random.Random(1)
     for _ in range(EXAMPLES):
-        decoder = protocol.SliceDecoder()
+        decoder = forwarding_protocol.SliceDecoder()
         with contextlib.suppress(BadStreamError):
             for _ in range(8):
                 numbers = (
@@ -207,9 +206,9 @@ def test_rules_in_a_collectors_folder() -> None:
 def test_a_collector_stays_up_and_serves_a_good_client(tmp_path: Path) -> None:
     choose = random.Random(7)
     names = {
-        protocol.FORWARD: "stream_stream",
-        protocol.FOLLOW: "unary_stream",
-        protocol.CONTROL: "stream_stream",
+        forwarding_protocol.FORWARD: "stream_stream",
+        forwarding_protocol.FOLLOW: "unary_stream",
+        forwarding_protocol.CONTROL: "stream_stream",
     }
     starts = [data for _, data in MESSAGES.values()]
     with (
@@ -217,11 +216,13 @@ def test_a_collector_stays_up_and_serves_a_good_client(tmp_path: Path) -> None:
         grpc.insecure_channel(collector.address) as channel,
     ):
         for _ in range(examples(8)):
-            name = choose.choice([*names, protocol.ASK])
+            name = choose.choice([*names, forwarding_protocol.ASK])
             messages = [next(mutations(choose.choice(starts), choose)) for _ in range(choose.randrange(1, 4))]
             if choose.random() < 0.5:
                 messages[0] = choose.choice(starts)
-            method = getattr(channel, names.get(name, "stream_stream"))(f"/{protocol.SERVICE}/{name}")
+            method = getattr(channel, names.get(name, "stream_stream"))(
+                f"/{forwarding_protocol.SERVICE}/{name}"
+            )
             sent: Any = messages[0] if names.get(name) == "unary_stream" else iter(messages)
             call = method(sent, timeout=20)
             with contextlib.suppress(grpc.RpcError):

@@ -17,7 +17,7 @@ from hostcallback.receiver.cli import main
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.remote.collector.store import Store
 from hostcallback.receiver.remote.delivery.delivery import Delivery
-from hostcallback.receiver.remote.streams import StreamKey
+from hostcallback.receiver.remote.forwarding_protocol import StreamKey
 from hostcallback.receiver.text import foreign, printable, printable_lines, printable_report
 from hostile_log import FORGED, HOSTILE, UNSAFE, write_hostile_flight, write_hostile_log
 

@@ -194,9 +194,9 @@ def test_a_tap_that_never_returns_does_not_hang_the_exit_and_the_loss_is_reporte
 
 
 SLOW = """
-import hostcallback.api.process_exit, hostcallback.lifecycle.exit_waits
+import hostcallback.api.process_exit, hostcallback.lifecycle.wait_bounds
 hostcallback.api.process_exit.EXIT_STALL_SEC = 0.5
-hostcallback.lifecycle.exit_waits.TELL_SEC = {tell_sec}
+hostcallback.lifecycle.wait_bounds.TELL_SEC = {tell_sec}
 never = threading.Event()
 def slow(x):
     never.wait(0.01)

@@ -10,8 +10,7 @@ import numpy as np
 
 from hostcallback.receiver.taplog.flight.recovery import NoFlightError, find_flights
 from hostcallback.receiver.taplog.format.block import FrameBlock
-from hostcallback.receiver.taplog.format.errors import CutOffLogError, Damage
-from hostcallback.receiver.taplog.format.layout import Kind
+from hostcallback.receiver.taplog.format.layout import CutOffLogError, Damage, Kind
 from hostcallback.receiver.taplog.reading.chunk_reader import read_frames
 from hostcallback.receiver.taplog.reading.segment_reader import SegmentReader
 from hostcallback.receiver.wire.frame import HEADER

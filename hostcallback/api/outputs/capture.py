@@ -1,4 +1,4 @@
-"""`capture`: records the taps of a block in memory, as data."""
+"""`capture`: records the taps of a block in memory, as data; the base of sinks that open a receiver for themselves."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from types import TracebackType
+from typing import Any, ClassVar, Self, cast
 
-from hostcallback.api.outputs.own_receiver import OwnReceiver
+from hostcallback.api.receiver import OutfeedReceiver, outfeed_receiver
+from hostcallback.receiver.errors import DeviceClaimedError
 from hostcallback.receiver.messages import Find
 from hostcallback.receiver.sources.source import Batch
 from hostcallback.receiver.taplog.columns.log_data import LogData, TapData, read
@@ -19,6 +21,44 @@ from hostcallback.tracing.source_line import public
 
 SHARED_MEMORY = Path("/dev/shm")
 RUN = "capture"
+
+
+class OwnReceiver:
+    """A sink that is a context manager: a receiver for all devices delivers to it.
+
+    Attributes:
+        receiver_name: the name of that receiver.
+        hint_if_claimed: what to do where another receiver is open.
+    """
+
+    receiver_name: ClassVar[str]
+    hint_if_claimed: ClassVar[str]
+    _receiver: OutfeedReceiver | None = None
+
+    def __enter__(self) -> Self:
+        """Opens a receiver for all devices, which delivers to this sink.
+
+        Raises:
+            DeviceClaimedError: another receiver is open: give it this sink.
+        """
+        self._receiver = outfeed_receiver(
+            receiver_name=self.receiver_name, sinks=[cast("Callable[..., Any]", self)]
+        )
+        try:
+            self._receiver.__enter__()
+        except DeviceClaimedError as error:
+            self._receiver = None
+            error.add_note(self.hint_if_claimed)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        """Waits for all messages of the block. Raises the exceptions of tap functions, as a receiver does."""
+        receiver, self._receiver = self._receiver, None
+        if receiver is not None:
+            receiver.__exit__(kind, error, tb)
 
 
 class Capture(OwnReceiver, Mapping[str, TapData]):

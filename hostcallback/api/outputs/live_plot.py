@@ -9,7 +9,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from hostcallback.api.outputs.own_receiver import OwnReceiver
+from hostcallback.api.outputs.capture import OwnReceiver
 from hostcallback.receiver import tap_arguments
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.messages import Consumer, Message

@@ -14,7 +14,7 @@ from hostcallback.receiver.cli.output.messages import report_damage, show_progre
 from hostcallback.receiver.cli.output.tables import report_unmatched
 from hostcallback.receiver.remote.brokers import DIRECT
 from hostcallback.receiver.remote.options import Forward
-from hostcallback.receiver.taplog.format.errors import Damage
+from hostcallback.receiver.taplog.format.layout import Damage
 from hostcallback.receiver.taplog.reading.reader import LogReader
 from hostcallback.receiver.taplog.reading.selection import LoggedRun, Selection
 from hostcallback.receiver.text import printable

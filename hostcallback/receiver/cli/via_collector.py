@@ -10,17 +10,20 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hostcallback.receiver.cli.arguments import reaching
-from hostcallback.receiver.cli.output.live_screen import (
+from hostcallback.receiver.cli.output.messages import make_safe
+from hostcallback.receiver.cli.output.tables import (
     DEVICE_HEAD,
     TAP_HEAD,
     between,
     device_cells,
+    print_json_lines,
+    print_table,
     rules_text,
+    seconds_text,
     show,
     tap_cells,
+    text_table,
 )
-from hostcallback.receiver.cli.output.messages import make_safe
-from hostcallback.receiver.cli.output.tables import print_json_lines, print_table, seconds_text, text_table
 from hostcallback.receiver.runtime.rules.rules import matching, settings_text
 from hostcallback.receiver.text import printable
 

@@ -1,12 +1,4 @@
-"""A client's token, password, certificate and key: checked before use, and kept out of texts; errors of connections.
-
-RemoteError                 (a HostCallbackError)
-|-- TransportError          the collector cannot be reached, or the connection broke: the process retries
-|   `-- StreamRefusedError  the collector refuses this stream: retrying does not help
-|-- BadStreamError          a client sends bytes that are not a stream of a tap log
-|   `-- GapError            the bytes between the stored ones and the next are missing
-`-- SpoolError              a spool's folder cannot be used
-"""
+"""A client's token, password, certificate and key: checked before use, and kept out of texts."""
 
 from __future__ import annotations
 
@@ -15,7 +7,7 @@ import os
 import ssl
 from pathlib import Path
 
-from hostcallback.receiver.errors import HostCallbackError
+from hostcallback.receiver.remote.forwarding_protocol import RemoteError
 from hostcallback.receiver.text import is_printable
 
 
@@ -55,30 +47,6 @@ def refuse_clear(host: str, shown: str, secret: str, *, cure: str) -> None:
             f"the {secret} would go to {shown} in clear, where others on the network can read it: {cure}; or, if the "
             "network is trusted, give insecure=True (--insecure)"
         )
-
-
-class RemoteError(HostCallbackError):
-    """An error between a process and its collector."""
-
-
-class TransportError(RemoteError):
-    """The collector cannot be reached, or the connection broke."""
-
-
-class StreamRefusedError(TransportError):
-    """The collector refuses this stream; retrying does not help."""
-
-
-class BadStreamError(RemoteError):
-    """A client sends bytes that are not a stream of a tap log."""
-
-
-class GapError(BadStreamError):
-    """Bytes are missing between the stored part of a stream and its next slice."""
-
-
-class SpoolError(RemoteError):
-    """The folder of a spool cannot be used."""
 
 
 File = str | os.PathLike[str]

@@ -11,8 +11,8 @@ from pathlib import Path
 import grpc
 
 from hostcallback.receiver.files import Closing
-from hostcallback.receiver.remote import protocol
-from hostcallback.receiver.remote.credentials import BadStreamError, TransportError
+from hostcallback.receiver.remote import forwarding_protocol
+from hostcallback.receiver.remote.forwarding_protocol import BadStreamError, TransportError
 from hostcallback.receiver.remote.options import Forward
 from hostcallback.receiver.remote.sending.grpc_transport import GrpcTransport
 
@@ -34,8 +34,8 @@ class RemoteLog(Closing):
         self._caught_up = threading.Event()
         self._error: TransportError | None = None
         self._transport = GrpcTransport(options)
-        request = protocol.encode_map(version=protocol.VERSION, run=run)
-        self._call = self._transport.call(protocol.FOLLOW, iter([request]))
+        request = forwarding_protocol.encode_map(version=forwarding_protocol.VERSION, run=run)
+        self._call = self._transport.call(forwarding_protocol.FOLLOW, iter([request]))
         self._thread = threading.Thread(target=self._receive, name="hostcallback-tail", daemon=True)
         self._thread.start()
 
@@ -90,7 +90,7 @@ class RemoteLog(Closing):
             self._caught_up.set()
 
     def _take(self, message: bytes) -> None:
-        key, position, data = protocol.decode_followed(message)
+        key, position, data = forwarding_protocol.decode_followed(message)
         path = self.folder / key.segment_name(position.segment)
         with path.open("ab") as file:
             if file.tell() != position.offset:

@@ -8,10 +8,9 @@ from collections.abc import Mapping
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.remote.brokers import load
 from hostcallback.receiver.remote.options import Forward
-from hostcallback.receiver.remote.sending.sender import OrphanSender, Sender
-from hostcallback.receiver.remote.sending.transport import Transport
-from hostcallback.receiver.remote.spool.orphan_spool import find_orphans, left_by_other_runs
+from hostcallback.receiver.remote.sending.sender import OrphanSender, Sender, Transport
 from hostcallback.receiver.remote.spool.spool import Spool
+from hostcallback.receiver.remote.spool.spool_folders import find_orphans, left_by_other_runs
 from hostcallback.receiver.taplog.writing.recorder import Recorder
 
 

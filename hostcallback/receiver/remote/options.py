@@ -13,7 +13,8 @@ from typing import Any
 from hostcallback.receiver import environment
 from hostcallback.receiver.processes import checked_run, own_run
 from hostcallback.receiver.remote import brokers
-from hostcallback.receiver.remote.credentials import SpoolError, check_token, refuse_clear
+from hostcallback.receiver.remote.credentials import check_token, refuse_clear
+from hostcallback.receiver.remote.forwarding_protocol import SpoolError
 from hostcallback.receiver.text import representation, without_password
 
 

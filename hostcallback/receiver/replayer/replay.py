@@ -21,7 +21,7 @@ from hostcallback.receiver.runtime.stats import DeviceStats
 from hostcallback.receiver.sinks.factory import Binding
 from hostcallback.receiver.sinks.progress.bars import bars
 from hostcallback.receiver.sinks.sharding.multi_process import ShardStream
-from hostcallback.receiver.taplog.format.errors import Damage, Lost
+from hostcallback.receiver.taplog.format.layout import Damage, Lost
 from hostcallback.receiver.taplog.reading.logged_message import LoggedProgramRuns
 from hostcallback.receiver.taplog.reading.merge import Stretch
 from hostcallback.receiver.taplog.reading.reader import LogReader, Paths

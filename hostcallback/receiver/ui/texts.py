@@ -12,10 +12,9 @@ import numpy as np
 from hostcallback.receiver.messages import Message
 from hostcallback.receiver.sinks import described_template
 from hostcallback.receiver.sinks.metric_writers.reduction import TEXT, TapLayout
-from hostcallback.receiver.taplog.format.errors import Damage
+from hostcallback.receiver.taplog.format.layout import Damage
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage, MessageDecoder
-from hostcallback.receiver.taplog.render.json import process_text, short_text
-from hostcallback.receiver.taplog.render.text import message_text
+from hostcallback.receiver.taplog.render import message_text, process_text, short_text
 from hostcallback.receiver.text import printable
 from hostcallback.receiver.ui.index.block_reader import has_texts
 from hostcallback.receiver.ui.index.log_index import LogIndex, Origin

@@ -16,7 +16,7 @@ import hostcallback as hcb
 from hostcallback import receiver
 from hostcallback.receiver.sinks.factory import texts_of
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
-from hostcallback.receiver.taplog.render.json import as_dict
+from hostcallback.receiver.taplog.render import as_dict
 from recorder import Recorder
 from transforming import batch, delivered_parts, elements, plain
 

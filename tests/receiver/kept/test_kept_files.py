@@ -21,7 +21,7 @@ from hostcallback.receiver.cli import main
 from hostcallback.receiver.errors import TapFunctionException
 from hostcallback.receiver.failures.check_report import CheckError
 from hostcallback.receiver.sinks.scalars import scalars_into
-from hostcallback.receiver.taplog.format.errors import Lost
+from hostcallback.receiver.taplog.format.layout import Lost
 from hostcallback.receiver.taplog.reading.merge import LostNote
 
 SETS = sorted(path.parent for path in Path(__file__).parent.glob("*/log.jsonl"))

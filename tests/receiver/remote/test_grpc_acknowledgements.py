@@ -11,10 +11,9 @@ import pytest
 
 pytest.importorskip("grpc", reason="needs grpcio")
 
-from hostcallback.receiver.remote import protocol
-from hostcallback.receiver.remote.credentials import TransportError
+from hostcallback.receiver.remote import forwarding_protocol
+from hostcallback.receiver.remote.forwarding_protocol import StreamKey, StreamOffset, TransportError
 from hostcallback.receiver.remote.sending.grpc_transport import GrpcStream
-from hostcallback.receiver.remote.streams import StreamKey, StreamOffset
 
 
 class _Call:
@@ -25,9 +24,9 @@ class _Call:
         self._ended = threading.Event()
 
     def __iter__(self) -> Iterator[bytes]:
-        yield protocol.encode_position(StreamOffset(0, 0))
+        yield forwarding_protocol.encode_position(StreamOffset(0, 0))
         self.acknowledges.wait(30)
-        yield protocol.encode_position(StreamOffset(0, 8))
+        yield forwarding_protocol.encode_position(StreamOffset(0, 8))
         self._ended.wait(30)
 
     def cancel(self) -> None:

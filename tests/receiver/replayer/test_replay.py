@@ -283,7 +283,7 @@ import resource, sys, time
 sys.path[:0] = sys.argv[3:]
 import numpy as np
 from logged_frames import LOSS, NORM, block_of, frame, losses
-from hostcallback.receiver.taplog.writing.segments import LogOptions
+from hostcallback.receiver.taplog.writing.rotation import LogOptions
 from hostcallback.receiver.taplog.writing.log_writer import LogWriter
 wanted = int(sys.argv[2])
 log = LogWriter(sys.argv[1], LogOptions(segment_bytes=256 << 20))

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from hostcallback.receiver.taplog.writing.log_writer import LogWriter
-from hostcallback.receiver.taplog.writing.segments import LogOptions
+from hostcallback.receiver.taplog.writing.rotation import LogOptions
 from logged_frames import LOSS, block_of, frame
 
 BLOCK = 2_000

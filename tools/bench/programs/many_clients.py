@@ -13,9 +13,9 @@ import numpy as np
 
 import hostcallback as hcb
 from hostcallback.receiver.remote.forwarder import Forwarder
+from hostcallback.receiver.remote.forwarding_protocol import StreamKey, StreamOffset
 from hostcallback.receiver.remote.sending.grpc_transport import GrpcTransport
-from hostcallback.receiver.remote.sending.transport import OnAck, TransportStream
-from hostcallback.receiver.remote.streams import StreamKey, StreamOffset
+from hostcallback.receiver.remote.sending.sender import OnAck, TransportStream
 from tools.bench.blocks import TAP, block_of
 from tools.bench.programs.peer_grpc_clients import BareClient
 
@@ -37,7 +37,7 @@ class Client:
         self._log.describe(TAP)
 
     def connect(self, key: StreamKey, on_ack: OnAck) -> TransportStream:
-        """See `hostcallback.receiver.remote.sending.transport.Transport`."""
+        """See `hostcallback.receiver.remote.sending.sender.Transport`."""
 
         def acked(position: StreamOffset) -> None:
             on_ack(position)

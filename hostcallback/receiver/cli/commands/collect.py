@@ -25,7 +25,7 @@ from hostcallback.receiver.sinks.scalars import scalars_into
 from hostcallback.receiver.text import printable, printable_report
 
 if TYPE_CHECKING:
-    from hostcallback.receiver.remote.collector.services import CollectingService
+    from hostcallback.receiver.remote.collector.service import CollectingService
     from hostcallback.receiver.remote.collector.store import Store
     from hostcallback.receiver.remote.delivery.delivery import Delivery
     from hostcallback.receiver.ui.server.serving import UiServer
@@ -131,7 +131,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Runs the command."""
     # Here, because modules outside of receiver/remote/ can be imported without grpc.
     from hostcallback.receiver.remote.collector.access import allow_many_files, keep_freed_memory
-    from hostcallback.receiver.remote.collector.services import run_until_told
+    from hostcallback.receiver.remote.collector.service import run_until_told
     from hostcallback.receiver.remote.collector.store import Store
     from hostcallback.receiver.remote.delivery.delivery import Delivery
 
@@ -282,7 +282,7 @@ def _url(arguments: argparse.Namespace, broker: Broker) -> str | None:
 
 
 def _services(arguments: argparse.Namespace, store: Store, delivery: Delivery) -> list[CollectingService]:
-    from hostcallback.receiver.remote.collector.services import CollectFrom
+    from hostcallback.receiver.remote.collector.service import CollectFrom
 
     found = []
     for broker in BROKERS:

@@ -14,7 +14,7 @@ from pathlib import Path
 from hostcallback.receiver.cli import CommandError
 from hostcallback.receiver.cli.arguments import SelectedLog, add_log, add_selection
 from hostcallback.receiver.cli.output.messages import make_safe
-from hostcallback.receiver.taplog.columns.alike import AlikeMessages, AlikeReader
+from hostcallback.receiver.taplog.columns.column_batches import AlikeMessages, AlikeReader
 from hostcallback.receiver.taplog.convert.npz import write_npz
 from hostcallback.receiver.taplog.convert.output import STDOUT, new_file, new_folder, new_text
 from hostcallback.receiver.taplog.convert.parquet import write_parquet

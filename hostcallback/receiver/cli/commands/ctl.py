@@ -7,8 +7,7 @@ import time
 from typing import Any
 
 from hostcallback.receiver.cli.arguments import add_reaching, number
-from hostcallback.receiver.cli.output.live_screen import rules_text
-from hostcallback.receiver.cli.output.tables import print_json_lines, print_table, seconds_text
+from hostcallback.receiver.cli.output.tables import print_json_lines, print_table, rules_text, seconds_text
 from hostcallback.receiver.cli.via_collector import control
 from hostcallback.receiver.control.client import ControlClient, processes
 from hostcallback.receiver.runtime.rules.rules import checked

@@ -13,13 +13,18 @@ from hostcallback.receiver.cli import CommandError
 from hostcallback.receiver.cli.arguments import number, steps
 from hostcallback.receiver.cli.output.messages import make_safe, report_damage, show_progress
 from hostcallback.receiver.cli.output.tables import BOLD, has_color, painted, report_unmatched_names
-from hostcallback.receiver.taplog.diff.comparison import Comparison, Difference, Outcome
-from hostcallback.receiver.taplog.diff.messages import Tolerance, value_text
+from hostcallback.receiver.taplog.diff.comparison import (
+    Comparison,
+    Difference,
+    Outcome,
+    Tolerance,
+    value_text,
+)
 from hostcallback.receiver.taplog.diff.pairing import ComparedLog
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
 from hostcallback.receiver.taplog.reading.reader import LogReader
 from hostcallback.receiver.taplog.reading.selection import Selection
-from hostcallback.receiver.taplog.render.json import plain_value
+from hostcallback.receiver.taplog.render import plain_value
 from hostcallback.receiver.text import printable
 from hostcallback.receiver.wire.array_types import Array
 

@@ -9,7 +9,7 @@ import sys
 from hostcallback.receiver.cli.arguments import SelectedLog, add_log, add_selection
 from hostcallback.receiver.cli.output.messages import make_safe
 from hostcallback.receiver.replayer.replay import Replay
-from hostcallback.receiver.taplog.render.json import plain_value
+from hostcallback.receiver.taplog.render import plain_value
 from hostcallback.receiver.text import printable_report
 
 MAX_LINES = 10_000

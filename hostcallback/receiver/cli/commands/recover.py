@@ -16,7 +16,7 @@ from hostcallback.receiver.cli.output.messages import Show, report_damage
 from hostcallback.receiver.cli.output.tables import report_unmatched_names
 from hostcallback.receiver.taplog.flight.recorder import RingContents
 from hostcallback.receiver.taplog.flight.recovery import Flight, find_flights, write_log
-from hostcallback.receiver.taplog.format.errors import Damage
+from hostcallback.receiver.taplog.format.layout import Damage
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
 from hostcallback.receiver.taplog.reading.reader import LogReader
 from hostcallback.receiver.taplog.reading.selection import RunCatalog, Selection

@@ -9,11 +9,11 @@ import sys
 from hostcallback.receiver.cli.arguments import SelectedLog, add_log, add_selection
 from hostcallback.receiver.cli.output.messages import lost_text, make_safe, time_text
 from hostcallback.receiver.cli.output.tables import print_table
-from hostcallback.receiver.taplog.format.errors import Damage
+from hostcallback.receiver.taplog.format.layout import Damage
 from hostcallback.receiver.taplog.reading.merge import LostNote
 from hostcallback.receiver.taplog.reading.segment_reader import Writer
-from hostcallback.receiver.taplog.render.json import process_text
-from hostcallback.receiver.taplog.render.tap_stats import TapStats, gather
+from hostcallback.receiver.taplog.render import process_text
+from hostcallback.receiver.taplog.tap_stats import TapStats, gather
 from hostcallback.receiver.text import printable
 
 

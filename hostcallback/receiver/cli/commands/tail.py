@@ -19,7 +19,7 @@ from hostcallback.receiver.cli.arguments import (
 )
 from hostcallback.receiver.cli.output.messages import Show, report_damage
 from hostcallback.receiver.cli.output.tables import report_unmatched
-from hostcallback.receiver.taplog.format.errors import Damage
+from hostcallback.receiver.taplog.format.layout import Damage
 from hostcallback.receiver.taplog.reading.follow import Follower, Found
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
 from hostcallback.receiver.taplog.reading.selection import ALL, Selection

@@ -6,16 +6,17 @@ import argparse
 from typing import Any
 
 from hostcallback.receiver.cli.arguments import add_reaching, number
-from hostcallback.receiver.cli.output.live_screen import (
+from hostcallback.receiver.cli.output.tables import (
     DEVICE_HEAD,
     TAP_HEAD,
     between,
     device_cells,
     rules_text,
+    seconds_text,
     show,
     tap_cells,
+    text_table,
 )
-from hostcallback.receiver.cli.output.tables import seconds_text, text_table
 from hostcallback.receiver.cli.via_collector import look
 from hostcallback.receiver.control.client import ControlClient
 

@@ -13,15 +13,13 @@ from typing import Any
 
 from hostcallback.receiver.cli.output.tables import BOLD, CYAN, DIM, RED, YELLOW, has_color, painted
 from hostcallback.receiver.sinks.print import place_text
-from hostcallback.receiver.taplog.format.errors import Damage, Lost
-from hostcallback.receiver.taplog.format.layout import Kind
+from hostcallback.receiver.taplog.format.layout import Damage, Kind, Lost
 from hostcallback.receiver.taplog.reading.chunk_reader import Chunk
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
 from hostcallback.receiver.taplog.reading.merge import LostNote, Record, Stretch
 from hostcallback.receiver.taplog.reading.reader import EVERYTHING, LogReader
 from hostcallback.receiver.taplog.reading.selection import Selection
-from hostcallback.receiver.taplog.render.json import as_dict, process_text, short_text
-from hostcallback.receiver.taplog.render.text import message_text
+from hostcallback.receiver.taplog.render import as_dict, message_text, process_text, short_text
 from hostcallback.receiver.text import printable
 
 VALUE_CHARS = 160

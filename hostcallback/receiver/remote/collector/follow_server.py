@@ -9,8 +9,13 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 from hostcallback.receiver.remote.collector.store import Store
+from hostcallback.receiver.remote.forwarding_protocol import (
+    PIECE_BYTES,
+    SegmentSlice,
+    StreamKey,
+    StreamOffset,
+)
 from hostcallback.receiver.remote.spool.stream_reader import next_segment
-from hostcallback.receiver.remote.streams import PIECE_BYTES, SegmentSlice, StreamKey, StreamOffset
 
 MAX_OLD = 64
 """Number of streams without a connected client that are sent: those that grew last."""

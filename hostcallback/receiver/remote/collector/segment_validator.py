@@ -8,11 +8,15 @@ from typing import Any
 
 from hostcallback.receiver import limits
 from hostcallback.receiver.errors import UnsupportedVersionError
-from hostcallback.receiver.remote.credentials import BadStreamError
-from hostcallback.receiver.remote.streams import StreamKey
+from hostcallback.receiver.remote.forwarding_protocol import BadStreamError, StreamKey
 from hostcallback.receiver.taplog.format import layout
-from hostcallback.receiver.taplog.format.errors import TapLogError
-from hostcallback.receiver.taplog.format.layout import CHUNK_HEADER_BYTES, HEADER_BYTES, TRAILER_BYTES, Kind
+from hostcallback.receiver.taplog.format.layout import (
+    CHUNK_HEADER_BYTES,
+    HEADER_BYTES,
+    TRAILER_BYTES,
+    Kind,
+    TapLogError,
+)
 from hostcallback.receiver.taplog.reading.chunk_reader import excess
 
 _INFO_BYTES = struct.Struct("<12xI")

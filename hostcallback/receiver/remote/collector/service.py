@@ -1,20 +1,25 @@
-"""The collector's gRPC service and its server: receives the streams of many processes, stores and acknowledges them."""
+"""The services that bring streams into a collector until the process is told to end; one of them listens by gRPC."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import fnmatch
+import os
+import queue
 import re
+import signal
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import grpc
 import grpc.aio
 
 from hostcallback.receiver.log import logger
-from hostcallback.receiver.remote import protocol
+from hostcallback.receiver.remote import forwarding_protocol
 from hostcallback.receiver.remote.collector.access import (
     Access,
     Code,
@@ -27,16 +32,20 @@ from hostcallback.receiver.remote.collector.access import (
     may,
 )
 from hostcallback.receiver.remote.collector.follow_server import Following, GrowthWatcher
-from hostcallback.receiver.remote.collector.services import Grown
-from hostcallback.receiver.remote.collector.store import AckBatcher, Store
-from hostcallback.receiver.remote.collector.stored_stream import StoredStream
-from hostcallback.receiver.remote.credentials import BadStreamError, GapError, RemoteError
-from hostcallback.receiver.remote.streams import StreamKey, StreamOffset
+from hostcallback.receiver.remote.collector.store import AckBatcher, Store, StoredStream
+from hostcallback.receiver.remote.forwarding_protocol import (
+    BadStreamError,
+    GapError,
+    RemoteError,
+    StreamKey,
+    StreamOffset,
+)
+from hostcallback.receiver.text import representation
 
 SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     # Above the protocol's limit: the service logs a message that is too long, where gRPC would refuse it silently.
-    ("grpc.max_receive_message_length", 4 * protocol.MAX_MESSAGE_BYTES),
-    ("grpc.max_send_message_length", protocol.MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", 4 * forwarding_protocol.MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", forwarding_protocol.MAX_MESSAGE_BYTES),
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
@@ -82,10 +91,10 @@ class Collector:
     def handlers(self) -> Any:
         """Returns the handlers for `grpc.aio.Server.add_generic_rpc_handlers`."""
         return grpc.method_handlers_generic_handler(
-            protocol.SERVICE,
+            forwarding_protocol.SERVICE,
             {
-                protocol.FORWARD: grpc.stream_stream_rpc_method_handler(self._forward),
-                protocol.FOLLOW: grpc.unary_stream_rpc_method_handler(self._follow),
+                forwarding_protocol.FORWARD: grpc.stream_stream_rpc_method_handler(self._forward),
+                forwarding_protocol.FOLLOW: grpc.unary_stream_rpc_method_handler(self._follow),
             },
         )
 
@@ -108,14 +117,14 @@ class Collector:
         try:
             with self._places.taken(context.peer()):
                 runs = known(self._access.runs_of(context.invocation_metadata() or ()))
-                pattern = str(protocol.decode_first(request).get("run") or "*")[:128]
+                pattern = str(forwarding_protocol.decode_first(request).get("run") or "*")[:128]
                 # Not by `fnmatch`, which would keep thousands of patterns.
                 wanted = re.compile(fnmatch.translate(pattern)).match
                 following = Following(
                     self.store, self._growth, lambda run: may(runs, run) and wanted(run) is not None
                 )
                 async for item in following.pieces():
-                    await context.write(b"" if item is None else protocol.encode_followed(*item))
+                    await context.write(b"" if item is None else forwarding_protocol.encode_followed(*item))
         except BadStreamError as error:
             await context.abort(Code.INVALID_ARGUMENT, str(error))
         except Refused as refused:
@@ -126,7 +135,7 @@ class Collector:
         runs = known(self._access.runs_of(context.invocation_metadata() or ()))
         try:
             async with self._hellos.waiting(context.peer()):
-                key = protocol.decode_hello(await anext(aiter(requests)))
+                key = forwarding_protocol.decode_hello(await anext(aiter(requests)))
         except (TimeoutError, StopAsyncIteration):
             raise Refused(Code.DEADLINE_EXCEEDED, "the client did not say which stream it sends") from None
         except BadStreamError as error:
@@ -162,9 +171,9 @@ class Collector:
         rate = Rate(self._limits.bytes_per_sec)
         try:
             stream = await self._open(key)
-            await context.write(protocol.encode_position(stream.stored))
+            await context.write(forwarding_protocol.encode_position(stream.stored))
             logger.info("%s comes from %s, from %s on", key, context.peer(), tuple(stream.stored))
-            decoder = protocol.SliceDecoder()
+            decoder = forwarding_protocol.SliceDecoder()
             async with AckBatcher(stream, context.write) as acknowledging:
                 async for request in requests:
                     piece = decoder.take(request)
@@ -208,7 +217,7 @@ class Collector:
         return stream.append(position, data)
 
 
-END_SEC = 2.0
+DRAIN_SEC = 2.0
 """Seconds for which streams may continue when the collector ends. Unsent data stays in their spools."""
 
 
@@ -278,7 +287,7 @@ class CollectorServer:
             with self._lock:
                 self._loop = self._told = None
         self._collector.end()
-        await server.stop(END_SEC)
+        await server.stop(DRAIN_SEC)
 
     def _listen(self, server: Any) -> int:
         address = self._address
@@ -294,3 +303,113 @@ class CollectorServer:
                 f"cannot listen at {address}: another program uses it, or it is not this machine's"
             )
         return int(port)
+
+
+LOOK_SEC = 0.2
+"""Seconds after which the main thread looks whether a signal has come."""
+
+END_SEC = 30.0
+"""How long a service may take to end."""
+
+Grown = Callable[[StreamKey, StreamOffset], None]
+"""Called when more of a stream is stored, on the thread of the service, which must not wait."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectFrom:
+    """Where a broker is, and what to take from it.
+
+    Attributes:
+        url: with the broker's scheme.
+        run: only of this run; of all for the empty text.
+        token: that the broker asks for; empty for none.
+        tls_ca: a file with the certificates that the broker's is checked by; None for the system's.
+        insecure: whether the token may go to another machine without TLS.
+    """
+
+    url: str
+    run: str = ""
+    token: str = ""
+    tls_ca: str | os.PathLike[str] | None = None
+    insecure: bool = False
+
+    def __repr__(self) -> str:
+        """The fields, without the token and without passwords."""
+        return representation(self, urls=("url",), secrets=("token",))
+
+
+class CollectingService(Protocol):
+    """Stores streams in the collector's folder, and acknowledges what is stored."""
+
+    @property
+    def where(self) -> str:
+        """For messages: "at HOST:PORT" or "from URL", without a password."""
+
+    def serve(self, on_ready: Callable[[], None]) -> None:
+        """Collects until `end` is called. On a thread that does nothing else.
+
+        Args:
+            on_ready: called once, when streams can come for the first time.
+
+        Raises:
+            RemoteError: it cannot begin. What fails later is logged and tried again.
+        """
+
+    def end(self) -> None:
+        """Makes `serve` return soon; everything stored is acknowledged first. Any thread."""
+
+
+def _first(events: queue.SimpleQueue[bool]) -> bool:
+    # Looks again and again: a signal that another thread of the process received does not wake this one, in which
+    # Python runs the handlers.
+    while True:
+        with contextlib.suppress(queue.Empty):
+            return events.get(timeout=LOOK_SEC)
+
+
+def run_until_told(
+    services: Sequence[CollectingService], on_ready: Callable[[CollectingService], None]
+) -> None:
+    """Runs services until SIGTERM or SIGINT, or until one fails. Only from the main thread.
+
+    A second signal ends the process without waiting for the services.
+
+    Raises:
+        Exception: what a service raised.
+    """
+    # Signal handlers put into it, too: other means of waiting could be locked by the thread that the signal interrupts.
+    events: queue.SimpleQueue[bool] = queue.SimpleQueue()  # True: a signal; False: a service has ended
+    failures: list[Exception] = []
+
+    def serve(service: CollectingService) -> None:
+        try:
+            service.serve(lambda: on_ready(service))
+        except Exception as error:
+            failures.append(error)
+        finally:
+            events.put(False)
+
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    before = {number: signal.signal(number, lambda *_: events.put(True)) for number in numbers}
+    try:
+        for service in services:
+            threading.Thread(
+                target=serve, args=(service,), name="hostcallback-collector", daemon=True
+            ).start()
+        running = len(services) - (not _first(events))
+        for service in services:
+            service.end()
+        deadline = time.monotonic() + END_SEC
+        while running:
+            try:
+                told = events.get(timeout=max(deadline - time.monotonic(), 0))
+            except queue.Empty:
+                break
+            if told:
+                break
+            running -= 1
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if failures:
+        raise failures[0]

@@ -22,11 +22,15 @@ from hostcallback.receiver.remote.control.protocol import (
     encode_answer,
     encode_process,
 )
-from hostcallback.receiver.remote.credentials import BadStreamError, StreamRefusedError, TransportError
-from hostcallback.receiver.remote.protocol import CONTROL
+from hostcallback.receiver.remote.forwarding_protocol import (
+    CONTROL,
+    BadStreamError,
+    StreamKey,
+    StreamRefusedError,
+    TransportError,
+)
 from hostcallback.receiver.remote.sending.grpc_transport import GrpcTransport
-from hostcallback.receiver.remote.sending.transport import BackOff
-from hostcallback.receiver.remote.streams import StreamKey
+from hostcallback.receiver.remote.sending.sender import BackOff
 from hostcallback.receiver.runtime.runtime import runtime
 
 REFUSED_SEC = 60.0

@@ -14,9 +14,15 @@ from typing import Any
 import msgpack
 
 from hostcallback.receiver.control.protocol import MAX_REQUEST
-from hostcallback.receiver.remote.credentials import BadStreamError
-from hostcallback.receiver.remote.protocol import MAX_HELLO_BYTES, VERSION, decode_first, encode_map
-from hostcallback.receiver.remote.streams import PIECE_BYTES, StreamKey
+from hostcallback.receiver.remote.forwarding_protocol import (
+    MAX_HELLO_BYTES,
+    PIECE_BYTES,
+    VERSION,
+    BadStreamError,
+    StreamKey,
+    decode_first,
+    encode_map,
+)
 from hostcallback.receiver.text import printable
 
 NO_CONTROL = (

@@ -16,7 +16,7 @@ import grpc
 from hostcallback.receiver.control.commands import shortened
 from hostcallback.receiver.control.protocol import MAX_REQUEST, ControlError, pack, unpack
 from hostcallback.receiver.log import logger
-from hostcallback.receiver.remote import protocol
+from hostcallback.receiver.remote import forwarding_protocol
 from hostcallback.receiver.remote.collector.access import (
     Access,
     Code,
@@ -37,8 +37,7 @@ from hostcallback.receiver.remote.control.protocol import (
     encode_told,
 )
 from hostcallback.receiver.remote.control.rule_store import NAME, RuleStore, covers, overlap
-from hostcallback.receiver.remote.credentials import BadStreamError
-from hostcallback.receiver.remote.streams import StreamKey
+from hostcallback.receiver.remote.forwarding_protocol import BadStreamError, StreamKey
 from hostcallback.receiver.runtime.rules.rules import checked, checked_glob, settings_text
 
 MAX_CLIENTS = 64
@@ -203,10 +202,10 @@ class ControlService:
     def handlers(self) -> Any:
         """Returns the handlers for `grpc.aio.Server.add_generic_rpc_handlers`."""
         return grpc.method_handlers_generic_handler(
-            protocol.SERVICE,
+            forwarding_protocol.SERVICE,
             {
-                protocol.CONTROL: grpc.stream_stream_rpc_method_handler(self._control),
-                protocol.ASK: grpc.stream_stream_rpc_method_handler(self._ask),
+                forwarding_protocol.CONTROL: grpc.stream_stream_rpc_method_handler(self._control),
+                forwarding_protocol.ASK: grpc.stream_stream_rpc_method_handler(self._ask),
             },
         )
 

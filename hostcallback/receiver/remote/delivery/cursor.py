@@ -27,14 +27,17 @@ import msgpack
 from hostcallback.receiver.failures.deferred_errors import OnError
 from hostcallback.receiver.files import write_private
 from hostcallback.receiver.log import logger
-from hostcallback.receiver.remote.credentials import BadStreamError
 from hostcallback.receiver.remote.delivery.stream_printer import StreamPrinter
+from hostcallback.receiver.remote.forwarding_protocol import (
+    MAX_SEGMENT,
+    BadStreamError,
+    StreamKey,
+    StreamOffset,
+)
 from hostcallback.receiver.remote.spool.stream_reader import Again, StoredRuns
-from hostcallback.receiver.remote.streams import MAX_SEGMENT, StreamKey, StreamOffset
 from hostcallback.receiver.replayer.log_delivery import LogDelivery
 from hostcallback.receiver.runtime.dispatch.scope import Scope
-from hostcallback.receiver.taplog.format.errors import Damage
-from hostcallback.receiver.taplog.format.layout import Kind
+from hostcallback.receiver.taplog.format.layout import Damage, Kind
 from hostcallback.receiver.taplog.reading.merge import Stretch
 from hostcallback.receiver.taplog.reading.segment_reader import SegmentReader
 from hostcallback.receiver.taplog.reading.selection import Selection

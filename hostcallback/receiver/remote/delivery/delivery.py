@@ -22,14 +22,14 @@ from hostcallback.receiver.remote.delivery.process_groups import (
     ProgramRunStreams,
 )
 from hostcallback.receiver.remote.delivery.stream_printer import RateLimitedErrorLog, StreamPrinter
+from hostcallback.receiver.remote.forwarding_protocol import StreamKey, StreamOffset
 from hostcallback.receiver.remote.spool.stream_reader import Again, StoredRuns, end_of_chunk
-from hostcallback.receiver.remote.streams import StreamKey, StreamOffset
 from hostcallback.receiver.replayer.log_delivery import LogDelivery
 from hostcallback.receiver.runtime.dispatch.scope import Scope
 from hostcallback.receiver.sinks.progress.bars import bars
 from hostcallback.receiver.sinks.sharding.multi_process import ShardStream
 from hostcallback.receiver.tap_arguments import matches
-from hostcallback.receiver.taplog.format.errors import Damage, Lost, TapLogError
+from hostcallback.receiver.taplog.format.layout import Damage, Lost, TapLogError
 from hostcallback.receiver.taplog.reading.merge import Stretch
 from hostcallback.receiver.taplog.reading.segment_reader import Writer
 from hostcallback.receiver.taplog.reading.selection import Selection

@@ -14,8 +14,8 @@ import numpy as np
 
 from hostcallback.receiver import limits
 from hostcallback.receiver.messages import Message, Sink
+from hostcallback.receiver.remote.forwarding_protocol import StreamKey, StreamOffset
 from hostcallback.receiver.remote.spool.stream_reader import StoredRuns
-from hostcallback.receiver.remote.streams import StreamKey, StreamOffset
 from hostcallback.receiver.replayer.log_delivery import LogDelivery
 from hostcallback.receiver.sinks.sharding.multi_process import ProgramRun, ShardStream
 from hostcallback.receiver.taplog.format.layout import NO_STEP

@@ -17,12 +17,8 @@ from urllib.parse import urlsplit
 
 from hostcallback.receiver.errors import HostCallbackError
 from hostcallback.receiver.log import logger
-from hostcallback.receiver.remote.credentials import (
-    StreamRefusedError,
-    TransportError,
-    read_tls_files,
-    refuse_clear,
-)
+from hostcallback.receiver.remote.credentials import read_tls_files, refuse_clear
+from hostcallback.receiver.remote.forwarding_protocol import StreamRefusedError, TransportError
 from hostcallback.receiver.text import foreign, representation, without_password
 
 PREFIX = "taps"

@@ -10,11 +10,10 @@ import msgpack
 import numpy as np
 
 from hostcallback.receiver.errors import WireError
-from hostcallback.receiver.remote.credentials import BadStreamError
+from hostcallback.receiver.remote.forwarding_protocol import BadStreamError, StreamKey
 from hostcallback.receiver.remote.nats.connection import subject
-from hostcallback.receiver.remote.streams import StreamKey
 from hostcallback.receiver.taplog.format.block import FrameBlock
-from hostcallback.receiver.taplog.format.errors import Lost
+from hostcallback.receiver.taplog.format.layout import Lost
 from hostcallback.receiver.taplog.reading.merge import LostNote, Stretch
 from hostcallback.receiver.wire.array_types import Array
 from hostcallback.receiver.wire.frame import Flags, decode_header

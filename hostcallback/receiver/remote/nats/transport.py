@@ -10,18 +10,24 @@ from pathlib import Path
 from typing import Any
 
 from hostcallback.receiver.log import logger
-from hostcallback.receiver.remote.collector.services import CollectFrom, CollectingService, Grown
+from hostcallback.receiver.remote.collector.service import CollectFrom, CollectingService, Grown
 from hostcallback.receiver.remote.collector.store import Store
-from hostcallback.receiver.remote.credentials import StreamRefusedError, TransportError
+from hostcallback.receiver.remote.forwarding_protocol import (
+    START,
+    SegmentSlice,
+    StreamKey,
+    StreamOffset,
+    StreamRefusedError,
+    TransportError,
+)
 from hostcallback.receiver.remote.nats.collector import NatsCollector
 from hostcallback.receiver.remote.nats.connection import REQUEST_SEC, NatsConnection, NatsServer, token
 from hostcallback.receiver.remote.nats.publication import Publication, publication_of_lost, publications_of
 from hostcallback.receiver.remote.options import Forward
-from hostcallback.receiver.remote.sending.transport import OnAck, Transport
-from hostcallback.receiver.remote.spool.directory import SUFFIX
+from hostcallback.receiver.remote.sending.sender import OnAck, Transport
+from hostcallback.receiver.remote.spool.spool_folders import SUFFIX
 from hostcallback.receiver.remote.spool.stream_reader import StoredRuns
-from hostcallback.receiver.remote.streams import START, SegmentSlice, StreamKey, StreamOffset
-from hostcallback.receiver.taplog.format.errors import Lost
+from hostcallback.receiver.taplog.format.layout import Lost
 from hostcallback.receiver.taplog.reading.merge import LostNote, Stretch
 
 HEADER_BYTES = 64 << 10
@@ -31,7 +37,7 @@ ID_HEADER = "Nats-Msg-Id"
 
 
 class NatsTransport:
-    """Transport of the streams in one spool folder. See `hostcallback.receiver.remote.sending.transport.Transport`."""
+    """Transport of the streams in one spool folder. See `hostcallback.receiver.remote.sending.sender.Transport`."""
 
     def __init__(self, server: NatsServer, spool: Path) -> None:
         """The connection opens with the first stream.
@@ -63,7 +69,7 @@ class NatsTransport:
 
 
 class NatsStream:
-    """One stream that is being sent. See `hostcallback.receiver.remote.sending.transport.TransportStream`."""
+    """One stream that is being sent. See `hostcallback.receiver.remote.sending.sender.TransportStream`."""
 
     def __init__(
         self, connection: NatsConnection, folder: Path, key: StreamKey, stored: StreamOffset, on_ack: OnAck

@@ -17,7 +17,7 @@ from hostcallback.receiver.log import logger
 from hostcallback.receiver.messages import Consumer, Message
 from hostcallback.receiver.remote.otlp.client import ExportResult, OtlpClient, OtlpOptions
 from hostcallback.receiver.remote.otlp.mapping import Event, MessageMapper, Point
-from hostcallback.receiver.remote.sending.transport import BackOff
+from hostcallback.receiver.remote.sending.sender import BackOff
 from hostcallback.receiver.runtime.metrics import collect_metrics
 from hostcallback.receiver.runtime.runtime import runtime
 

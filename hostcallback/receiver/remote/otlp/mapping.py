@@ -12,8 +12,7 @@ from hostcallback.receiver.failures.check_report import CheckFailed, Explanation
 from hostcallback.receiver.failures.deferred_errors import DelegatedFailure, MultipleFailures
 from hostcallback.receiver.messages import NAME, Consumer, Message, array_names, device_text, step_place
 from hostcallback.receiver.sinks.factory import own_sink, texts_of
-from hostcallback.receiver.taplog.render.json import plain_array
-from hostcallback.receiver.taplog.render.text import joined
+from hostcallback.receiver.taplog.render import joined, plain_array
 from hostcallback.receiver.taplog.writing.recorder import description_of, unstacked
 from hostcallback.receiver.wire import pytree as tree
 

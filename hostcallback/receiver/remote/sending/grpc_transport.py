@@ -10,16 +10,18 @@ from typing import Any
 
 import grpc
 
-from hostcallback.receiver.remote import protocol
-from hostcallback.receiver.remote.credentials import (
+from hostcallback.receiver.remote import forwarding_protocol
+from hostcallback.receiver.remote.credentials import read_tls_files
+from hostcallback.receiver.remote.forwarding_protocol import (
     BadStreamError,
+    SegmentSlice,
+    StreamKey,
+    StreamOffset,
     StreamRefusedError,
     TransportError,
-    read_tls_files,
 )
 from hostcallback.receiver.remote.options import Forward
-from hostcallback.receiver.remote.sending.transport import OnAck
-from hostcallback.receiver.remote.streams import SegmentSlice, StreamKey, StreamOffset
+from hostcallback.receiver.remote.sending.sender import OnAck
 from hostcallback.receiver.text import foreign
 
 _NOBODY = (
@@ -105,8 +107,8 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.keepalive_permit_without_calls", 1),
     # Without limit: by default gRPC stops after two pings without data, and a quiet tap sends none for hours.
     ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.max_send_message_length", protocol.MAX_MESSAGE_BYTES),
-    ("grpc.max_receive_message_length", protocol.MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", forwarding_protocol.MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", forwarding_protocol.MAX_MESSAGE_BYTES),
     ("grpc.initial_reconnect_backoff_ms", 100),
     # gRPC uses this as the time in which a connection must be established, despite its name.
     ("grpc.min_reconnect_backoff_ms", 5_000),
@@ -126,7 +128,7 @@ def _make_channel(options: Forward) -> Any:
 
 
 class GrpcTransport:
-    """A channel to one collector. See `hostcallback.receiver.remote.sending.transport.Transport`.
+    """A channel to one collector. See `hostcallback.receiver.remote.sending.sender.Transport`.
 
     Attributes:
         address: of the collector.
@@ -150,7 +152,9 @@ class GrpcTransport:
 
     def call(self, method: str, messages: Iterator[bytes]) -> Any:
         """Starts a call that sends `messages` until they end; iterating over it yields the collector's."""
-        return self._channel.stream_stream(f"/{protocol.SERVICE}/{method}")(messages, metadata=self._metadata)
+        return self._channel.stream_stream(f"/{forwarding_protocol.SERVICE}/{method}")(
+            messages, metadata=self._metadata
+        )
 
     def translated(self, error: Any, *, unimplemented: str = "") -> TransportError:
         """Translates the error of a call; `unimplemented` explains that the collector {} does not have its method."""
@@ -167,7 +171,7 @@ class GrpcTransport:
 
 
 class GrpcStream:
-    """One stream that is being sent. See `hostcallback.receiver.remote.sending.transport.TransportStream`."""
+    """One stream that is being sent. See `hostcallback.receiver.remote.sending.sender.TransportStream`."""
 
     def __init__(self, transport: GrpcTransport, key: StreamKey, on_ack: OnAck) -> None:
         """Connects, and waits for the collector's position in the stream.
@@ -180,7 +184,7 @@ class GrpcStream:
         self._address = transport.address
         self._on_ack = on_ack
         self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._requests.put(protocol.encode_hello(key))
+        self._requests.put(forwarding_protocol.encode_hello(key))
         self._sent: StreamOffset | None = None
         # Neither `_error` nor `stored` needs a lock. The thread of acknowledgements writes them, the sender's reads
         # them. `stored` is written before `_opened` is set, for which the constructor waits. `_error` is set once: if
@@ -188,7 +192,7 @@ class GrpcStream:
         self._error: TransportError | None = None
         self._opened = threading.Event()
         self.stored = StreamOffset(0, 0)
-        self._call = transport.call(protocol.FORWARD, iter(self._requests.get, None))
+        self._call = transport.call(forwarding_protocol.FORWARD, iter(self._requests.get, None))
         self._thread = threading.Thread(target=self._receive, name="hostcallback-acks", daemon=True)
         self._thread.start()
         # The call's own deadline would also end a connected stream, which lives as long as the process.
@@ -202,8 +206,8 @@ class GrpcStream:
         self.check()
         # Consecutive slices need no position: the collector continues where the last one ended.
         if piece.position != self._sent:
-            self._requests.put(protocol.encode_place(piece.position))
-        for message in protocol.encode_bytes(piece.data):
+            self._requests.put(forwarding_protocol.encode_place(piece.position))
+        for message in forwarding_protocol.encode_bytes(piece.data):
             self._requests.put(message)
         self._sent = piece.end
 
@@ -222,10 +226,10 @@ class GrpcStream:
             responses: Iterator[bytes] = iter(self._call)
             first = next(responses, None)
             if first is not None:
-                self.stored = protocol.decode_position(first)
+                self.stored = forwarding_protocol.decode_position(first)
                 self._opened.set()
             for response in responses:
-                self._on_ack(protocol.decode_position(response))
+                self._on_ack(forwarding_protocol.decode_position(response))
             self._error = TransportError(f"the collector at {self._address} ended the stream")
         except StreamRefusedError as error:  # what the sender says of an acknowledgement
             self._error = error

@@ -11,15 +11,20 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from hostcallback.receiver.log import logger
-from hostcallback.receiver.remote.credentials import SpoolError
+from hostcallback.receiver.remote.forwarding_protocol import (
+    PIECE_BYTES,
+    SegmentSlice,
+    SpoolError,
+    StreamKey,
+    StreamOffset,
+)
 from hostcallback.receiver.remote.options import Forward, WhenFull
-from hostcallback.receiver.remote.spool.directory import StreamFolder, making
-from hostcallback.receiver.remote.streams import PIECE_BYTES, SegmentSlice, StreamKey, StreamOffset
+from hostcallback.receiver.remote.spool.spool_folders import StreamFolder, making
 from hostcallback.receiver.taplog.format.block import FrameBlock
-from hostcallback.receiver.taplog.format.errors import Lost
+from hostcallback.receiver.taplog.format.layout import Lost
 from hostcallback.receiver.taplog.writing.log_writer import LogWriter
+from hostcallback.receiver.taplog.writing.rotation import Folded, LogOptions, Losses, Segments
 from hostcallback.receiver.taplog.writing.segment_writer import SegmentWriter
-from hostcallback.receiver.taplog.writing.segments import Folded, LogOptions, Losses, Segments
 from hostcallback.receiver.wire.array_types import Array
 from hostcallback.receiver.wire.frame import Flags
 

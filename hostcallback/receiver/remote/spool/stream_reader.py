@@ -12,9 +12,8 @@ import numpy as np
 
 from hostcallback.receiver import limits
 from hostcallback.receiver.log import logger
-from hostcallback.receiver.remote.streams import StreamKey, StreamOffset
-from hostcallback.receiver.taplog.format.errors import Damage, NotATapLogError
-from hostcallback.receiver.taplog.format.layout import Kind
+from hostcallback.receiver.remote.forwarding_protocol import StreamKey, StreamOffset
+from hostcallback.receiver.taplog.format.layout import Damage, Kind, NotATapLogError
 from hostcallback.receiver.taplog.format.steps import StepFinder
 from hostcallback.receiver.taplog.reading.chunk_reader import Chunk, read_frames
 from hostcallback.receiver.taplog.reading.merge import NOTES, Record, Stretch, read_note

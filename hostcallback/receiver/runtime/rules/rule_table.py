@@ -28,7 +28,7 @@ from hostcallback.receiver.runtime.rules.rules import (
     settings_text,
 )
 from hostcallback.receiver.tap_arguments import matches
-from hostcallback.receiver.taplog.format.errors import ThinnedTap
+from hostcallback.receiver.taplog.format.layout import ThinnedTap
 
 PYTHON, FILE = "", "file"
 """Origin of a setting: a call in this process (also `hcb ctl`), or the control file. A collector uses its own name."""

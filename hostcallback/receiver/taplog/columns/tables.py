@@ -15,7 +15,7 @@ from hostcallback.receiver.messages import NAME as STEP
 from hostcallback.receiver.tap_arguments import base_name
 from hostcallback.receiver.taplog.columns.column_batches import Column, ColumnBatch
 from hostcallback.receiver.taplog.format.layout import NO_STEP
-from hostcallback.receiver.taplog.render.json import plain_array
+from hostcallback.receiver.taplog.render import plain_array
 from hostcallback.receiver.wire.array_types import Array
 
 _TAKEN = ("step", "time", "device", "process", "seq", "message")

@@ -12,8 +12,8 @@ from typing import IO, Any
 
 import numpy as np
 
-from hostcallback.receiver.taplog.columns.alike import AlikeMessages
-from hostcallback.receiver.taplog.render.json import plain_array, plain_value, process_text
+from hostcallback.receiver.taplog.columns.column_batches import AlikeMessages
+from hostcallback.receiver.taplog.render import plain_array, plain_value, process_text
 from hostcallback.receiver.text import printable
 from hostcallback.receiver.wire.array_types import Array
 

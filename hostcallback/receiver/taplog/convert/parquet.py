@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from hostcallback.receiver.taplog.columns.alike import AlikeMessages
+from hostcallback.receiver.taplog.columns.column_batches import AlikeMessages
 from hostcallback.receiver.taplog.columns.tables import optional
 from hostcallback.receiver.taplog.convert.output import ConvertError
 from hostcallback.receiver.taplog.format.layout import NO_STEP
-from hostcallback.receiver.taplog.render.json import plain_array, process_text
+from hostcallback.receiver.taplog.render import plain_array, process_text
 from hostcallback.receiver.wire.array_types import Array
 
 ROW_GROUP_BYTES = 32 << 20

@@ -20,8 +20,7 @@ from hostcallback.receiver.taplog.convert.output import ConvertError
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
 from hostcallback.receiver.taplog.reading.merge import LostNote
 from hostcallback.receiver.taplog.reading.segment_reader import Writer
-from hostcallback.receiver.taplog.render.json import plain_array, process_text, short_text
-from hostcallback.receiver.taplog.render.text import joined, message_text
+from hostcallback.receiver.taplog.render import joined, message_text, plain_array, process_text, short_text
 from hostcallback.receiver.text import printable
 
 EVENTS, PLANES = ".trace.json.gz", ".xplane.pb"

@@ -12,8 +12,7 @@ import numpy as np
 from hostcallback.receiver.messages import NAME
 from hostcallback.receiver.taplog.columns.tables import optional
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
-from hostcallback.receiver.taplog.render.json import plain_array, process_text
-from hostcallback.receiver.taplog.render.text import joined, message_text
+from hostcallback.receiver.taplog.render import joined, message_text, plain_array, process_text
 
 SUFFIX = ".hcb"
 """Suffix of the event files' names."""

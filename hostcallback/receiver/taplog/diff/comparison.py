@@ -1,4 +1,4 @@
-"""Compares two logs device by device: the first difference, or all of them."""
+"""Compares two logs by device, message and element: the first difference, or all of them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
+
 from hostcallback.receiver.messages import NAME as STEP
-from hostcallback.receiver.taplog.diff.messages import MessageComparison, MessageDifference, Tolerance
 from hostcallback.receiver.taplog.diff.pairing import (
     ComparedLog,
     DeviceKey,
@@ -18,8 +19,10 @@ from hostcallback.receiver.taplog.diff.pairing import (
     TapKey,
     Unaligned,
 )
-from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
+from hostcallback.receiver.taplog.reading.logged_message import Leaf, LoggedMessage, LoggedTap
 from hostcallback.receiver.taplog.reading.selection import Selection
+from hostcallback.receiver.taplog.render import plain_array, type_text
+from hostcallback.receiver.wire.array_types import Array
 
 
 class Difference(NamedTuple):
@@ -164,3 +167,169 @@ class Comparison:
 
     def _wants(self, logged: LoggedMessage) -> bool:
         return self._wanted.wants_name(logged.message.consumer.name) and self._wanted.wants_step(logged.step)
+
+
+class Tolerance(NamedTuple):
+    """Elements are equal if |a - b| <= absolute + relative * |b|, as in numpy.isclose.
+
+    Applies to floats and complex numbers; integers, booleans and keys must be identical.
+    """
+
+    relative: float = 0.0
+    absolute: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayDifference:
+    """The difference of two arrays of one shape and dtype.
+
+    Attributes:
+        index: of the first differing element.
+        max_absolute: largest |a - b|; NaN if one of two elements is a NaN.
+        max_relative: largest |a - b| / |b|.
+        count: number of differing elements.
+    """
+
+    index: tuple[int, ...]
+    max_absolute: float
+    max_relative: float
+    count: int
+
+
+def array_difference(a: Array, b: Array, tolerance: Tolerance) -> ArrayDifference | None:
+    """Compares two arrays of one shape and dtype; None if they are equal. NaNs are equal, and so are -0 and 0."""
+    if a.tobytes() == b.tobytes():
+        return None
+    shape = a.shape
+    a, b = plain_array(a).reshape(-1), plain_array(b).reshape(-1)
+    with np.errstate(all="ignore"):
+        different, absolute = (_inexact if a.dtype.kind in "fc" else _exact)(a, b, tolerance)
+        if not different.any():
+            return None
+        absolute = absolute[different]
+        relative = absolute / np.abs(
+            b[different].astype(np.complex128 if b.dtype.kind == "c" else np.float64)
+        )
+    first = np.unravel_index(int(different.argmax()), shape)
+    return ArrayDifference(
+        tuple(int(place) for place in first), float(absolute.max()), float(relative.max()), len(absolute)
+    )
+
+
+def _inexact(a: Array, b: Array, tolerance: Tolerance) -> tuple[Array, Array]:
+    wide = np.complex128 if a.dtype.kind == "c" else np.float64
+    a, b = a.astype(wide), b.astype(wide)
+    alike = (a == b) | (np.isnan(a) & np.isnan(b))
+    absolute = np.abs(a - b)
+    allowed = tolerance.absolute + tolerance.relative * np.abs(b)
+    # An infinity equals only itself, regardless of the tolerance.
+    alike |= np.isfinite(a) & np.isfinite(b) & (absolute <= allowed)
+    return ~alike, absolute
+
+
+def _exact(a: Array, b: Array, tolerance: Tolerance) -> tuple[Array, Array]:
+    # The distance of two 64-bit integers may need 64 bits: unsigned arithmetic does not overflow.
+    low, high = np.minimum(a, b), np.maximum(a, b)
+    return a != b, (high.astype(np.uint64) - low.astype(np.uint64)).astype(np.float64)
+
+
+MAX_KNOWN = 4096
+
+
+class LeafDifference(NamedTuple):
+    """Two arrays whose elements differ.
+
+    Attributes:
+        leaf: name of the leaf.
+        a: array of the first log.
+        b: array of the second log.
+        found: the difference.
+    """
+
+    leaf: str
+    a: Array
+    b: Array
+    found: ArrayDifference
+
+
+class MessageDifference(NamedTuple):
+    """The difference of two messages.
+
+    Attributes:
+        what: "value", "type" (shapes, dtypes, truncation), "place" (of shards), "tree" or "kwargs".
+        text: the difference in words; of values, that of the first differing array.
+        leaves: arrays whose elements differ; empty if they cannot be compared.
+    """
+
+    what: str
+    text: str
+    leaves: list[LeafDifference]
+
+
+class MessageComparison:
+    """Compares messages. Pairs of taps are compared once, and remembered."""
+
+    def __init__(self, tolerance: Tolerance) -> None:
+        """`tolerance` applies to elements."""
+        self._tolerance = tolerance
+        self._taps: dict[tuple[LoggedTap, LoggedTap], MessageDifference | None] = {}
+
+    def difference(self, a: LoggedMessage, b: LoggedMessage) -> MessageDifference | None:
+        """Compares two messages; None if they are equal."""
+        taps = a.tap, b.tap
+        if taps not in self._taps:
+            if len(self._taps) >= MAX_KNOWN:
+                self._taps.clear()
+            self._taps[taps] = _of_taps(*taps)
+        found = self._taps[taps]
+        if found is not None:
+            return found
+        leaves_a, leaves_b = a.leaves, b.leaves
+        types = [(_type(x), _type(y)) for x, y in zip(leaves_a, leaves_b, strict=False)]
+        for leaf, (type_a, type_b) in zip(leaves_a, types, strict=False):
+            if type_a != type_b:
+                where = f"{leaf.name}: " if leaf.name else ""
+                return MessageDifference("type", f"{where}A {type_a}, B {type_b}", [])
+        if len(leaves_a) != len(leaves_b):
+            return MessageDifference("type", f"A {len(leaves_a)} arrays, B {len(leaves_b)}", [])
+        for x, y in zip(leaves_a, leaves_b, strict=True):
+            if x.place != y.place:
+                return MessageDifference("place", f"{x.name}: A is the shard {x.place}, B {y.place}", [])
+        differing = [
+            LeafDifference(x.name, np.asarray(x.array), np.asarray(y.array), elements)
+            for x, y in zip(leaves_a, leaves_b, strict=True)
+            if (elements := array_difference(np.asarray(x.array), np.asarray(y.array), self._tolerance))
+        ]
+        return MessageDifference("value", value_text(differing[0]), differing) if differing else None
+
+
+def _type(leaf: Leaf) -> str:
+    whole = leaf.whole_shape
+    return type_text(leaf.array) + (
+        "" if whole is None else f", the first of an array of shape {list(whole)}"
+    )
+
+
+def _of_taps(a: LoggedTap, b: LoggedTap) -> MessageDifference | None:
+    if a.described is None or b.described is None:
+        return None
+    if a.described.tree != b.described.tree:
+        return MessageDifference(
+            "tree", "the tapped values have different structures, or differ in parts that are not arrays", []
+        )
+    if repr(dict(a.described.kwargs)) != repr(dict(b.described.kwargs)):
+        text = f"keyword arguments: A {dict(a.described.kwargs)}, B {dict(b.described.kwargs)}"
+        return MessageDifference("kwargs", text, [])
+    return None
+
+
+def value_text(leaf: LeafDifference) -> str:
+    """Describes the difference of two arrays: `loss[3]: A 0.5, B 0.25 (...)`."""
+    found = leaf.found
+    place = f"[{', '.join(map(str, found.index))}]" if found.index else ""
+    elements = f"{found.count:,} of {leaf.a.size:,} elements differ, " if leaf.a.ndim else ""
+    most = "by at most " if leaf.a.ndim else "by "
+    return (
+        f"{leaf.leaf}{place}: A {leaf.a[found.index]!s}, B {leaf.b[found.index]!s} "
+        f"({elements}{most}{found.max_absolute:.3g}, relative {found.max_relative:.3g})"
+    ).removeprefix(": ")

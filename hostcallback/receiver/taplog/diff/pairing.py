@@ -12,8 +12,7 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from hostcallback.receiver.taplog.format.errors import Damage, Lost
-from hostcallback.receiver.taplog.format.layout import ALL_CONSUMERS, Kind
+from hostcallback.receiver.taplog.format.layout import ALL_CONSUMERS, Damage, Kind, Lost
 from hostcallback.receiver.taplog.reading.chunk_reader import Chunk
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage, process_of
 from hostcallback.receiver.taplog.reading.reader import LogReader, Paths

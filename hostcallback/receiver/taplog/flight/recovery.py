@@ -23,8 +23,7 @@ from hostcallback.receiver.taplog.flight.recorder import (
     RingContents,
     read_ring,
 )
-from hostcallback.receiver.taplog.format.errors import Damage, Lost, TapLogError, segment_name
-from hostcallback.receiver.taplog.format.layout import NO_STEP
+from hostcallback.receiver.taplog.format.layout import NO_STEP, Damage, Lost, TapLogError, segment_name
 from hostcallback.receiver.taplog.format.steps import StepFinder
 from hostcallback.receiver.taplog.reading.segment_reader import SegmentReader
 from hostcallback.receiver.taplog.writing.frame_copier import collect

@@ -11,9 +11,17 @@ import numpy as np
 from hostcallback.receiver import limits
 from hostcallback.receiver.taplog.format import layout
 from hostcallback.receiver.taplog.format.block import FrameBlock
-from hostcallback.receiver.taplog.format.compression import PAGE_BYTES, decompress, page_checksums, page_count
-from hostcallback.receiver.taplog.format.errors import Damage
-from hostcallback.receiver.taplog.format.layout import CHUNK_HEADER_BYTES, ChunkHeader, Codec, Kind
+from hostcallback.receiver.taplog.format.compression import decompress
+from hostcallback.receiver.taplog.format.layout import (
+    CHUNK_HEADER_BYTES,
+    PAGE_BYTES,
+    ChunkHeader,
+    Codec,
+    Damage,
+    Kind,
+    page_checksums,
+    page_count,
+)
 from hostcallback.receiver.wire.array_types import Array
 from hostcallback.receiver.wire.frame import HEADER, MAGIC, VERSION
 

@@ -9,8 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
-from hostcallback.receiver.taplog.format.errors import CutOffLogError, Damage, NotATapLogError, segments_of
-from hostcallback.receiver.taplog.format.layout import Kind
+from hostcallback.receiver.taplog.format.layout import (
+    CutOffLogError,
+    Damage,
+    Kind,
+    NotATapLogError,
+    segments_of,
+)
 from hostcallback.receiver.taplog.format.steps import StepFinder
 from hostcallback.receiver.taplog.reading.chunk_reader import Chunk, read_frames
 from hostcallback.receiver.taplog.reading.logged_message import (

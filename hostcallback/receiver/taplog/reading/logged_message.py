@@ -16,8 +16,7 @@ from hostcallback.receiver.sinks.batches import LaneMask
 from hostcallback.receiver.sinks.call import SHARDS_ID, WHOLE_ID
 from hostcallback.receiver.sinks.sharding.multi_process import ProgramRun, ShardOrigin, ShardStream
 from hostcallback.receiver.sinks.sharding.shard_record import PLACES_FROM, RecordReader, Shard
-from hostcallback.receiver.taplog.format.errors import Damage
-from hostcallback.receiver.taplog.format.layout import NO_STEP
+from hostcallback.receiver.taplog.format.layout import NO_STEP, Damage
 from hostcallback.receiver.taplog.reading.merge import Stretch
 from hostcallback.receiver.taplog.reading.segment_reader import Writer
 from hostcallback.receiver.wire import pytree as tree

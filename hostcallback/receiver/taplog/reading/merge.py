@@ -14,8 +14,14 @@ import numpy as np
 
 from hostcallback.receiver import limits
 from hostcallback.receiver.taplog.format.block import FrameBlock
-from hostcallback.receiver.taplog.format.errors import CutOffLogError, Damage, Lost, NotATapLogError
-from hostcallback.receiver.taplog.format.layout import NO_STEP, Kind
+from hostcallback.receiver.taplog.format.layout import (
+    NO_STEP,
+    CutOffLogError,
+    Damage,
+    Kind,
+    Lost,
+    NotATapLogError,
+)
 from hostcallback.receiver.taplog.format.steps import (
     AHEAD_BYTES,
     AHEAD_CHUNKS,

@@ -9,15 +9,15 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from hostcallback.receiver.log import logger
-from hostcallback.receiver.taplog.format.errors import (
+from hostcallback.receiver.taplog.format.layout import (
     CutOffLogError,
     Damage,
     DamagedLogError,
+    Kind,
     NotATapLogError,
     ThinnedTap,
     segments_of,
 )
-from hostcallback.receiver.taplog.format.layout import Kind
 from hostcallback.receiver.taplog.reading.chunk_reader import Chunk
 from hostcallback.receiver.taplog.reading.logged_message import (
     LoggedMessage,

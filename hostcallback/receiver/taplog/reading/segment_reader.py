@@ -15,13 +15,16 @@ import numpy as np
 from hostcallback.receiver import limits
 from hostcallback.receiver.processes import is_run
 from hostcallback.receiver.taplog.format import layout
-from hostcallback.receiver.taplog.format.errors import Damage, Lost, NotATapLogError, ThinnedTap
 from hostcallback.receiver.taplog.format.layout import (
     CHUNK_HEADER_BYTES,
     HEADER_BYTES,
     TRAILER_BYTES,
     ChunkHeader,
+    Damage,
     Kind,
+    Lost,
+    NotATapLogError,
+    ThinnedTap,
 )
 from hostcallback.receiver.taplog.reading.chunk_reader import Chunk, read_whole
 from hostcallback.receiver.wire.pytree import unpack_plain

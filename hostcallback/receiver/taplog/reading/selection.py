@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hostcallback.receiver.tap_arguments import matches
-from hostcallback.receiver.taplog.format.errors import NoSuchRunError
-from hostcallback.receiver.taplog.format.layout import ALL_CONSUMERS, NO_STEP
+from hostcallback.receiver.taplog.format.layout import ALL_CONSUMERS, NO_STEP, NoSuchRunError
 from hostcallback.receiver.taplog.reading.chunk_reader import Chunk
 from hostcallback.receiver.wire.array_types import Array
 

@@ -16,11 +16,10 @@ from typing import Any
 from hostcallback.receiver import processes
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.taplog.format.block import FrameBlock
-from hostcallback.receiver.taplog.format.errors import Lost, ThinnedTap
+from hostcallback.receiver.taplog.format.layout import Lost, ThinnedTap
 from hostcallback.receiver.taplog.format.steps import StepFinder
 from hostcallback.receiver.taplog.writing.frame_copier import Room
-from hostcallback.receiver.taplog.writing.segment_writer import SegmentWriter, WriteBuffer
-from hostcallback.receiver.taplog.writing.segments import (
+from hostcallback.receiver.taplog.writing.rotation import (
     Folded,
     LogCounters,
     LogOptions,
@@ -28,6 +27,7 @@ from hostcallback.receiver.taplog.writing.segments import (
     Losses,
     Segments,
 )
+from hostcallback.receiver.taplog.writing.segment_writer import SegmentWriter, WriteBuffer
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 
 RETRY_SEC = 1.0
@@ -220,11 +220,7 @@ class LogWriter:
 
     def _rotate_if_due(self) -> None:
         segment = self._segment
-        if segment is None or (
-            segment.nbytes < self.options.full_bytes
-            and time.monotonic() - self._begun < self.options.segment_sec
-            and not segment.has_many_taps
-        ):
+        if segment is None or not self.options.ends(segment, time.monotonic() - self._begun):
             return
         self._write_all()  # messages of other devices that came before belong into this segment
         self._finish_segment()

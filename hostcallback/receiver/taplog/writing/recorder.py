@@ -19,10 +19,10 @@ from hostcallback.receiver.processes import checked_run, own_run
 from hostcallback.receiver.sinks.sharding.shard_record import shard_record
 from hostcallback.receiver.sources.source import Batch
 from hostcallback.receiver.taplog.format.block import FrameBlock
-from hostcallback.receiver.taplog.format.errors import ThinnedTap
+from hostcallback.receiver.taplog.format.layout import ThinnedTap
 from hostcallback.receiver.taplog.writing.frame_copier import Room, collect, shortened
 from hostcallback.receiver.taplog.writing.log_writer import LogWriter, Messages
-from hostcallback.receiver.taplog.writing.segments import (
+from hostcallback.receiver.taplog.writing.rotation import (
     SEGMENT_BYTES,
     SEGMENT_SEC,
     LogCounters,

@@ -19,9 +19,17 @@ from hostcallback.receiver import limits, processes
 from hostcallback.receiver.files import PRIVATE, Permissions
 from hostcallback.receiver.taplog.format import layout
 from hostcallback.receiver.taplog.format.block import FrameBlock
-from hostcallback.receiver.taplog.format.compression import Compressor, page_checksums
-from hostcallback.receiver.taplog.format.errors import Lost, ThinnedTap
-from hostcallback.receiver.taplog.format.layout import ALL_CONSUMERS, NO_STEP, ChunkHeader, Codec, Kind
+from hostcallback.receiver.taplog.format.compression import Compressor
+from hostcallback.receiver.taplog.format.layout import (
+    ALL_CONSUMERS,
+    NO_STEP,
+    ChunkHeader,
+    Codec,
+    Kind,
+    Lost,
+    ThinnedTap,
+    page_checksums,
+)
 from hostcallback.receiver.wire.array_types import Array
 from hostcallback.receiver.wire.frame import VERSION
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor

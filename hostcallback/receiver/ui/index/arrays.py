@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from hostcallback.receiver.taplog.format.errors import Damage
+from hostcallback.receiver.taplog.format.layout import Damage
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage, MessageDecoder
-from hostcallback.receiver.taplog.render.json import plain_value
+from hostcallback.receiver.taplog.render import plain_value
 from hostcallback.receiver.ui.index.log_index import LogIndex, Origin
 from hostcallback.receiver.ui.index.series import DETAIL_CHUNKS
 from hostcallback.receiver.ui.index.taps import Tap

@@ -11,12 +11,10 @@ from hostcallback.receiver.errors import WireError
 from hostcallback.receiver.sinks.batches import LaneMask
 from hostcallback.receiver.sinks.call import SHARDS_ID, WHOLE_ID
 from hostcallback.receiver.sinks.metric_writers.reduction import SCALAR, TEXT
-from hostcallback.receiver.taplog.columns.alike import array_views
-from hostcallback.receiver.taplog.columns.column_batches import Column, Layouts
+from hostcallback.receiver.taplog.columns.column_batches import Column, Layouts, array_views
 from hostcallback.receiver.taplog.columns.tables import kept_columns
 from hostcallback.receiver.taplog.format.block import FrameBlock, alike_groups
-from hostcallback.receiver.taplog.format.errors import Damage
-from hostcallback.receiver.taplog.format.layout import NO_STEP
+from hostcallback.receiver.taplog.format.layout import NO_STEP, Damage
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage, MessageDecoder
 from hostcallback.receiver.taplog.reading.merge import Stretch
 from hostcallback.receiver.ui.index import buckets

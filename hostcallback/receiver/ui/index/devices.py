@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from hostcallback.receiver.taplog.format.errors import Lost
+from hostcallback.receiver.taplog.format.layout import Lost
 from hostcallback.receiver.taplog.reading.merge import Stretch
 from hostcallback.receiver.taplog.reading.segment_reader import Writer
-from hostcallback.receiver.taplog.render.json import process_text
+from hostcallback.receiver.taplog.render import process_text
 from hostcallback.receiver.text import printable
 from hostcallback.receiver.wire.array_types import Array
 

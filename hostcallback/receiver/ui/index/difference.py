@@ -12,12 +12,11 @@ from typing import Any
 import numpy as np
 
 from hostcallback.receiver.sinks.print import place_text
-from hostcallback.receiver.taplog.diff.comparison import Comparison, Difference
-from hostcallback.receiver.taplog.diff.messages import Tolerance
+from hostcallback.receiver.taplog.diff.comparison import Comparison, Difference, Tolerance
 from hostcallback.receiver.taplog.diff.pairing import ComparedLog
 from hostcallback.receiver.taplog.reading.merge import Record
 from hostcallback.receiver.taplog.reading.selection import Selection
-from hostcallback.receiver.taplog.render.json import short_text
+from hostcallback.receiver.taplog.render import short_text
 from hostcallback.receiver.text import printable
 from hostcallback.receiver.ui.index.log_index import LogIndex
 from hostcallback.receiver.ui.index.runs import differing_settings, runs, settings

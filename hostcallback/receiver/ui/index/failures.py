@@ -12,11 +12,11 @@ from hostcallback.receiver.failures.call_site import DescribedFrame
 from hostcallback.receiver.failures.check_report import CheckFailed, Explanation
 from hostcallback.receiver.failures.deferred_errors import DelegatedFailure, MultipleFailures
 from hostcallback.receiver.sinks.factory import own_sink
-from hostcallback.receiver.taplog.format.errors import Damage, Lost
+from hostcallback.receiver.taplog.format.layout import Damage, Lost
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage, MessageDecoder
 from hostcallback.receiver.taplog.reading.merge import Stretch
 from hostcallback.receiver.taplog.reading.segment_reader import Writer
-from hostcallback.receiver.taplog.render.json import process_text
+from hostcallback.receiver.taplog.render import process_text
 from hostcallback.receiver.text import printable
 from hostcallback.receiver.ui.live.processes import LiveFailure, live_failures
 from hostcallback.receiver.wire.array_types import Array

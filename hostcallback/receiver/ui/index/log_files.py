@@ -12,8 +12,14 @@ from types import TracebackType
 from typing import Any
 
 from hostcallback.receiver.errors import UnsupportedVersionError
-from hostcallback.receiver.taplog.format.errors import CutOffLogError, Damage, NotATapLogError, segments_of
-from hostcallback.receiver.taplog.format.layout import CHUNK_HEADER_BYTES, decode_chunk_header
+from hostcallback.receiver.taplog.format.layout import (
+    CHUNK_HEADER_BYTES,
+    CutOffLogError,
+    Damage,
+    NotATapLogError,
+    decode_chunk_header,
+    segments_of,
+)
 from hostcallback.receiver.taplog.reading.chunk_reader import Chunk
 from hostcallback.receiver.taplog.reading.segment_reader import SegmentReader, Unpack, Writer
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor

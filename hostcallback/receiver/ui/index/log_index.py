@@ -14,8 +14,7 @@ import numpy as np
 from hostcallback.receiver.processes import is_alive
 from hostcallback.receiver.sinks.call import SHARDS_ID, WHOLE_ID
 from hostcallback.receiver.taplog.format.block import FrameBlock
-from hostcallback.receiver.taplog.format.errors import Damage
-from hostcallback.receiver.taplog.format.layout import ALL_CONSUMERS, NO_STEP, Kind
+from hostcallback.receiver.taplog.format.layout import ALL_CONSUMERS, NO_STEP, Damage, Kind
 from hostcallback.receiver.taplog.format.steps import (
     AHEAD_BYTES,
     AHEAD_CHUNKS,

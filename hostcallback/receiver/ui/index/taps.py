@@ -12,7 +12,7 @@ import numpy as np
 
 from hostcallback.receiver.sinks.metric_writers.reduction import HISTOGRAM, IMAGE
 from hostcallback.receiver.taplog.columns.column_batches import Column
-from hostcallback.receiver.taplog.render.text import joined
+from hostcallback.receiver.taplog.render import joined
 from hostcallback.receiver.text import printable
 from hostcallback.receiver.ui.index.buckets import Buckets
 from hostcallback.receiver.wire.array_types import Array

@@ -16,7 +16,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from hostcallback.receiver.errors import HostCallbackError
-from hostcallback.receiver.taplog.diff.messages import Tolerance
+from hostcallback.receiver.taplog.diff.comparison import Tolerance
 from hostcallback.receiver.ui.index.arrays import array, heatmap
 from hostcallback.receiver.ui.index.runs import table
 from hostcallback.receiver.ui.index.series import AXES, MAX_POINTS, chart

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hostcallback.receiver.log import logger
-from hostcallback.receiver.taplog.diff.messages import Tolerance
+from hostcallback.receiver.taplog.diff.comparison import Tolerance
 from hostcallback.receiver.text import printable
 from hostcallback.receiver.ui.index.devices import Device
 from hostcallback.receiver.ui.index.difference import difference

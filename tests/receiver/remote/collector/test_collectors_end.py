@@ -120,7 +120,7 @@ def test_a_consumer_that_raises_each_time_disturbs_no_other(tmp_path: Path) -> N
 
 OF_ANOTHER_THREAD = """
 import signal, sys, threading
-from hostcallback.receiver.remote.collector.services import run_until_told
+from hostcallback.receiver.remote.collector.service import run_until_told
 
 class Service:
     def __init__(self):

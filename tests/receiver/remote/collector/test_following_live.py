@@ -13,7 +13,7 @@ import pytest
 
 from checkout import ROOT, python_path
 from collecting import CollectorProcess, Emitter, forwarder, wait_for
-from hostcallback.receiver.remote import protocol
+from hostcallback.receiver.remote import forwarding_protocol
 from python_process import run_python, start_python
 
 
@@ -97,11 +97,11 @@ def test_a_newer_version_of_the_protocol_is_refused(tmp_path: Path) -> None:
         CollectorProcess(tmp_path, "--quiet") as collector,
         grpc.insecure_channel(collector.address) as channel,
     ):
-        follow = channel.unary_stream(f"/{protocol.SERVICE}/{protocol.FOLLOW}")
+        follow = channel.unary_stream(f"/{forwarding_protocol.SERVICE}/{forwarding_protocol.FOLLOW}")
         with pytest.raises(
             grpc.RpcError, match=r"speaks version 2 of the protocol, this collector 1: update"
         ) as refused:
-            next(follow(protocol.encode_map(version=2, run="*")))
+            next(follow(forwarding_protocol.encode_map(version=2, run="*")))
         assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         collector.stop()
 

@@ -19,8 +19,8 @@ from hostcallback.receiver.files import PRIVATE, Permissions, write_private
 from hostcallback.receiver.remote.collector.store import Store
 from hostcallback.receiver.remote.control.rule_store import NAME, RuleStore
 from hostcallback.receiver.remote.delivery.cursor import Cursor
-from hostcallback.receiver.remote.nats.store import NatsStore
-from hostcallback.receiver.remote.streams import StreamKey, StreamOffset
+from hostcallback.receiver.remote.forwarding_protocol import StreamKey, StreamOffset
+from hostcallback.receiver.remote.nats.collector import NatsStore
 from hostcallback.receiver.taplog.flight.recorder import FlightRecorder
 
 KEY = StreamKey("run", 0, "0123456789abcdef")

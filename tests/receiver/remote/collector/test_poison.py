@@ -19,11 +19,10 @@ from hostcallback.receiver.remote.collector.store import Store
 from hostcallback.receiver.remote.delivery import delivery as module, process_groups
 from hostcallback.receiver.remote.delivery.cursor import InProgress
 from hostcallback.receiver.remote.delivery.delivery import Delivery
+from hostcallback.receiver.remote.forwarding_protocol import StreamKey, StreamOffset
 from hostcallback.receiver.remote.spool.stream_reader import next_segment
-from hostcallback.receiver.remote.streams import StreamKey, StreamOffset
 from hostcallback.receiver.taplog.format import layout
-from hostcallback.receiver.taplog.format.errors import Damage
-from hostcallback.receiver.taplog.format.layout import ChunkHeader, Kind
+from hostcallback.receiver.taplog.format.layout import ChunkHeader, Damage, Kind
 from hostcallback.receiver.taplog.reading.segment_reader import SegmentReader
 from hostcallback.receiver.taplog.writing.segment_writer import SegmentWriter
 from logged_frames import DESCRIBED, losses

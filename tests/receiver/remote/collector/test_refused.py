@@ -14,12 +14,12 @@ import msgpack
 import pytest
 
 from collecting import CollectorProcess, Emitter, all_stored, forwarder, only, responses, stored, wait_for
-from hostcallback.receiver.remote import protocol
-from hostcallback.receiver.remote.streams import SegmentSlice, StreamKey, StreamOffset
+from hostcallback.receiver.remote import forwarding_protocol
+from hostcallback.receiver.remote.forwarding_protocol import SegmentSlice, StreamKey, StreamOffset
 from steady_client import SteadyClient
 
 KEY = StreamKey("run", 0, "0123456789abcdef")
-METHOD = f"/{protocol.SERVICE}/{protocol.FORWARD}"
+METHOD = f"/{forwarding_protocol.SERVICE}/{forwarding_protocol.FORWARD}"
 Code = grpc.StatusCode
 
 
@@ -48,7 +48,7 @@ def send(address: str, *messages: bytes, token: str = "") -> tuple[list[bytes], 
 
 def messages(piece: SegmentSlice) -> tuple[bytes, ...]:
     """A piece as a client sends it, with the position of each frame."""
-    return protocol.encode_place(piece.position), *protocol.encode_bytes(piece.data)
+    return forwarding_protocol.encode_place(piece.position), *forwarding_protocol.encode_bytes(piece.data)
 
 
 def segment_bytes(folder: Path) -> tuple[StreamKey, bytes]:
@@ -117,12 +117,17 @@ def test_pieces_of_any_length_go_on_where_the_ones_before_end(
 ) -> None:
     key, data = segment_bytes(tmp_path)
     parts = [data[at : at + cut] for at in range(0, 20 * cut, cut)]  # a place has 16 bytes, too
-    sent = (message for part in [*parts, data[20 * cut :]] for message in protocol.encode_bytes(part))
+    sent = (
+        message for part in [*parts, data[20 * cut :]] for message in forwarding_protocol.encode_bytes(part)
+    )
     found, error = send(
-        collector.address, protocol.encode_hello(key), protocol.encode_place(StreamOffset(1, 0)), *sent
+        collector.address,
+        forwarding_protocol.encode_hello(key),
+        forwarding_protocol.encode_place(StreamOffset(1, 0)),
+        *sent,
     )
     assert error is None
-    assert protocol.decode_position(found[-1]) == StreamOffset(1, len(data))
+    assert forwarding_protocol.decode_position(found[-1]) == StreamOffset(1, len(data))
     assert (collector.log / "run" / key.segment_name(1)).read_bytes() == data
 
 
@@ -146,7 +151,9 @@ def test_a_segment_of_another_stream_or_a_changed_one_is_refused(
     assert "says that it is" in error.details()
     wait_for_line(collector, "c" * 16, "says that it is")
     _, error = send(
-        collector.address, protocol.encode_hello(key), *messages(SegmentSlice(StreamOffset(2, 0), data))
+        collector.address,
+        forwarding_protocol.encode_hello(key),
+        *messages(SegmentSlice(StreamOffset(2, 0), data)),
     )
     assert error.code() is Code.INVALID_ARGUMENT
     headers = [found.start() for found in re.finditer(rb"\xb6HLC", data)]
@@ -154,7 +161,7 @@ def test_a_segment_of_another_stream_or_a_changed_one_is_refused(
         changed = bytearray(data)
         changed[at] ^= 1
         piece = SegmentSlice(StreamOffset(3, 0), bytes(changed))
-        _, error = send(collector.address, protocol.encode_hello(key), *messages(piece))
+        _, error = send(collector.address, forwarding_protocol.encode_hello(key), *messages(piece))
         assert error.code() is Code.INVALID_ARGUMENT, at
         wait_for_line(collector, key.epoch, error.details())
 
@@ -173,13 +180,13 @@ def test_repeated_data_is_stored_once_and_a_gap_is_noticed(
         SegmentSlice(StreamOffset(1, half - 10), data[half - 10 :]),
     ]
     found, error = send(
-        collector.address, protocol.encode_hello(key), *itertools.chain(*map(messages, again))
+        collector.address, forwarding_protocol.encode_hello(key), *itertools.chain(*map(messages, again))
     )
     assert error is None
-    assert protocol.decode_position(found[-1]) == StreamOffset(1, len(data))
+    assert forwarding_protocol.decode_position(found[-1]) == StreamOffset(1, len(data))
     assert (collector.log / "run" / key.segment_name(1)).read_bytes() == data
     gap = SegmentSlice(StreamOffset(1, len(data) + 64), b"x" * 64)
-    _, error = send(collector.address, protocol.encode_hello(key), *messages(gap))
+    _, error = send(collector.address, forwarding_protocol.encode_hello(key), *messages(gap))
     assert error.code() is Code.FAILED_PRECONDITION
     wait_for_line(collector, key.epoch, error.details())
 

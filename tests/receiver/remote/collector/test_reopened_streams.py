@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from hostcallback.receiver.remote.collector import stored_stream
+from hostcallback.receiver.remote.collector import store as stored_stream
 from hostcallback.receiver.remote.collector.store import Store
-from hostcallback.receiver.remote.streams import StreamKey, StreamOffset
+from hostcallback.receiver.remote.forwarding_protocol import StreamKey, StreamOffset
 from hostcallback.receiver.taplog.writing.segment_writer import SegmentWriter
 from logged_frames import DESCRIBED, losses
 

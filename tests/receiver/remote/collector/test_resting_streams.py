@@ -12,7 +12,7 @@ from hostcallback.receiver.messages import Message
 from hostcallback.receiver.remote.collector.store import Store
 from hostcallback.receiver.remote.delivery import process_groups as delivered_stream
 from hostcallback.receiver.remote.delivery.delivery import Delivery
-from hostcallback.receiver.remote.streams import StreamKey, StreamOffset
+from hostcallback.receiver.remote.forwarding_protocol import StreamKey, StreamOffset
 
 
 def is_open(path: Path) -> bool:

@@ -22,16 +22,16 @@ from hostcallback.receiver.control.protocol import pack
 from hostcallback.receiver.remote.control.client import CollectorControl, ProcessAnswer
 from hostcallback.receiver.remote.control.protocol import encode_asking
 from hostcallback.receiver.remote.forwarder import Forwarder
-from hostcallback.receiver.remote.options import Forward
-from hostcallback.receiver.remote.protocol import (
+from hostcallback.receiver.remote.forwarding_protocol import (
     ASK,
     CONTROL,
     FORWARD,
     SERVICE,
     SliceDecoder,
+    StreamOffset,
     encode_position,
 )
-from hostcallback.receiver.remote.streams import StreamOffset
+from hostcallback.receiver.remote.options import Forward
 
 Code = grpc.StatusCode
 EPOCH = "0123456789abcdef"

@@ -7,10 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from hostcallback.receiver.remote.forwarding_protocol import (
+    MAX_SEGMENT,
+    SegmentSlice,
+    StreamKey,
+    StreamOffset,
+)
 from hostcallback.receiver.remote.options import Forward
 from hostcallback.receiver.remote.sending.sender import Sender
 from hostcallback.receiver.remote.spool.spool import Spool
-from hostcallback.receiver.remote.streams import MAX_SEGMENT, SegmentSlice, StreamKey, StreamOffset
 
 
 class Server:

@@ -16,8 +16,8 @@ import hostcallback as hcb
 from certificates import Authority
 from collecting import CollectorProcess, Emitter, all_stored, forwarder, stored, wait_for
 from hostcallback.receiver.cli import main
-from hostcallback.receiver.remote import protocol
-from hostcallback.receiver.remote.credentials import RemoteError, SpoolError
+from hostcallback.receiver.remote import forwarding_protocol
+from hostcallback.receiver.remote.forwarding_protocol import RemoteError, SpoolError
 from ports import free_port
 
 
@@ -133,7 +133,7 @@ def test_a_collector_and_a_process_of_different_protocols(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with CollectorProcess(tmp_path, "--quiet") as collector:
-        monkeypatch.setattr(protocol, "VERSION", 7)
+        monkeypatch.setattr(forwarding_protocol, "VERSION", 7)
         text = said(collector.address, tmp_path / "spool", caplog)
         assert "the client speaks version 7 of the protocol, this collector 1" in text
         assert "update hostcallback where it is older" in text

@@ -18,7 +18,7 @@ from checkout import python_path
 from hostcallback.receiver.messages import Message
 from hostcallback.receiver.remote.forwarder import Forwarder
 from hostcallback.receiver.remote.options import Forward
-from hostcallback.receiver.taplog.format.errors import Damage, Lost
+from hostcallback.receiver.taplog.format.layout import Damage, Lost
 from hostcallback.receiver.taplog.reading.merge import LostNote
 from hostcallback.receiver.taplog.reading.reader import LogReader
 from hostcallback.receiver.taplog.writing.recorder import Recorder

@@ -14,11 +14,11 @@ from pathlib import Path
 
 from hostcallback.receiver.cli import main
 from hostcallback.receiver.remote.brokers import BROKERS, Broker
-from hostcallback.receiver.remote.collector.services import CollectFrom, CollectingService, Grown
+from hostcallback.receiver.remote.collector.service import CollectFrom, CollectingService, Grown
 from hostcallback.receiver.remote.collector.store import Store
+from hostcallback.receiver.remote.forwarding_protocol import START, SegmentSlice, StreamKey, StreamOffset
 from hostcallback.receiver.remote.options import Forward
-from hostcallback.receiver.remote.sending.transport import OnAck, Transport
-from hostcallback.receiver.remote.streams import START, SegmentSlice, StreamKey, StreamOffset
+from hostcallback.receiver.remote.sending.sender import OnAck, Transport
 
 SCHEME = "file://"
 LOOK_SEC = 0.02

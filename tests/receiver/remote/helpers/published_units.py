@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from hostcallback.receiver.remote.forwarding_protocol import StreamKey
 from hostcallback.receiver.remote.nats.publication import Publication, publications_of
-from hostcallback.receiver.remote.streams import StreamKey
 from hostcallback.receiver.taplog.format.block import FrameBlock
 from hostcallback.receiver.taplog.reading.merge import Stretch
 from hostcallback.receiver.taplog.reading.segment_reader import Writer

@@ -8,10 +8,10 @@ from typing import Any
 
 from collecting import Emitter
 from hostcallback.receiver.remote.forwarder import Forwarder
+from hostcallback.receiver.remote.forwarding_protocol import StreamKey
 from hostcallback.receiver.remote.options import Forward
 from hostcallback.receiver.remote.sending.grpc_transport import GrpcStream, GrpcTransport
-from hostcallback.receiver.remote.sending.transport import OnAck
-from hostcallback.receiver.remote.streams import StreamKey
+from hostcallback.receiver.remote.sending.sender import OnAck
 
 PAUSE_SEC = 0.01
 

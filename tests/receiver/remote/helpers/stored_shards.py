@@ -13,7 +13,7 @@ from collecting import LOSS
 from hostcallback.receiver.messages import Message
 from hostcallback.receiver.remote.collector.store import Store
 from hostcallback.receiver.remote.delivery.delivery import Delivery
-from hostcallback.receiver.remote.streams import StreamKey, StreamOffset
+from hostcallback.receiver.remote.forwarding_protocol import StreamKey, StreamOffset
 from hostcallback.receiver.taplog.format.block import FrameBlock
 from hostcallback.receiver.taplog.writing.segment_writer import SegmentWriter
 from hostcallback.receiver.wire.frame import Flags, encode_frame

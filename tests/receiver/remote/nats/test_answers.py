@@ -8,9 +8,13 @@ from typing import Any
 
 import pytest
 
-from hostcallback.receiver.remote.credentials import StreamRefusedError, TransportError
+from hostcallback.receiver.remote.forwarding_protocol import (
+    StreamKey,
+    StreamOffset,
+    StreamRefusedError,
+    TransportError,
+)
 from hostcallback.receiver.remote.nats.transport import NatsStream
-from hostcallback.receiver.remote.streams import StreamKey, StreamOffset
 
 
 class _Connection:

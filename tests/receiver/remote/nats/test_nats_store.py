@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from hostcallback.receiver.remote.collector.store import Store
+from hostcallback.receiver.remote.nats.collector import NatsStore
 from hostcallback.receiver.remote.nats.publication import Publication
-from hostcallback.receiver.remote.nats.store import NatsStore
 from hostcallback.receiver.taplog.reading.reader import LogReader
 from published_units import block_of, units
 

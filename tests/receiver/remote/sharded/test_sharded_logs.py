@@ -14,7 +14,7 @@ from hostcallback.receiver.cli import main
 from hostcallback.receiver.remote.collector.store import Store
 from hostcallback.receiver.replayer.replay import Replay
 from hostcallback.receiver.sinks.sharding import assembly
-from hostcallback.receiver.taplog.format.errors import Damage
+from hostcallback.receiver.taplog.format.layout import Damage
 from hostcallback.receiver.taplog.reading.follow import Follower
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
 from hostcallback.receiver.taplog.reading.reader import LogReader

@@ -9,7 +9,7 @@ import pytest
 
 from collecting import Emitter, forwarder
 from hostcallback.receiver.remote.collector.store import Store
-from hostcallback.receiver.remote.streams import StreamKey, StreamOffset
+from hostcallback.receiver.remote.forwarding_protocol import StreamKey, StreamOffset
 
 
 @pytest.mark.parametrize("fsync", [True, False])

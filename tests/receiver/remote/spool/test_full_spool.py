@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from collecting import LOSS, CollectorProcess, Emitter, all_stored, forwarder, only, stored, wait_for
+from hostcallback.receiver.remote.forwarding_protocol import StreamOffset
 from hostcallback.receiver.remote.options import Forward
 from hostcallback.receiver.remote.spool.spool import Spool
-from hostcallback.receiver.remote.streams import StreamOffset
 from hostcallback.receiver.taplog.writing.recorder import Recorder
 
 SPOOL_BYTES = 256 << 10

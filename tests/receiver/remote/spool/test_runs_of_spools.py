@@ -9,7 +9,7 @@ import pytest
 
 from collecting import CollectorProcess, Emitter, forwarder, only, stored
 from hostcallback.receiver import processes
-from hostcallback.receiver.taplog.format.errors import ThinnedTap
+from hostcallback.receiver.taplog.format.layout import ThinnedTap
 from hostcallback.receiver.taplog.reading.reader import LogReader
 from ports import free_port
 

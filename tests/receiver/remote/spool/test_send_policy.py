@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import pytest
 
 from collecting import CollectorProcess, Emitter, forwarder, only, stored, wait_for
+from hostcallback.receiver.remote.forwarding_protocol import SegmentSlice, StreamOffset
 from hostcallback.receiver.remote.spool import spool as pace
 from hostcallback.receiver.remote.spool.spool import SEND_BYTES, SendPolicy, Spool
-from hostcallback.receiver.remote.streams import SegmentSlice, StreamOffset
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import hostcallback as hcb
 from hostcallback.receiver.cli import main
-from hostcallback.receiver.taplog.diff.messages import Tolerance, array_difference
+from hostcallback.receiver.taplog.diff.comparison import Tolerance, array_difference
 
 STEPS = 20
 

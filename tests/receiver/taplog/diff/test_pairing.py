@@ -15,7 +15,7 @@ from hostcallback.receiver.cli import main
 from hostcallback.receiver.sinks.call import WHOLE_ID
 from hostcallback.receiver.taplog.diff import pairing
 from hostcallback.receiver.taplog.format.block import FrameBlock
-from hostcallback.receiver.taplog.format.errors import Lost
+from hostcallback.receiver.taplog.format.layout import Lost
 from hostcallback.receiver.taplog.writing.segment_writer import SegmentWriter
 from hostcallback.receiver.wire.frame import Flags, encode_frame
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor

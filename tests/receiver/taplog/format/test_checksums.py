@@ -11,7 +11,7 @@ import pytest
 
 from hostcallback.receiver.native import bindings as native_library
 from hostcallback.receiver.taplog.format import compression
-from hostcallback.receiver.taplog.format.compression import PAGE_BYTES, page_checksums
+from hostcallback.receiver.taplog.format.layout import PAGE_BYTES, page_checksums
 
 LENGTHS = [
     *range(200),
@@ -21,7 +21,7 @@ LENGTHS = [
     PAGE_BYTES + 1,
     3 * PAGE_BYTES + 64,
     40 * PAGE_BYTES + 7,
-    compression.HOLDING_BYTES + 5,
+    layout.HOLDING_BYTES + 5,
 ]
 
 
@@ -30,9 +30,9 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
     if request.param == "native" and not native_library.available():
         pytest.skip("the native library is not built")
     monkeypatch.setattr(native_library, "available", lambda: request.param == "native")
-    compression._native.cache_clear()
+    layout._native.cache_clear()
     yield
-    compression._native.cache_clear()
+    layout._native.cache_clear()
 
 
 @pytest.mark.usefixtures("way")

@@ -14,15 +14,17 @@ from hypothesis import given, settings, strategies as st
 
 from hostcallback.receiver.errors import UnsupportedVersionError
 from hostcallback.receiver.taplog.format import layout
-from hostcallback.receiver.taplog.format.compression import PAGE_BYTES, Compressor
-from hostcallback.receiver.taplog.format.errors import (
+from hostcallback.receiver.taplog.format.compression import Compressor
+from hostcallback.receiver.taplog.format.layout import (
+    CHUNK_HEADER_BYTES,
+    PAGE_BYTES,
     CutOffLogError,
     Damage,
     DamagedLogError,
+    Kind,
     Lost,
     NotATapLogError,
 )
-from hostcallback.receiver.taplog.format.layout import CHUNK_HEADER_BYTES, Kind
 from hostcallback.receiver.taplog.format.steps import StepFinder
 from hostcallback.receiver.taplog.reading.chunk_reader import Chunk
 from hostcallback.receiver.taplog.reading.reader import LogReader

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from hostcallback.receiver.cli import main
-from hostcallback.receiver.taplog.format.errors import Lost
+from hostcallback.receiver.taplog.format.layout import Lost
 from hostcallback.receiver.taplog.reading.merge import STREAM, SequenceRanges
 from hostcallback.receiver.taplog.reading.reader import LogReader
 from hostcallback.receiver.taplog.reading.selection import Selection

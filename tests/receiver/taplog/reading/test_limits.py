@@ -12,7 +12,7 @@ from hostcallback.receiver import limits
 from hostcallback.receiver.messages import Message
 from hostcallback.receiver.sinks.batches import for_each_element
 from hostcallback.receiver.taplog.format.compression import Compressor, decompress
-from hostcallback.receiver.taplog.render.json import plain_value, short_text
+from hostcallback.receiver.taplog.render import plain_value, short_text
 from hostcallback.receiver.wire.pytree import FLOAT0, check_nesting, unpack_plain
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 

@@ -12,7 +12,7 @@ from itertools import count
 import numpy as np
 
 from hostcallback.receiver.taplog.writing.log_writer import LogWriter
-from hostcallback.receiver.taplog.writing.segments import LogOptions
+from hostcallback.receiver.taplog.writing.rotation import LogOptions
 from logged_frames import LOSS, NORM, block_of, frame, losses
 
 DEVICES = 3

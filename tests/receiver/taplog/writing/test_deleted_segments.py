@@ -8,7 +8,7 @@ import pytest
 
 from hostcallback.receiver.taplog.reading.reader import LogReader
 from hostcallback.receiver.taplog.reading.selection import Selection
-from hostcallback.receiver.taplog.render.tap_stats import gather
+from hostcallback.receiver.taplog.tap_stats import gather
 from logged_frames import log_in, losses, read, seqs
 
 

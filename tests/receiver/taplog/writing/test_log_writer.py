@@ -19,11 +19,11 @@ import pytest
 
 from checkout import HELPERS
 from hostcallback.receiver import limits
-from hostcallback.receiver.taplog.format.errors import segment_name
+from hostcallback.receiver.taplog.format.layout import segment_name
 from hostcallback.receiver.taplog.reading.reader import LogReader
 from hostcallback.receiver.taplog.reading.segment_reader import SegmentReader
 from hostcallback.receiver.taplog.reading.selection import Selection
-from hostcallback.receiver.taplog.writing import log_writer, segments as log_segments
+from hostcallback.receiver.taplog.writing import log_writer, rotation as log_segments
 from hostcallback.receiver.taplog.writing.recorder import record
 from logged_frames import LOSS, NORM, block_of, frame, log_in, losses, read, seqs
 from python_process import python_output

@@ -13,9 +13,8 @@ import hostcallback as hcb
 from hostcallback.receiver.remote.forwarder import Forwarder
 from hostcallback.receiver.remote.sending.grpc_transport import CHANNEL_OPTIONS, GrpcTransport
 from hostcallback.receiver.remote.sending.sender import Sender
-from hostcallback.receiver.remote.spool.directory import StreamFolder
-from hostcallback.receiver.remote.spool.orphan_spool import OrphanSpool
 from hostcallback.receiver.remote.spool.spool import FLUSH_BYTES, Spool
+from hostcallback.receiver.remote.spool.spool_folders import OrphanSpool, StreamFolder
 from hostcallback.receiver.taplog.writing.log_writer import LogWriter
 from tools.bench.blocks import TAP, block_with
 from tools.bench.row import Figure, Row, measure

@@ -1,4 +1,4 @@
-"""Converts logged messages and their values to data that JSON can represent, and to one short line."""
+"""Renders logged messages and their values as JSON, as one short line, or as the text that they print."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ from typing import Any
 import numpy as np
 
 from hostcallback.receiver import limits
+from hostcallback.receiver.messages import Message
 from hostcallback.receiver.sinks.batches import shown_transforms
 from hostcallback.receiver.sinks.described_template import HEAD
+from hostcallback.receiver.sinks.factory import texts_of
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
 from hostcallback.receiver.taplog.reading.segment_reader import Writer
 from hostcallback.receiver.text import printable
 from hostcallback.receiver.wire.array_types import Array
 from hostcallback.receiver.wire.pytree import FLOAT0, Node, Opaque
+from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 from hostcallback.receiver.wire.truncation import TruncatedArray
 
 
@@ -182,3 +185,31 @@ def process_text(writer: Writer) -> str:
     if writer.process_index is not None:
         return f"process {writer.process_index}"
     return printable(f"{writer.host}:{writer.pid}")
+
+
+def message_text(logged: LoggedMessage) -> str | None:
+    """Returns the text of a printing tap or a failed check; None for messages that are only values.
+
+    Raises:
+        Exception: of any type, if the message does not fit its descriptor.
+    """
+    described = logged.tap.described
+    return None if described is None else text_of(described, logged.message)
+
+
+def text_of(described: TapDescriptor, message: Message) -> str | None:
+    """Returns the text of a message of a described tap. See `message_text`.
+
+    Raises:
+        Exception: of any type, if the message does not fit its descriptor.
+    """
+    kind = described.tap_kind
+    texts = texts_of(described, message) if kind.is_text else None
+    if texts is None:
+        return None
+    return f"check failed: {'; '.join(texts)}" if kind.is_check else " | ".join(texts)
+
+
+def joined(name: str, leaf: str) -> str:
+    """Joins the names of a tap and a leaf."""
+    return f"{name}/{leaf}" if leaf else name

@@ -1,21 +1,163 @@
-"""The protocol between client and collector: gRPC methods, and the encoding of messages. See docs/forwarding.md."""
+"""Forwarding, as client and collector see it: streams, positions and slices; gRPC methods, and their messages.
+
+docs/forwarding.md specifies it.
+
+RemoteError                 (a HostCallbackError)
+|-- TransportError          the collector cannot be reached, or the connection broke: the process retries
+|   `-- StreamRefusedError  the collector refuses this stream: retrying does not help
+|-- BadStreamError          a client sends bytes that are not a stream of a tap log
+|   `-- GapError            the bytes between the stored ones and the next are missing
+`-- SpoolError              a spool's folder cannot be used
+"""
 
 from __future__ import annotations
 
+import re
 import struct
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import msgpack
 
-from hostcallback.receiver.remote.credentials import BadStreamError
-from hostcallback.receiver.remote.streams import (
-    MAX_OFFSET,
-    MAX_SEGMENT,
-    PIECE_BYTES,
-    SegmentSlice,
-    StreamKey,
-    StreamOffset,
-)
+from hostcallback.receiver.errors import HostCallbackError
+from hostcallback.receiver.processes import EXPECTED, is_run
+
+
+class RemoteError(HostCallbackError):
+    """An error between a process and its collector."""
+
+
+class TransportError(RemoteError):
+    """The collector cannot be reached, or the connection broke."""
+
+
+class StreamRefusedError(TransportError):
+    """The collector refuses this stream; retrying does not help."""
+
+
+class BadStreamError(RemoteError):
+    """A client sends bytes that are not a stream of a tap log."""
+
+
+class GapError(BadStreamError):
+    """Bytes are missing between the stored part of a stream and its next slice."""
+
+
+class SpoolError(RemoteError):
+    """The folder of a spool cannot be used."""
+
+
+PIECE_BYTES = 1 << 20
+"""Largest slice in bytes."""
+
+_EPOCH = re.compile(r"[0-9a-f]{16}")
+_SEGMENT = re.compile(rf"p(\d{{6,10}})-({_EPOCH.pattern})-(\d{{6}})\.hcblog")
+_FOLDER = re.compile(rf"([^~]{{1,64}})~(\d{{1,10}})~({_EPOCH.pattern})")
+MAX_PROCESS = 2**31 - 1
+MAX_SEGMENT = 10**6 - 1
+MAX_OFFSET = 2**53
+
+
+@dataclass(frozen=True, slots=True)
+class StreamKey:
+    """Identity of a stream. Its fields are checked, so that they are safe as file names.
+
+    Attributes:
+        run: name of the program's run, equal in all its processes.
+        process: number of the process in the run.
+        epoch: distinguishes the starts of the process, and its spools.
+    """
+
+    run: str
+    process: int
+    epoch: str
+
+    def __post_init__(self) -> None:
+        """Raises BadStreamError for an invalid field."""
+        process = self.process
+        if not is_run(self.run):
+            raise BadStreamError(f"the run is {str(self.run)[:80]!r}, expected {EXPECTED}")
+        if not isinstance(process, int) or isinstance(process, bool) or not 0 <= process <= MAX_PROCESS:
+            raise BadStreamError(f"the process is {process!r}, expected a number of at least 0")
+        if not isinstance(self.epoch, str) or _EPOCH.fullmatch(self.epoch) is None:
+            raise BadStreamError(f"the epoch is {str(self.epoch)[:80]!r}, expected 16 hexadecimal digits")
+
+    def __str__(self) -> str:
+        """The stream as messages to users name it."""
+        return f"{self.run} p{self.process} ({self.epoch})"
+
+    @property
+    def folder(self) -> str:
+        """Name of the stream's folder in a spool."""
+        return f"{self.run}~{self.process}~{self.epoch}"
+
+    @classmethod
+    def of_folder(cls, name: str) -> StreamKey | None:
+        """The key of a spool folder; None if the name is not a stream's."""
+        found = _FOLDER.fullmatch(name)
+        if found is None or not is_run(found[1]) or int(found[2]) > MAX_PROCESS:
+            return None
+        return cls(found[1], int(found[2]), found[3])
+
+    def segment_name(self, number: int) -> str:
+        """Name of one of its segments in a collector's folder of the run."""
+        return f"p{self.process:06d}-{self.epoch}-{number:06d}.hcblog"
+
+
+def stored_segment(run: str, name: str) -> tuple[StreamKey, int] | None:
+    """The stream and the number of a segment in a collector's folder of a run; None if no collector names files so."""
+    found = _SEGMENT.fullmatch(name)
+    if found is None or int(found[1]) > MAX_PROCESS:
+        return None
+    return StreamKey(run, int(found[1]), found[2]), int(found[3])
+
+
+class StreamOffset(NamedTuple):
+    """A position in a stream.
+
+    Attributes:
+        segment: number of the segment; 0 before the first.
+        offset: bytes from the start of the segment's file.
+    """
+
+    segment: int
+    offset: int
+
+    @classmethod
+    def of(cls, found: Any) -> StreamOffset:
+        """Decodes a position that came over the wire.
+
+        Raises:
+            BadStreamError: it is not a position.
+        """
+        if isinstance(found, list) and len(found) == 2 and all(type(number) is int for number in found):
+            segment, offset = found
+            if 0 <= segment <= MAX_SEGMENT and 0 <= offset <= MAX_OFFSET:
+                return cls(segment, offset)
+        raise BadStreamError(f"{str(found)[:80]} is not a position in a stream: expected two numbers")
+
+
+START = StreamOffset(0, 0)
+
+
+class SegmentSlice(NamedTuple):
+    """Bytes of one segment.
+
+    Attributes:
+        position: of the first byte.
+        data: at most `PIECE_BYTES`.
+    """
+
+    position: StreamOffset
+    data: bytes
+
+    @property
+    def end(self) -> StreamOffset:
+        """Position after the last byte."""
+        return StreamOffset(self.position.segment, self.position.offset + len(self.data))
+
+
+# ---- The messages of the protocol ------------------------------------------------------------------------------------
 
 VERSION = 1
 SERVICE = "hostcallback.Collector"

@@ -1,4 +1,4 @@
-"""The segments of a log: their files, what may be written into them, and when they are deleted; options, losses."""
+"""Rotation of a log: when a segment is complete, what begins the next one, what is deleted; options, and losses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import msgpack
 from hostcallback.receiver.files import PRIVATE, Permissions
 from hostcallback.receiver.taplog.format.block import FrameBlock
 from hostcallback.receiver.taplog.format.compression import Compressor
-from hostcallback.receiver.taplog.format.errors import Lost, segment_name
+from hostcallback.receiver.taplog.format.layout import Lost, segment_name
 from hostcallback.receiver.taplog.writing.segment_writer import SegmentWriter
 from hostcallback.receiver.wire.array_types import Array
 
@@ -103,6 +103,10 @@ class LogOptions:
     def full_bytes(self) -> int:
         """Length at which a segment is completed; at least four are kept, and deleting one loses a quarter at most."""
         return min(self.segment_bytes, self.keep_bytes // 4 if self.keep_bytes else self.segment_bytes)
+
+    def ends(self, segment: SegmentWriter, seconds: float) -> bool:
+        """Whether a segment that was begun `seconds` ago is completed, and the next one begun."""
+        return segment.nbytes >= self.full_bytes or seconds >= self.segment_sec or segment.has_many_taps
 
     @property
     def permissions(self) -> Permissions:

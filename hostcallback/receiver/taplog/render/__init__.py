@@ -1,1 +1,0 @@
-"""Renders logged messages as text and as JSON."""
