@@ -17,9 +17,7 @@ from _pytest._code.code import ExceptionChainRepr, ReprEntry, ReprFileLocation, 
 from hostcallback.api.barrier import barrier_wait, wait_for_taps
 from hostcallback.receiver import tap_arguments
 from hostcallback.receiver.errors import TapFunctionException, TapTimeoutError
-from hostcallback.receiver.failures.call_site import Frame
-from hostcallback.receiver.failures.check_report import CheckError
-from hostcallback.receiver.failures.failure_report import cause_of
+from hostcallback.receiver.failures import call_site, check_report, failure_report
 from hostcallback.receiver.messages import Message
 from hostcallback.receiver.runtime.dispatch.scope import ScopeSinks
 from hostcallback.receiver.runtime.runtime import runtime
@@ -232,7 +230,7 @@ def _flat(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
 
 
 def _part(item: pytest.Item, error: BaseException) -> Shown:
-    if isinstance(error, CheckError):
+    if isinstance(error, check_report.CheckError):
         return _check(item, error)
     if error.__traceback__ is None:
         cause = error.__cause__
@@ -249,13 +247,13 @@ def _part(item: pytest.Item, error: BaseException) -> Shown:
 
 def _untraced(error: BaseException) -> Shown:
     # One that was constructed only, such as a member of a group.
-    texts = [cause_of(error), *map(str, getattr(error, "__notes__", ()))]
+    texts = [failure_report.cause_of(error), *map(str, getattr(error, "__notes__", ()))]
     told = [f"E       {line}" for text in texts for line in printable_lines(text).split("\n")]
     crash = ReprFileLocation("", 0, texts[0])
     return ReprTraceback([ReprEntry(told, None, None, None, "long")], None, "long"), crash, None
 
 
-def _check(item: pytest.Item, error: CheckError) -> Shown:
+def _check(item: pytest.Item, error: check_report.CheckError) -> Shown:
     check = error.check
     explained = check.explanation
     stack = explained.places[0].stack if explained.places else ()
@@ -283,7 +281,7 @@ def _check(item: pytest.Item, error: CheckError) -> Shown:
     return ReprTraceback(entries, None, style="long"), crash, None
 
 
-def _entry(item: pytest.Item, frame: Frame) -> ReprEntry:
+def _entry(item: pytest.Item, frame: call_site.Frame) -> ReprEntry:
     text = frame.source_text(frame.line).strip()
     location = ReprFileLocation(_path(item, frame.file), frame.line, f"traced in {frame.function}")
     return ReprEntry([f"    {text}"] if text else [], None, None, location, "short")

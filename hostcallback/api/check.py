@@ -20,9 +20,8 @@ from hostcallback.receiver.failures.deferred_errors import MAX_KEPT, OnError
 from hostcallback.receiver.runtime.runtime import runtime
 from hostcallback.receiver.sinks.factory import Binding
 from hostcallback.receiver.wire import tap_descriptor
-from hostcallback.tracing.arguments import check_format
+from hostcallback.tracing import arguments, tap_spec
 from hostcallback.tracing.source_line import public, user_place, user_source_line
-from hostcallback.tracing.tap_spec import TapOptions
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -75,11 +74,11 @@ def check(
             f"hcb.check(x > 0, 'x is {{}}', x), at {line}"
         )
     predicate = _predicate(pred, line)
-    check_format("hcb.check", fmt, args, kwargs)
+    arguments.check_format("hcb.check", fmt, args, kwargs)
     without = _without(devices, line)
     template = template_of(fmt, args, kwargs)
 
-    options = TapOptions(
+    options = tap_spec.TapOptions(
         name, tap_tangents=False, sharding="local", keep_objects=True, kind=tap_descriptor.CHECK,
         params=template.params(),
         without_devices=without, place=user_place(),

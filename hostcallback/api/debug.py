@@ -16,17 +16,13 @@ from jax import lax
 from hostcallback import _jax_compat as compat
 from hostcallback.primitives.call import emit_call
 from hostcallback.primitives.tap import bind_tap, emit_text
-from hostcallback.receiver.sinks import debugger as stops
-from hostcallback.receiver.sinks.debugger import SupportsReadline, SupportsWriteAndFlush
-from hostcallback.receiver.sinks.factory import Binding
+from hostcallback.receiver.sinks import debugger, debugger as stops, factory
 from hostcallback.receiver.sinks.print import SupportsWrite
 from hostcallback.receiver.sinks.tap import takes_keyword
 from hostcallback.receiver.tap_arguments import refuse_async
 from hostcallback.receiver.wire import tap_descriptor
-from hostcallback.tracing.arguments import named_fields
+from hostcallback.tracing import arguments, stack_frames, tap_spec
 from hostcallback.tracing.source_line import SourceLine, place_name, public, user_source_line
-from hostcallback.tracing.stack_frames import CapturedFrame, Unavailable, capture_frames
-from hostcallback.tracing.tap_spec import TapOptions, callback_options, check_switch, default_name
 
 PRINT_OPTIONS = ("output_stream", "name", "processes")
 LOG_OPTIONS = ("logger", "level", "name", "processes")
@@ -135,7 +131,7 @@ def print(
                 f"{output_stream!r}: pass an open text file, io.StringIO() or None for standard output, at "
                 f"{user_source_line()}"
             )
-        options = callback_options(name or place_name("print"), ordered, partitioned, processes)
+        options = tap_spec.callback_options(name or place_name("print"), ordered, partitioned, processes)
         emit_text(
             "hcb.print", fmt, args, kwargs, skip_format_check, ("print", output_stream),
             {"output_stream": output_stream}, options,
@@ -227,7 +223,7 @@ def log(
                 f"pass such as logging.getLogger(...) and logging.WARNING, at {user_source_line()}"
             )
 
-        options = callback_options(name or place_name("log"), ordered, partitioned, processes)
+        options = tap_spec.callback_options(name or place_name("log"), ordered, partitioned, processes)
         emit_text(
             "hcb.log", fmt, args, kwargs, skip_format_check, ("log", logger, level), {"logger": logger},
             replace(options, params={"logger": logger.name, "level": level}),
@@ -320,14 +316,16 @@ def callback(
             )
 
         refuse_async(func, "hcb.callback", user_source_line())
-        check_switch("python_scalars", python_scalars)
+        tap_spec.check_switch("python_scalars", python_scalars)
         options = replace(
-            callback_options(name or default_name(func), ordered, partitioned, processes),
+            tap_spec.callback_options(name or tap_spec.default_name(func), ordered, partitioned, processes),
             kind=tap_descriptor.CALLBACK,
             params={"python_scalars": True} if python_scalars else {},
         )
         identity = ("callback", func, python_scalars)
-        bind_tap((tuple(args), dict(kwargs)), (), {}, Binding(func), identity=identity, options=options)
+        bind_tap(
+            (tuple(args), dict(kwargs)), (), {}, factory.Binding(func), identity=identity, options=options
+        )
 
     return _one_or_two_calls("hcb.callback", tap, callback, args, kwargs, CALLBACK_OPTIONS)
 
@@ -357,7 +355,7 @@ def _one_or_two_calls(
 def _is_value(key: str, first: Any) -> bool:
     # Whether a keyword argument with the name of an option belongs to the text or to the callback.
     if isinstance(first, str):
-        return key in named_fields(first)
+        return key in arguments.named_fields(first)
     return takes_keyword(first, key)
 
 
@@ -365,8 +363,8 @@ def _is_value(key: str, first: Any) -> bool:
 def breakpoint(
     *,
     when: Any = None,
-    stdin: SupportsReadline | None = None,
-    stdout: SupportsWriteAndFlush | None = None,
+    stdin: debugger.SupportsReadline | None = None,
+    stdout: debugger.SupportsWriteAndFlush | None = None,
 ) -> None:
     """Stops the program here and opens a debugger on the terminal. `help` lists its commands; `c` resumes the program.
 
@@ -407,7 +405,7 @@ def breakpoint(
         _check_when(when, where)
         if not isinstance(when, jax.core.Tracer) and not bool(when):
             return
-    frames, values = capture_frames()
+    frames, values = stack_frames.capture_frames()
     stop = _Stop(frames, where, stdin, stdout)
     if compat.trace_context.trace is compat.eval_trace:
         stop({"values": values}, device=None)
@@ -433,14 +431,16 @@ def _check_when(when: Any, where: SourceLine) -> None:
 def _stop_here(stop: _Stop, operands: Any) -> None:
     # JAX sorts the keys of dicts, so `missing` is the first operand, as the transposition rule of `call` expects.
     operands = {"missing": np.zeros(len(jax.tree.leaves(operands)), np.bool_), **operands}
-    options = TapOptions("breakpoint", tap_tangents=False, kind=tap_descriptor.BREAKPOINT)
+    options = tap_spec.TapOptions("breakpoint", tap_tangents=False, kind=tap_descriptor.BREAKPOINT)
     emit_call(stop, operands, {}, (), "sequential", options)
 
 
 class _Stop:
     """The host function of one breakpoint in one program."""
 
-    def __init__(self, frames: Sequence[CapturedFrame], where: SourceLine, stdin: Any, stdout: Any) -> None:
+    def __init__(
+        self, frames: Sequence[stack_frames.CapturedFrame], where: SourceLine, stdin: Any, stdout: Any
+    ) -> None:
         self._frames = frames
         self._where = str(where)
         self._stdin = stdin
@@ -452,7 +452,7 @@ class _Stop:
             return ()
         missing = operands.get("missing", [False] * len(operands["values"]))
         values = [
-            Unavailable("a tangent, in code that is transposed") if m else value
+            stack_frames.Unavailable("a tangent, in code that is transposed") if m else value
             for value, m in zip(operands["values"], missing, strict=False)
         ]
         frames = [frame.restore(values) for frame in self._frames]

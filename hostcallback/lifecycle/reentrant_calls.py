@@ -21,14 +21,13 @@ from typing import Any
 import jax
 
 from hostcallback import _jax_compat as compat
-from hostcallback._jax_compat.types import Primitive
 from hostcallback.receiver import processes
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.messages import Message, Sink
 from hostcallback.receiver.native import bindings as native_library
 from hostcallback.receiver.runtime.dispatch.calls import ThreadFor, this_thread
 
-callback_scope_p = Primitive("inside_callback")
+callback_scope_p = compat.Primitive("inside_callback")
 callback_scope_p.multiple_results = True
 
 

@@ -23,21 +23,18 @@ import numpy as np
 
 from hostcallback import _jax_compat as compat
 from hostcallback._jax_compat import Primitive
-from hostcallback._jax_compat.types import LoweringRuleContext
 from hostcallback.lifecycle import receivers as transport
 from hostcallback.lowering.partition import shard_starts
-from hostcallback.primitives import device_ops
-from hostcallback.primitives.device_ops import clock_p
-from hostcallback.primitives.effects import TAP_EFFECT
+from hostcallback.primitives import device_ops, effects
 from hostcallback.receiver.native import bindings as native_library
 
 CALLBACK_INTERVAL_US = 20_000
 """Microseconds between two readings through Python, which take some 50 microseconds each."""
 
 
-def _lower_clock(ctx: LoweringRuleContext, step: Any) -> Any:
+def _lower_clock(ctx: compat.LoweringRuleContext, step: Any) -> Any:
     context = compat.LoweringContext(ctx)
-    token = context.token_in(TAP_EFFECT)
+    token = context.token_in(effects.TAP_EFFECT)
     # If the compiler partitions the program, all devices must read the same time, or they would take different
     # branches: the callback runs on one device, and its result is sent to all.
     if context.platform == "cpu" and transport.use_native("cpu") and not context.automatic:
@@ -62,7 +59,7 @@ def _read(partition: Any, step: Any) -> tuple[np.ndarray[Any, Any]]:
     return (np.array([now_us, CALLBACK_INTERVAL_US], np.uint32),)
 
 
-compat.register_lowering(clock_p, _lower_clock)
+compat.register_lowering(device_ops.clock_p, _lower_clock)
 
 
 NOT_FINITE_TARGET = "hostcallback_not_finite"
@@ -80,17 +77,17 @@ COPIED_DTYPES = (
 )  # fmt: skip
 
 
-def _lower_not_finite(ctx: LoweringRuleContext, *operands: Any, groups: tuple[int, ...]) -> Any:
+def _lower_not_finite(ctx: compat.LoweringRuleContext, *operands: Any, groups: tuple[int, ...]) -> Any:
     attributes = {"groups": np.asarray(groups, np.int32)}
     reference = functools.partial(device_ops.reduce_not_finite, groups=groups)
     return _lower_reduction(ctx, operands, NOT_FINITE_TARGET, attributes, reference)
 
 
-def _lower_statistics(ctx: LoweringRuleContext, operand: Any) -> Any:
+def _lower_statistics(ctx: compat.LoweringRuleContext, operand: Any) -> Any:
     return _lower_reduction(ctx, [operand], STATISTICS_TARGET, {}, device_ops.reduce_statistics)
 
 
-def _lower_share_statistics(ctx: LoweringRuleContext, operand: Any, devices: int) -> Any:
+def _lower_share_statistics(ctx: compat.LoweringRuleContext, operand: Any, devices: int) -> Any:
     context = compat.LoweringContext(ctx)
     is_divided = context.automatic and not context.partially_manual and context.device_count == devices
     if not is_divided or not _is_native(context, ctx.avals_in, NATIVE_DTYPES):
@@ -101,7 +98,7 @@ def _lower_share_statistics(ctx: LoweringRuleContext, operand: Any, devices: int
 
 
 def _lower_merged_statistics(
-    ctx: LoweringRuleContext, operand: Any, shapes: tuple[tuple[int, ...], ...]
+    ctx: compat.LoweringRuleContext, operand: Any, shapes: tuple[tuple[int, ...], ...]
 ) -> Any:
     # Each device gets all rows, which is the one exchange, and merges them.
     reference = functools.partial(device_ops.reduce_merged_statistics, shapes=shapes)
@@ -150,7 +147,7 @@ def shares_of_shards(
     return table
 
 
-def _lower_copies(ctx: LoweringRuleContext, *operands: Any) -> Any:
+def _lower_copies(ctx: compat.LoweringRuleContext, *operands: Any) -> Any:
     # Elsewhere XLA copies what is read after it is written over.
     reference: Callable[..., Any] = lambda *arrays: [*arrays, *arrays]  # noqa: E731
     count = len(operands)
@@ -158,7 +155,7 @@ def _lower_copies(ctx: LoweringRuleContext, *operands: Any) -> Any:
 
 
 def _lower_reduction(
-    ctx: LoweringRuleContext,
+    ctx: compat.LoweringRuleContext,
     operands: Any,
     target: str,
     attributes: dict[str, Any],
@@ -247,7 +244,7 @@ def _reference(failed: jax.Array) -> list[Any]:
     return [jnp.stack([first, jnp.uint32(NOT_COUNTED)])]
 
 
-def _lower_verdict(ctx: LoweringRuleContext, failed: jax.Array, *, program: int) -> Any:
+def _lower_verdict(ctx: compat.LoweringRuleContext, failed: jax.Array, *, program: int) -> Any:
     context = compat.LoweringContext(ctx)
     if not _is_native(context, ctx.avals_in, ["bool"]) or context.manual or context.device_count > 1:
         return compat.lower_function(context, _reference, [failed])

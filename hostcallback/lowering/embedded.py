@@ -19,7 +19,6 @@ import jax
 
 from hostcallback import _jax_compat as compat
 from hostcallback._jax_compat import Primitive
-from hostcallback._jax_compat.types import ClosedJaxpr, LoweringRuleContext
 from hostcallback.lifecycle import receivers as transport
 from hostcallback.lowering import partition
 from hostcallback.primitives.call import call_p
@@ -88,11 +87,11 @@ _body_p = Primitive("tapped_partition")
 _body_p.multiple_results = True
 
 
-def _abstract(*avals: Any, closed: ClosedJaxpr, kept: Any) -> Any:
+def _abstract(*avals: Any, closed: compat.ClosedJaxpr, kept: Any) -> Any:
     return closed.out_avals, {e for e in closed.effects if not isinstance(e, TapEffect)}
 
 
-def _lower(ctx: LoweringRuleContext, *operands: Any, closed: ClosedJaxpr, kept: _Kept) -> Any:
+def _lower(ctx: compat.LoweringRuleContext, *operands: Any, closed: compat.ClosedJaxpr, kept: _Kept) -> Any:
     _check_body(compat.LoweringContext(ctx), closed)
     return compat.lower_discharged(compat.keeping_alive_in(ctx, kept.leases), closed, operands, TapEffect)
 
@@ -115,7 +114,7 @@ def _lowering(lower: Callable[..., Any]) -> Callable[..., Any]:
     # JAX's rule, with taps in the bodies.
     @functools.wraps(lower)
     def lower_with_taps(
-        ctx: LoweringRuleContext, *operands: Any, call: Any, partition: Any, **params: Any
+        ctx: compat.LoweringRuleContext, *operands: Any, call: Any, partition: Any, **params: Any
     ) -> Any:
         kept = _Kept()
 
@@ -139,7 +138,7 @@ def _lowering(lower: Callable[..., Any]) -> Callable[..., Any]:
     return lower_with_taps
 
 
-def _check_body(context: compat.LoweringContext, closed: ClosedJaxpr) -> None:
+def _check_body(context: compat.LoweringContext, closed: compat.ClosedJaxpr) -> None:
     """Refuses taps and calls that a device cannot run in such a body."""
     for equation in compat.equations_of([closed.jaxpr], (tap_p, call_p)):
         is_call = equation.primitive is call_p

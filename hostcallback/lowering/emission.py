@@ -11,7 +11,6 @@ import jax
 import numpy as np
 
 from hostcallback import _jax_compat as compat
-from hostcallback._jax_compat.types import Aval, LoweringRuleContext
 from hostcallback.lifecycle import receivers as transport, reentrant_calls as reentrant
 from hostcallback.lowering import partition
 from hostcallback.primitives.call import call_p, call_where, masked_call_p
@@ -19,8 +18,7 @@ from hostcallback.primitives.effects import TAP_EFFECT
 from hostcallback.primitives.tap import mask_levels, tap_p
 from hostcallback.receiver.messages import Consumer, Lease, Message, Sink
 from hostcallback.receiver.runtime.runtime import runtime
-from hostcallback.receiver.sinks import call
-from hostcallback.receiver.sinks.batches import batchings_of
+from hostcallback.receiver.sinks import batches, call
 from hostcallback.receiver.sinks.tap import batch_axes
 from hostcallback.receiver.wire.array_types import ArraySpec
 from hostcallback.receiver.wire.frame import Flags, encode_prefix
@@ -34,7 +32,7 @@ MAX_BRANCHES = 32
 
 
 def _lower(
-    ctx: LoweringRuleContext,
+    ctx: compat.LoweringRuleContext,
     *results: Any,
     tap: TapSpec,
     transforms: tuple[Transform, ...],
@@ -43,7 +41,7 @@ def _lower(
     context = compat.LoweringContext(ctx)
     _check_supported(context, tap, ctx.avals_in)
     levels = mask_levels(transforms)
-    operands, avals = list(results), list[Aval](ctx.avals_in)
+    operands, avals = list(results), list[compat.Aval](ctx.avals_in)
     if levels is not None and all(dims[-1] is None for dims in levels):
         # No vmap batched the condition: what runs takes part.
         transforms, operands, avals, levels = transforms[:-1], operands[:-1], avals[:-1], None
@@ -108,7 +106,7 @@ def _wait_for_output(context: compat.LoweringContext, token: Any) -> Any:
     return context.custom_call(transport.FFI_OUTPUT_TARGET, token, [], {})
 
 
-def _check_supported(context: compat.LoweringContext, tap: TapSpec, avals: Sequence[Aval]) -> None:
+def _check_supported(context: compat.LoweringContext, tap: TapSpec, avals: Sequence[compat.Aval]) -> None:
     if len(context.platforms) > 1:
         raise NotImplementedError(
             f"the tap {tap.name} at {tap.source_line} is in a program that is lowered for several platforms at once, "
@@ -163,7 +161,7 @@ class _Emission(NamedTuple):
     context: compat.LoweringContext
     token: Any
     operands: Sequence[Any]
-    avals: Sequence[Aval]
+    avals: Sequence[compat.Aval]
     tap: TapSpec
     consumer: Consumer
     consumer_id: int
@@ -255,12 +253,15 @@ def _predicate(context: compat.LoweringContext) -> int:
 
 
 def _whole_axes(
-    context: compat.LoweringContext, tap: TapSpec, transforms: tuple[Transform, ...], avals: Sequence[Aval]
+    context: compat.LoweringContext,
+    tap: TapSpec,
+    transforms: tuple[Transform, ...],
+    avals: Sequence[compat.Aval],
 ) -> Sequence[Sequence[int]]:
     # To get a device's shards of each element of a batch, as JAX's callbacks do, all elements must be on the device.
     # So must they to leave out those that take no part.
     levels, options = mask_levels(transforms), tap.options
-    batchings = batchings_of(public_transforms(transforms)) if levels is None else levels
+    batchings = batches.batchings_of(public_transforms(transforms)) if levels is None else levels
     by_element = options.sharding == "local" and (options.kind.by_element or levels is not None)
     if not context.automatic or not by_element or not batchings:
         return ()
@@ -329,7 +330,7 @@ def _describe(call: TapSpec, transforms: tuple[Transform, ...], consumer_id: int
 
 
 def _lower_call(
-    ctx: LoweringRuleContext,
+    ctx: compat.LoweringRuleContext,
     *operands: Any,
     call: TapSpec,
     transforms: tuple[Transform, ...],
@@ -354,7 +355,7 @@ def _lower_call(
     context.keep_alive(runtime.registry.lease(consumer))
     compat.dispatch_synchronously(context)
     flags = Flags.CALL | (Flags.ORDERED if call.options.ordered else Flags(0))
-    avals: Sequence[Aval] = ctx.avals_in
+    avals: Sequence[compat.Aval] = ctx.avals_in
     dtypes = [np.dtype(aval.dtype) for aval in avals]
     specs = [ArraySpec.of(dtype, aval.shape) for dtype, aval in zip(dtypes, avals, strict=True)]
     prefix = encode_prefix(consumer.consumer_id, flags, specs)
@@ -397,7 +398,7 @@ def _check_program(context: compat.LoweringContext, call: TapSpec) -> None:
         )
 
 
-def _lower_where(ctx: LoweringRuleContext, *operands: Any, **params: Any) -> Any:
+def _lower_where(ctx: compat.LoweringRuleContext, *operands: Any, **params: Any) -> Any:
     return compat.lower_function(
         compat.LoweringContext(ctx), functools.partial(call_where, **params), operands
     )

@@ -17,7 +17,6 @@ from hostcallback.primitives.tap import bind_tap
 from hostcallback.receiver.messages import Message, Sink
 from hostcallback.receiver.sinks.factory import Binding
 from hostcallback.receiver.wire import tap_descriptor
-from hostcallback.receiver.wire.tap_descriptor import TapKind
 from hostcallback.tracing.tap_spec import LAST, TapOptions
 
 
@@ -83,7 +82,7 @@ def send_inputs_if(
     values: Sequence[Any],
     receive: Callable[[Message], None],
     name: str,
-    kind: TapKind = tap_descriptor.TAP,
+    kind: tap_descriptor.TapKind = tap_descriptor.TAP,
     params: Mapping[str, Any] | None = None,
 ) -> None:
     """Sends one message with the inputs if the bool scalar `failed` holds.

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from hostcallback import _jax_compat as compat
-from hostcallback._jax_compat.types import LoweringRuleContext
 from hostcallback.primitives.effects import TapEffect
 from hostcallback.receiver.sinks.sharding.shard_record import ProcessShare, shard_record
 from hostcallback.receiver.wire.array_types import ArraySpec
@@ -60,7 +59,7 @@ def call_config(
     return json.dumps(settings)
 
 
-def _with_own_processes(ctx: LoweringRuleContext, config: str) -> str:
+def _with_own_processes(ctx: compat.LoweringRuleContext, config: str) -> str:
     # A program may be exported on devices of one process and called on those of several, or the other way round. Its
     # readers take the values for shared by several processes if its description or a shard record says so.
     settings = json.loads(config)

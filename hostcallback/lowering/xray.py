@@ -24,7 +24,6 @@ import jax
 from jax.sharding import Sharding
 
 from hostcallback import _jax_compat as compat
-from hostcallback._jax_compat.types import ClosedJaxpr
 from hostcallback.lowering.equations import equations_in
 from hostcallback.primitives import effects
 from hostcallback.receiver.log import logger
@@ -79,8 +78,8 @@ class Program:
         settings: the settings of JAX with which it is lowered, in the order of `SETTINGS`.
     """
 
-    closed: ClosedJaxpr
-    tapped: ClosedJaxpr
+    closed: compat.ClosedJaxpr
+    tapped: compat.ClosedJaxpr
     name: str
     donated: tuple[bool, ...]
     shardings: tuple[Sharding | None, ...]
@@ -97,14 +96,16 @@ class Program:
         """The name of the jitted function."""
         return self.name.removeprefix("jit(").removeprefix("pmap(").removesuffix(")")
 
-    def run(self, function: Callable[..., list[Any]]) -> ClosedJaxpr:
+    def run(self, function: Callable[..., list[Any]]) -> compat.ClosedJaxpr:
         """Traces `function(*values)` of the program's constants and inputs, which returns the program's results.
 
         Returns:
             The value for `tapped` of the next X-ray: a closed jaxpr with the inputs and results of the program.
         """
         with jax.disable_jit(False):
-            traced: ClosedJaxpr = compat.lower_to_primitives(jax.make_jaxpr(function)(*self.closed.in_avals))
+            traced: compat.ClosedJaxpr = compat.lower_to_primitives(
+                jax.make_jaxpr(function)(*self.closed.in_avals)
+            )
             return traced
 
     def without_values(self) -> Program:
@@ -143,7 +144,7 @@ class Xray(ABC):
     order: ClassVar[int] = 0
 
     @abstractmethod
-    def rewrite(self, program: Program, context: Context) -> ClosedJaxpr | None:
+    def rewrite(self, program: Program, context: Context) -> compat.ClosedJaxpr | None:
         """Returns `program.run(...)` with taps; None if there is nothing to tap in this program.
 
         Raises:
@@ -318,12 +319,12 @@ def closed() -> Iterator[None]:
 
 
 def tapped(
-    closed: ClosedJaxpr,
+    closed: compat.ClosedJaxpr,
     name: str,
     donated: Sequence[bool],
     shardings: Sequence[Sharding | None],
     devices: int,
-) -> ClosedJaxpr | None:
+) -> compat.ClosedJaxpr | None:
     """Returns the program with the taps of the contexts that are open, of its constants and inputs; None for no taps.
 
     See `hostcallback.primitives.effects.rewrite` for the arguments.
@@ -375,14 +376,14 @@ def _once(contexts: list[tuple[Context, str]]) -> list[tuple[Context, str]]:
     return [*reversed(whole.values()), *(pair for pair in contexts if pair[1] and pair[0].xray not in whole)]
 
 
-def _is_ours(closed: ClosedJaxpr) -> bool:
+def _is_ours(closed: compat.ClosedJaxpr) -> bool:
     # Barriers and taps outside of jit run programs of this package, but a loop with a bar runs the user's function.
     source = compat.traced_function(closed) or ""
     loops = "primitives/paced_loops.py", "api/progress.py"
     return _PACKAGE in source and not any(f"{_PACKAGE}{file}" in source for file in loops)
 
 
-def _marks_in(closed: ClosedJaxpr) -> Sequence[str]:
+def _marks_in(closed: compat.ClosedJaxpr) -> Sequence[str]:
     stacks = dict.fromkeys(str(equation.source_info.name_stack) for equation, _ in equations_in(closed))
     return list(dict.fromkeys(mark for stack in stacks for mark in source_line.marks_in(stack)))
 

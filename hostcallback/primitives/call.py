@@ -13,7 +13,6 @@ from jax.interpreters import ad, batching
 from jax.tree_util import PyTreeDef
 
 from hostcallback import _jax_compat as compat
-from hostcallback._jax_compat.types import Aval, Primitive
 from hostcallback.primitives.effects import CALL_EFFECT, TAP_EFFECT
 from hostcallback.primitives.tap import bind_spec, is_float0, jvp_without_tangents, run_eagerly
 from hostcallback.receiver.errors import CallResultError
@@ -26,9 +25,9 @@ from hostcallback.tracing.leaves import describe_structure
 from hostcallback.tracing.source_line import user_source_line
 from hostcallback.tracing.tap_spec import TapOptions, TapSpec, Transforms
 
-call_p = Primitive("host_call")
+call_p = compat.Primitive("host_call")
 call_p.multiple_results = True
-masked_call_p = Primitive(call_p.name)  # by which a second run of a step knows calls
+masked_call_p = compat.Primitive(call_p.name)  # by which a second run of a step knows calls
 """A call in a branch or loop that vmap runs for all elements, see `batched_predicates`: its first operand is a mask.
 Called for one element at a time, the host function is called where the mask holds, and the other results are zeros. One
 that takes batches is called with the whole batch, unless the mask holds for no element."""
@@ -106,11 +105,11 @@ def _leaves_of(result: Any, *, tree: PyTreeDef, what: str) -> Sequence[Any]:
     return found
 
 
-def _abstract(*avals: Aval, result_avals: Sequence[Aval], **_: Any) -> Any:
+def _abstract(*avals: compat.Aval, result_avals: Sequence[compat.Aval], **_: Any) -> Any:
     return compat.results_that_vary_as(avals, result_avals), {TAP_EFFECT, CALL_EFFECT}
 
 
-def _impl(primitive: Primitive, *args: Any, **params: Any) -> Any:
+def _impl(primitive: compat.Primitive, *args: Any, **params: Any) -> Any:
     try:
         return run_eagerly(primitive, *args, **params)
     except ValueError as error:
@@ -121,7 +120,12 @@ def _impl(primitive: Primitive, *args: Any, **params: Any) -> Any:
 
 
 def _jvp(
-    primitive: Primitive, primals: Sequence[Any], tangents: Sequence[Any], *, call: TapSpec, **params: Any
+    primitive: compat.Primitive,
+    primals: Sequence[Any],
+    tangents: Sequence[Any],
+    *,
+    call: TapSpec,
+    **params: Any,
 ) -> Any:
     if any(type(t) is not ad.Zero and not is_float0(t) for t in tangents):
         refuse_to_differentiate(call)
@@ -132,7 +136,7 @@ def _jvp(
 
 
 def _transpose(
-    primitive: Primitive, own: int, cotangents: Sequence[Any], *args: Any, call: TapSpec, **params: Any
+    primitive: compat.Primitive, own: int, cotangents: Sequence[Any], *args: Any, call: TapSpec, **params: Any
 ) -> Any:
     refuse_to_differentiate(call)
     # Only breakpoints arrive here. Their operands may be tangents, in the rule of a custom derivative. Tangents have no
@@ -174,14 +178,14 @@ def refuse_to_differentiate(call: TapSpec) -> None:
 
 
 def _batch(
-    primitive: Primitive,
+    primitive: compat.Primitive,
     own: int,
     args: Sequence[Any],
     dims: Sequence[Any],
     *,
     call: TapSpec,
     transforms: Transforms,
-    result_avals: Sequence[Aval],
+    result_avals: Sequence[compat.Aval],
     vmap_method: str | None,
 ) -> Any:
     if vmap_method is None:

@@ -16,7 +16,6 @@ import numpy as np
 from jax.interpreters import ad, batching
 
 from hostcallback import _jax_compat as compat
-from hostcallback._jax_compat.types import Aval, Primitive
 from hostcallback.primitives.tap import jvp_without_tangents, run_eagerly
 
 STATISTICS = ("mean", "std", "min", "max", "norm", "zeros", "nonfinite")
@@ -91,22 +90,22 @@ def _mean(value: Any) -> Any:
 # ---- The primitives --------------------------------------------------------------------------------------------------
 
 
-def _not_finite_avals(*avals: Aval, groups: tuple[int, ...]) -> list[Any]:
+def _not_finite_avals(*avals: compat.Aval, groups: tuple[int, ...]) -> list[Any]:
     return compat.results_that_vary_as(avals, [jax.core.ShapedArray((max(groups) + 1,), np.dtype(np.bool_))])
 
 
-def _statistics_avals(aval: Aval) -> list[Any]:
+def _statistics_avals(aval: compat.Aval) -> list[Any]:
     return compat.results_that_vary_as(
         [aval], [jax.core.ShapedArray((), np.dtype(np.float32))] * len(STATISTICS)
     )
 
 
-def _share_statistics_avals(aval: Aval, devices: int) -> list[Any]:
+def _share_statistics_avals(aval: compat.Aval, devices: int) -> list[Any]:
     row = jax.core.ShapedArray((devices, len(STATISTICS) + 1), np.dtype(np.float32))
     return compat.results_that_vary_as([aval], [row])
 
 
-def _merged_statistics_avals(aval: Aval, shapes: tuple[tuple[int, ...], ...]) -> list[Any]:
+def _merged_statistics_avals(aval: compat.Aval, shapes: tuple[tuple[int, ...], ...]) -> list[Any]:
     results = [jax.core.ShapedArray(shape, np.dtype(np.float32)) for shape in shapes for _ in STATISTICS]
     return compat.results_that_vary_as([aval], results)
 
@@ -117,8 +116,8 @@ def _clock_avals(step: Any) -> list[Any]:
 
 def _define(
     name: str, avals: Callable[..., Any], reference: Callable[..., list[Any]] | None = None
-) -> Primitive:
-    primitive = Primitive(name)
+) -> compat.Primitive:
+    primitive = compat.Primitive(name)
     primitive.multiple_results = True
     primitive.def_abstract_eval(avals)
     primitive.def_impl(functools.partial(run_eagerly, primitive))

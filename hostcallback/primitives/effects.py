@@ -18,7 +18,6 @@ import numpy as np
 from jax.sharding import Sharding
 
 from hostcallback import _jax_compat as compat
-from hostcallback._jax_compat.types import Aval, ClosedJaxpr, LoweringRuleContext
 from hostcallback.lifecycle import receivers as transport
 from hostcallback.receiver import environment
 from hostcallback.receiver.log import logger
@@ -32,7 +31,7 @@ before_dispatch: Callable[[], None] | None = None
 before_call: Callable[[], None] | None = None
 """Called before a dispatch of a program with calls, and at other times."""
 
-add_taps: Callable[..., ClosedJaxpr | None] | None = None
+add_taps: Callable[..., compat.ClosedJaxpr | None] | None = None
 """Returns a program with the taps of the X-rays that are on, for the arguments of `rewrite`; None if it gets none.
 `lowering.xray` sets it, which `import hostcallback` does not load."""
 
@@ -43,7 +42,7 @@ tapped_functions: set[str] = set()
 """Names and source lines of functions whose programs have taps."""
 
 
-def note_program(closed: ClosedJaxpr) -> None:
+def note_program(closed: compat.ClosedJaxpr) -> None:
     """Notes that the function from which a program was traced has taps."""
     name = compat.traced_function(closed)
     # Programs that are compiled ahead of time have no name: so have those of a barrier, which must not raise.
@@ -142,22 +141,22 @@ boundary_p = compat.Primitive("tap_boundary")
 boundary_p.multiple_results = True
 
 
-def _other_effects(closed: ClosedJaxpr) -> set[Any]:
+def _other_effects(closed: compat.ClosedJaxpr) -> set[Any]:
     return {effect for effect in closed.effects if not isinstance(effect, TapEffect)}
 
 
-def _abstract(*avals: Any, closed: ClosedJaxpr) -> Any:
+def _abstract(*avals: Any, closed: compat.ClosedJaxpr) -> Any:
     return closed.out_avals, _other_effects(closed)
 
 
-def _lower(ctx: LoweringRuleContext, *args: Any, closed: ClosedJaxpr) -> Any:
+def _lower(ctx: compat.LoweringRuleContext, *args: Any, closed: compat.ClosedJaxpr) -> Any:
     return compat.lower_discharged(ctx, closed, args, TapEffect, _keep)
 
 
 KEPT_NAME = "hostcallback_kept_result"
 
 
-def _keep(context: compat.LoweringContext, token: Any, result: Any, aval: Aval) -> None:
+def _keep(context: compat.LoweringContext, token: Any, result: Any, aval: compat.Aval) -> None:
     # See `compat.lower_discharged`. The clock's handler takes any operands, and has no results here.
     if tuple(context.platforms) != ("cpu",) or jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended):
         return  # keys are not reduced
@@ -185,7 +184,7 @@ def _partition_kept(
 compat.register_partitioner(KEPT_NAME, _partition_kept)
 
 
-def discharge(closed: ClosedJaxpr, inner: ClosedJaxpr) -> Any:
+def discharge(closed: compat.ClosedJaxpr, inner: compat.ClosedJaxpr) -> Any:
     """Returns a program that runs `inner` without its tap effects, with the inputs and results of `closed`."""
     if compat.has_effect(inner, TapEffect):
         note_program(closed)
@@ -193,7 +192,7 @@ def discharge(closed: ClosedJaxpr, inner: ClosedJaxpr) -> Any:
 
 
 def rewrite(
-    closed: ClosedJaxpr,
+    closed: compat.ClosedJaxpr,
     name: str,
     donated: Sequence[bool],
     shardings: Sequence[Sharding | None],

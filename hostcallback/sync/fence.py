@@ -28,7 +28,6 @@ from hostcallback.receiver import processes
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.runtime.runtime import runtime
 from hostcallback.sync import threads
-from hostcallback.sync.threads import DispatchError, dispatch_thread
 
 LOOK_SEC = 0.005
 """Seconds between the checks of a waiting thread for progress of the fence."""
@@ -81,7 +80,7 @@ class Fence:
             ticket, given_up = self._asked, self._given_up
             self._waiting += 1
         try:
-            dispatch_thread.submit(self._answer)
+            threads.dispatch_thread.submit(self._answer)
             self._wait_for(ticket, look)
         finally:
             with self._changed:
@@ -91,7 +90,7 @@ class Fence:
                     threads.end()
                     self._failed = range(0), None
         if failure is not None and ticket in failed:
-            raise DispatchError("a program of the fence could not be run") from failure
+            raise threads.DispatchError("a program of the fence could not be run") from failure
         return given_up == self._given_up
 
     def _wait_for(self, ticket: int, look: Callable[[], None]) -> None:

@@ -27,8 +27,7 @@ import jax
 import numpy as np
 
 from hostcallback import _jax_compat as compat
-from hostcallback.receiver import processes
-from hostcallback.receiver.errors import TapTimeoutError
+from hostcallback.receiver import errors, processes
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.native import bindings as native_library
 from hostcallback.receiver.runtime import device_receiver
@@ -287,7 +286,7 @@ def _looking(deadline: float | None, check: Callable[[], None]) -> Look:
     def look() -> None:
         check()
         if deadline is not None and perf_counter() > deadline:
-            raise TapTimeoutError(
+            raise errors.TapTimeoutError(
                 "dispatched computations were still running when the time was up: give more time (timeout_sec=), or "
                 "look for a computation that does not end"
             )

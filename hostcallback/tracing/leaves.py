@@ -17,10 +17,7 @@ import numpy as np
 from jax.tree_util import PyTreeDef
 
 from hostcallback import _jax_compat as compat
-from hostcallback._jax_compat.types import Tracer
-from hostcallback.receiver.wire import pytree as tree
-from hostcallback.receiver.wire.array_types import wire_type_of
-from hostcallback.receiver.wire.truncation import TruncatedArray
+from hostcallback.receiver.wire import array_types, pytree as tree, truncation
 
 _ABSENT = object()
 _LEAF = jax.tree.structure(0)
@@ -225,9 +222,9 @@ def _array_of(leaf: Any) -> Any:
         leaf = leaf[...]
     if isinstance(leaf, str | bytes | type | enum.Enum):
         return None
-    if not isinstance(leaf, jax.Array | Tracer) and hasattr(leaf, "__jax_array__"):
+    if not isinstance(leaf, jax.Array | compat.Tracer) and hasattr(leaf, "__jax_array__"):
         leaf = leaf.__jax_array__()
-    if isinstance(leaf, jax.Array | Tracer):
+    if isinstance(leaf, jax.Array | compat.Tracer):
         dtype = getattr(leaf, "dtype", None)
         extended = dtype is None or jax.dtypes.issubdtype(dtype, jax.dtypes.extended)
         if extended and not is_key(leaf):
@@ -239,7 +236,7 @@ def _array_of(leaf: Any) -> Any:
         if leaf.dtype == jax.dtypes.float0:
             return leaf
         try:
-            wire_type_of(leaf.dtype)
+            array_types.wire_type_of(leaf.dtype)
         except TypeError as error:
             raise _CannotBeSent(
                 f"a numpy array of dtype {leaf.dtype}, which JAX cannot put on a device: convert it to a numeric "
@@ -282,7 +279,7 @@ def _host_device() -> jax.Device | None:
 
 def _key_or_array(array: Any, impl: Any) -> Any:
     # Only part of a truncated key's data was sent, so it stays data.
-    if impl is None or isinstance(array, TruncatedArray):
+    if impl is None or isinstance(array, truncation.TruncatedArray):
         return array
     # Made on the CPU, because the device that emitted the message may be busy, or wait for this very thread.
     with jax.default_device(_host_device()):

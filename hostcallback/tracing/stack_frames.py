@@ -17,7 +17,6 @@ import jax
 import numpy as np
 
 from hostcallback import _jax_compat as compat
-from hostcallback._jax_compat.types import Tracer
 from hostcallback.receiver.sinks.debugger import Frame
 from hostcallback.receiver.wire.array_types import wire_type_of
 from hostcallback.tracing.leaves import is_global
@@ -57,7 +56,7 @@ class CapturedFrame:
         return Frame(self.file, self.line, self.function, self.source, variables, module_variables)
 
 
-def capture_frames() -> tuple[list[CapturedFrame], list[Tracer]]:
+def capture_frames() -> tuple[list[CapturedFrame], list[compat.Tracer]]:
     """Returns the calling thread's user frames, innermost first, and their traced values that this trace can use.
 
     The frames hold no tracers. A value of another trace is replaced by an `Unavailable`. Containers with tracers are
@@ -78,11 +77,11 @@ class _Values:
     """
 
     def __init__(self) -> None:
-        self.tracers: list[Tracer] = []
+        self.tracers: list[compat.Tracer] = []
         self.encloses = True
         self._indices: dict[int, int] = {}
 
-    def restore_tracer(self, tracer: Tracer) -> Restore:
+    def restore_tracer(self, tracer: compat.Tracer) -> Restore:
         why_not = self._why_not(tracer)
         if why_not is not None:
             missing = Unavailable(f"{why_not}, {_aval(tracer)}")
@@ -92,7 +91,7 @@ class _Values:
             self.tracers.append(tracer)
         return lambda values: values[index]
 
-    def _why_not(self, tracer: Tracer) -> str | None:
+    def _why_not(self, tracer: compat.Tracer) -> str | None:
         where = compat.trace_of(tracer)
         if where is None:
             return "tracer of another trace, an inner one or one that has ended"
@@ -210,7 +209,7 @@ def _or_why_not(restore: Restore, values: Sequence[Any]) -> Any:
         return Unavailable(f"a container that could not be rebuilt, {error!r}")
 
 
-def _aval(tracer: Tracer) -> str:
+def _aval(tracer: compat.Tracer) -> str:
     try:
         return str(jax.typeof(tracer))
     except Exception:

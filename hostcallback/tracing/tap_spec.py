@@ -21,9 +21,7 @@ from hostcallback.receiver.runtime.runtime import runtime
 from hostcallback.receiver.sinks.batches import LaneMask
 from hostcallback.receiver.sinks.factory import Binding, TapParts, make_sink
 from hostcallback.receiver.sinks.sharding.sinks import shard_sink
-from hostcallback.receiver.wire import tap_descriptor
-from hostcallback.receiver.wire.pytree import is_plain
-from hostcallback.receiver.wire.tap_descriptor import PROCESSES, TapDescriptor, TapKind
+from hostcallback.receiver.wire import pytree, tap_descriptor
 from hostcallback.tracing.leaves import Fingerprint, Float0Leaves, TreeTemplate, describe_structure
 from hostcallback.tracing.source_line import SourceLine, place_name, user_source_line
 
@@ -59,7 +57,7 @@ class TapOptions:
     device_index: int = 0
     tap_transposed: bool | None = None
     keep_objects: bool = False
-    kind: TapKind = tap_descriptor.TAP
+    kind: tap_descriptor.TapKind = tap_descriptor.TAP
     params: Mapping[str, Any] = field(default_factory=dict)
     without_devices: tuple[int, ...] = ()
     place: CallSite | None = None
@@ -86,7 +84,7 @@ class TapOptions:
                 f"sharding={self.sharding!r}, expected 'global' (the tap gets the whole array) or 'local' (each "
                 f"device's shard), at {user_source_line()}"
             )
-        if self.processes is not None and self.processes not in PROCESSES:
+        if self.processes is not None and self.processes not in tap_descriptor.PROCESSES:
             raise ValueError(
                 f"processes={self.processes!r}, expected 'first' (only the first process has output), 'all' (each "
                 f"process has its own), or None (as jax.debug.print), at {user_source_line()}"
@@ -315,7 +313,7 @@ class TapSpec:
         shards: Shards | None = None,
         *,
         with_places: bool = False,
-    ) -> TapDescriptor:
+    ) -> tap_descriptor.TapDescriptor:
         """Returns the descriptor of the tap, for processes that run the program but did not trace it.
 
         It omits keyword arguments that are not plain data. `with_places` adds the call sites of a check so far.
@@ -327,13 +325,13 @@ class TapSpec:
             params["device_index"] = self.options.device_index
         if self.options.processes is not None:
             params["processes"] = self.options.processes
-        return TapDescriptor(
+        return tap_descriptor.TapDescriptor(
             name=self.name,
             source_line=str(self.source_line),
             consumer_id=self.consumer_id(transforms, float0_leaves, shards),
             kind=self.options.kind.text,
             params=params,
-            kwargs={key: value for key, value in self.kwargs.items() if is_plain(value)},
+            kwargs={key: value for key, value in self.kwargs.items() if pytree.is_plain(value)},
             transforms=public_transforms(transforms, float0_leaves),
             tree=self.structure.describe(float0_leaves),
             shards=shards,

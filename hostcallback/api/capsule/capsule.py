@@ -11,13 +11,8 @@ from typing import Any, ParamSpec, TypedDict, TypeVar, Unpack, overload
 import jax.numpy as jnp
 
 from hostcallback import _jax_compat as compat
-from hostcallback._jax_compat.types import AnyJaxpr, ClosedJaxpr, JaxprEqn
 from hostcallback.api.capsule.held_program import CapsuleOptions, HeldProgram
-from hostcallback.lowering import xray
-from hostcallback.lowering.equations import Position, structure_of
-from hostcallback.lowering.evaluator import Records, Tester
-from hostcallback.lowering.inputs import any_not_finite, is_inexact, run_keeping_inputs, send_inputs_if
-from hostcallback.lowering.xray import Program
+from hostcallback.lowering import equations, evaluator, inputs, xray
 from hostcallback.primitives.call import call_p
 from hostcallback.primitives.tap import tap_p
 from hostcallback.receiver.log import logger
@@ -128,7 +123,7 @@ class Capsules(CapsuleOptions):
 
     order = 10  # the last: it looks for checks in the program as it runs
 
-    def rewrite(self, program: Program, context: xray.Context) -> ClosedJaxpr | None:
+    def rewrite(self, program: xray.Program, context: xray.Context) -> compat.ClosedJaxpr | None:
         """Returns the program extended so that a failing call sends its inputs. Its taps get separate consumers."""
         if compat.is_eager(program.closed) or _is_held(program.tapped, self):
             return None
@@ -136,7 +131,7 @@ class Capsules(CapsuleOptions):
         self.seen.add(program.function)
         taps = list(_taps_in(program.tapped))
         always = self.exceptions and bool(taps)
-        tests = self.nonfinite and any(map(is_inexact, program.closed.out_avals))
+        tests = self.nonfinite and any(map(inputs.is_inexact, program.closed.out_avals))
         if not taps and not tests:
             return None
         held = HeldProgram(self, program)
@@ -149,12 +144,12 @@ class Capsules(CapsuleOptions):
 
             if not sends:
                 return evaluate(values)[0]
-            (outs, failed), kept = run_keeping_inputs(
+            (outs, failed), kept = inputs.run_keeping_inputs(
                 replace(program, donated=held.donated), values, evaluate
             )
-            bad = any_not_finite(outs, program.devices) if tests else jnp.zeros((), bool)
+            bad = inputs.any_not_finite(outs, program.devices) if tests else jnp.zeros((), bool)
             any_failed = failed | bad | always
-            send_inputs_if(
+            inputs.send_inputs_if(
                 any_failed, [*(kept[i] for i in held.sent), bad], held, f"capsule:{held.name}",
                 params={tap_descriptor.LOGGED_ELEMENTS: LOGGED},
             )  # fmt: skip
@@ -175,30 +170,30 @@ class Capsules(CapsuleOptions):
             )  # fmt: skip
 
 
-def _taps_in(*jaxprs: AnyJaxpr) -> Iterator[JaxprEqn]:
+def _taps_in(*jaxprs: compat.AnyJaxpr) -> Iterator[compat.JaxprEqn]:
     return compat.equations_of([compat.open_jaxpr(jaxpr)[0] for jaxpr in jaxprs], (tap_p, call_p))
 
 
-def _is_check(equation: JaxprEqn) -> bool:
+def _is_check(equation: compat.JaxprEqn) -> bool:
     return equation.primitive is tap_p and bool(equation.params["tap"].options.kind.is_check)
 
 
-def _is_held(tapped: AnyJaxpr, capsules: Capsules) -> bool:
+def _is_held(tapped: compat.AnyJaxpr, capsules: Capsules) -> bool:
     # A function that was wrapped and called in a trace, in a program that was called in the context too.
     found = [e.params["tap"].origin for e in _taps_in(tapped) if e.primitive is tap_p]
     return any(isinstance(origin, HeldProgram) and origin.options is capsules for origin in found)
 
 
-class _OwnTaps(Tester):
+class _OwnTaps(evaluator.Tester):
     """Gives the taps of a program consumers of their own, and tests whether a check failed."""
 
     def __init__(self, held: HeldProgram) -> None:
         self._held = held
 
-    def enters(self, equation: JaxprEqn, position: Position) -> bool:
-        return any(_taps_in(*(program for program, _ in structure_of(equation).programs)))
+    def enters(self, equation: compat.JaxprEqn, position: equations.Position) -> bool:
+        return any(_taps_in(*(program for program, _ in equations.structure_of(equation).programs)))
 
-    def bind(self, equation: JaxprEqn, values: Sequence[Any]) -> list[Any]:
+    def bind(self, equation: compat.JaxprEqn, values: Sequence[Any]) -> list[Any]:
         key = {tap_p: "tap", call_p: "call"}.get(equation.primitive)
         if key is None:
             return compat.bind_equation(equation, values)
@@ -206,7 +201,12 @@ class _OwnTaps(Tester):
         return list(equation.primitive.bind(*values, **params))
 
     def made(
-        self, equation: JaxprEqn, values: list[Any], outs: Sequence[Any], position: Position, records: Records
+        self,
+        equation: compat.JaxprEqn,
+        values: list[Any],
+        outs: Sequence[Any],
+        position: equations.Position,
+        records: evaluator.Records,
     ) -> None:
         if _is_check(equation):
             self.fail_if(records, ~jnp.asarray(values[0]))

@@ -15,31 +15,21 @@ from typing import Any
 import numpy as np
 
 from hostcallback import _jax_compat as compat
-from hostcallback.api.barrier import add_after_delivery
+from hostcallback.api import barrier, capsule_contents
 from hostcallback.api.capsule.programs import data_of, mesh_of, programs, struct_of
-from hostcallback.api.capsule_contents import (
-    about_this_process,
-    add_report,
-    capsule_path,
-    described,
-    is_nonfinite,
-)
 from hostcallback.api.watch import watch
 from hostcallback.lowering import xray
-from hostcallback.lowering.xray import Program
 from hostcallback.receiver.capsule.file_format import Input, Shard
 from hostcallback.receiver.capsule.writing import CapsuleWriter
 from hostcallback.receiver.errors import TapFailure
-from hostcallback.receiver.failures import deferred_errors
-from hostcallback.receiver.failures.check_report import FailedCheck
-from hostcallback.receiver.failures.deferred_errors import MultipleFailures
+from hostcallback.receiver.failures import check_report, deferred_errors
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.messages import Message
 from hostcallback.receiver.sinks.nonfinite import Explains, Watched
 from hostcallback.receiver.sources.ring_batch import RingConfig
 from hostcallback.tracing.tap_spec import TapSpec
 
-Reported = FailedCheck | TapFailure
+Reported = check_report.FailedCheck | TapFailure
 Arrays = Sequence[np.ndarray[Any, Any]]
 
 LAUNCHES = 256
@@ -89,7 +79,7 @@ class HeldProgram:
         donated: for each input, whether it must be copied before the program takes its memory.
     """
 
-    def __init__(self, options: CapsuleOptions, program: Program) -> None:
+    def __init__(self, options: CapsuleOptions, program: xray.Program) -> None:
         """Keeps what a capsule of the program has, for as long as the compiled program lives."""
         self.options = options
         self.program = program.without_values()
@@ -124,7 +114,7 @@ class HeldProgram:
                 _waiting[run, self] = arrays
                 while len(_waiting) > WAITING:
                     _waiting.popitem(last=False)
-                add_after_delivery(_settle)
+                barrier.add_after_delivery(_settle)
         if failed is not None and failed.held is self:
             _write(failed, run, arrays)
         if is_bad:
@@ -140,7 +130,7 @@ class HeldProgram:
         note = f"in the results of {self.name}"
         explains = Explains(Watched("result", None, "", (), "float", False, False, None, note), 0, 0, ())
         failure = explains.failure(message._replace(consumer=replace(message.consumer, source_line=line)))
-        raise MultipleFailures("operations made values that are not finite", [failure])
+        raise deferred_errors.MultipleFailures("operations made values that are not finite", [failure])
 
     def inputs(self, arrays: Arrays | None, why_not: str) -> Iterator[tuple[Input, list[Any]]]:
         """The constants and inputs of the program, and the elements of those that are there.
@@ -170,7 +160,7 @@ class HeldProgram:
             )  # fmt: skip
 
 
-def _fitting(program: Program, max_bytes: int, most: int) -> list[int]:
+def _fitting(program: xray.Program, max_bytes: int, most: int) -> list[int]:
     """The numbers of the inputs that a message may have: the smallest first, in all `max_bytes`, and `most` arrays."""
     sizes = {
         number: math.prod(array.shape) * np.dtype(array.dtype).itemsize
@@ -217,9 +207,9 @@ def _notice(reported: Reported) -> bool:
     if message is None:
         return False
     run, held = message.run_id, message.consumer.origin
-    is_check = isinstance(reported, FailedCheck)
+    is_check = isinstance(reported, check_report.FailedCheck)
     with _lock:
-        if not isinstance(held, HeldProgram) and is_nonfinite(reported):
+        if not isinstance(held, HeldProgram) and capsule_contents.is_nonfinite(reported):
             # The message with the inputs is the report's.
             held = next((each for launch, each in reversed(_waiting) if launch == run), None)
         if not isinstance(held, HeldProgram):
@@ -230,7 +220,7 @@ def _notice(reported: Reported) -> bool:
         failed = _Failed(held, reported, "" if is_check else _value_of(message))
         if arrays is None and (is_check or held.options.exceptions):
             _pending.setdefault((run, held), failed)
-            add_after_delivery(_settle)
+            barrier.add_after_delivery(_settle)
             return True
         if arrays is None and (run, held) in _pending:
             return True
@@ -271,7 +261,7 @@ def _write(failed: _Failed, run: int, arrays: Arrays | None) -> None:
             if number >= options.max_capsules:
                 return
             options.written[name] += 1
-            path = capsule_path(options.folder, name, number)
+            path = capsule_contents.capsule_path(options.folder, name, number)
         if run:
             _written[run] = _Written(path, failed if arrays is None else None)
             while len(_written) > LAUNCHES:
@@ -288,7 +278,7 @@ def _write(failed: _Failed, run: int, arrays: Arrays | None) -> None:
             "Its report, without the inputs of the call, which hcb.capsule(..., exceptions=True) keeps: "
             "hcb reproduce --show"
         )
-    logger.error("%s failed (%s). %s %s", name, described(failed.reported).text, how, path)
+    logger.error("%s failed (%s). %s %s", name, capsule_contents.described(failed.reported).text, how, path)
 
 
 def _write_to(path: Path, failed: _Failed, arrays: Arrays | None) -> None:
@@ -302,12 +292,14 @@ def _write_to(path: Path, failed: _Failed, arrays: Arrays | None) -> None:
                 writer.left_out.append(f"{what}: jax.export refuses it: {type(error).__name__}: {error}")
             else:
                 writer.add(member, data)
-        why_not = NOT_ARRIVED if isinstance(reported, FailedCheck) else NOT_SENT
+        why_not = NOT_ARRIVED if isinstance(reported, check_report.FailedCheck) else NOT_SENT
         if arrays is None:
             writer.left_out.append(f"the inputs: {why_not}")
         writer.add_inputs(held.inputs(arrays, why_not))
-        add_report(writer, reported, f"\n  the tap got: {failed.value}" if failed.value else "")
+        capsule_contents.add_report(
+            writer, reported, f"\n  the tap got: {failed.value}" if failed.value else ""
+        )
         about = {"name": held.name, "of": "program", "line": held.options.line}
-        writer.finish(about | about_this_process(), described(reported))
+        writer.finish(about | capsule_contents.about_this_process(), capsule_contents.described(reported))
     finally:
         writer.discard()

@@ -16,7 +16,6 @@ from jax import lax
 from jax.sharding import Sharding
 
 from hostcallback import _jax_compat as compat
-from hostcallback._jax_compat.types import AnyJaxpr, Aval, JaxprEqn, aval_of
 from hostcallback.api.barrier import barrier_wait
 from hostcallback.api.export import bind, export_checks, unbind
 from hostcallback.lowering import xray
@@ -72,7 +71,7 @@ def _exported(program: xray.Program, evaluator: Evaluator, *, wide: bool = False
     return bytes(exported.serialize())
 
 
-def _is_key(aval: Aval) -> bool:
+def _is_key(aval: compat.Aval) -> bool:
     return bool(jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key))
 
 
@@ -81,7 +80,7 @@ def data_of(value: Any) -> Any:
     return jax.random.key_data(value) if _is_key(jax.typeof(value)) else value
 
 
-def struct_of(aval: Aval, *, wide: bool = False) -> Any:
+def struct_of(aval: compat.Aval, *, wide: bool = False) -> Any:
     """The shape and dtype of an array (of the key data for typed keys); with `wide` in 64 bits."""
     if _is_key(aval):
         return jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(aval.shape, aval.dtype))
@@ -118,21 +117,26 @@ class Digests(Evaluator):
         self._hashes: list[Any] = []
         self._stats: list[Any] = []
 
-    def enters(self, equation: JaxprEqn, position: Position) -> bool:
+    def enters(self, equation: compat.JaxprEqn, position: Position) -> bool:
         return True
 
-    def bind(self, equation: JaxprEqn, values: Sequence[Any]) -> list[Any]:
+    def bind(self, equation: compat.JaxprEqn, values: Sequence[Any]) -> list[Any]:
         # What calls the host by `io_callback` cannot be exported, and that is reported.
         if is_only_effect(equation) and equation.primitive.name != "io_callback":
             return list(values)[: len(equation.outvars)]
         return self.compute(equation, values)
 
-    def compute(self, equation: JaxprEqn, values: Sequence[Any]) -> list[Any]:
+    def compute(self, equation: compat.JaxprEqn, values: Sequence[Any]) -> list[Any]:
         """Evaluates an operation of the program."""
         return compat.bind_equation(equation, values)
 
     def made(
-        self, equation: JaxprEqn, values: list[Any], outs: Sequence[Any], position: Position, records: Records
+        self,
+        equation: compat.JaxprEqn,
+        values: list[Any],
+        outs: Sequence[Any],
+        position: Position,
+        records: Records,
     ) -> None:
         for out in outs:
             if _is_digestible(out) and not structure_of(equation).is_open:
@@ -158,18 +162,18 @@ class PromotedDigests(Digests):
     """The same in 64 bits: floating-point and complex values are promoted, also where the program converts them."""
 
     def evaluate(
-        self, jaxpr: AnyJaxpr, values: Sequence[Any], position: Position = OUTERMOST
+        self, jaxpr: compat.AnyJaxpr, values: Sequence[Any], position: Position = OUTERMOST
     ) -> tuple[list[Any], Records]:
         outs, records = super().evaluate(jaxpr, [_wide(value) for value in values], position)
         return [_wide(out) for out in outs], records
 
-    def holds(self, jaxpr: AnyJaxpr, values: Sequence[Any]) -> Any:
+    def holds(self, jaxpr: compat.AnyJaxpr, values: Sequence[Any]) -> Any:
         # Not `self.evaluate`: its digests would be sent before each iteration.
         return _Conditions().evaluate(jaxpr, values)[0][0]
 
-    def compute(self, equation: JaxprEqn, values: Sequence[Any]) -> list[Any]:
+    def compute(self, equation: compat.JaxprEqn, values: Sequence[Any]) -> list[Any]:
         """Evaluates an operation in 64 bits if there is one that does; with its own types otherwise."""
-        avals = list(map(aval_of, equation.outvars))
+        avals = list(map(compat.aval_of, equation.outvars))
         wide = [_wide(value) for value in values]
         params = {
             key: promoted_dtype(value) if isinstance(value, np.dtype) else value
@@ -181,7 +185,9 @@ class PromotedDigests(Digests):
                 return outs
         except (TypeError, ValueError, NotImplementedError, AttributeError):
             pass  # it takes no such arrays: random bits, kernels, functions of frameworks
-        narrow = [_as(value, aval_of(v).dtype) for value, v in zip(values, equation.invars, strict=True)]
+        narrow = [
+            _as(value, compat.aval_of(v).dtype) for value, v in zip(values, equation.invars, strict=True)
+        ]
         return [_wide(out) for out in compat.bind_equation(equation, narrow)]
 
 
@@ -219,7 +225,7 @@ def _is_digestible(value: Any) -> bool:
     return bool(np.dtype(dtype).kind in "biufcV")
 
 
-def _name_of(equation: JaxprEqn, position: Position, out: Any) -> str:
+def _name_of(equation: compat.JaxprEqn, position: Position, out: Any) -> str:
     line, scope, is_backward = position.place_of(equation)
     backward = " (backward)" if is_backward else ""
     text = f"{equation.primitive.name}{backward} {list(np.shape(out))} at {line or 'unknown line'}"

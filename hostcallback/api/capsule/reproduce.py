@@ -20,11 +20,8 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 
-from hostcallback.api.barrier import barrier_wait
+from hostcallback.api import barrier, capsule_contents, export, receiver
 from hostcallback.api.capsule.programs import Digest, arrays_of, digests, first_line, load
-from hostcallback.api.capsule_contents import described
-from hostcallback.api.export import bind
-from hostcallback.api.receiver import outfeed_receiver
 from hostcallback.receiver.capsule.file_format import PROMOTED, CapsuleError, Failure
 from hostcallback.receiver.capsule.reading import Capsule
 from hostcallback.receiver.errors import TapFailure, TapFunctionException
@@ -68,7 +65,7 @@ def reproduce(capsule: Capsule, bindings: Mapping[str, Callable[..., Any]] | Non
     exported = load(capsule)
     arrays = arrays_of(capsule, exported.nr_devices)
     for name, func in (bindings or {}).items():
-        bind(name, func)
+        export.bind(name, func)
     last: dict[str, Any] = {}
 
     def keep(message: Message) -> None:
@@ -79,10 +76,10 @@ def reproduce(capsule: Capsule, bindings: Mapping[str, Callable[..., Any]] | Non
     deferred_errors.listen(notice)
     results: list[Any] = []
     try:
-        with outfeed_receiver(sinks=[keep]):
+        with receiver.outfeed_receiver(sinks=[keep]):
             results = jax.jit(exported.call)(*arrays)
             jax.block_until_ready(results)
-            barrier_wait()
+            barrier.barrier_wait()
     except TapFunctionException:
         pass  # `found` has them, and what nothing is bound to is no failure
     except Exception as error:
@@ -101,7 +98,7 @@ def reproduce(capsule: Capsule, bindings: Mapping[str, Callable[..., Any]] | Non
 def _compared(
     expected: Failure, found: list[FailedCheck | TapFailure], last: dict[str, Any], results: list[Any]
 ) -> Reproduction:
-    failures = [described(failure) for failure in found]
+    failures = [capsule_contents.described(failure) for failure in found]
     reports = [
         f.report() if isinstance(f, FailedCheck) else "".join(traceback.format_exception(f.exception))
         for f in found

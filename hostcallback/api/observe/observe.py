@@ -11,7 +11,6 @@ from typing import Any, ParamSpec, Required, TypedDict, TypeVar, Unpack, overloa
 import jax
 
 from hostcallback import _jax_compat as compat
-from hostcallback._jax_compat.types import ClosedJaxpr, Jaxpr, JaxprEqn, Var
 from hostcallback.api.observe.parameters import plan_parameters
 from hostcallback.api.observe.places import OUTSIDE, Modules, Selection, Site, nearest, read_where
 from hostcallback.api.observe.plan import Around, Found, Plan, Planner
@@ -21,8 +20,7 @@ from hostcallback.lowering.equations import OUTERMOST, Position
 from hostcallback.lowering.evaluator import Evaluator, Records
 from hostcallback.lowering.xray import Context, Program, UserError, Xray
 from hostcallback.receiver.log import logger
-from hostcallback.tracing import source_line
-from hostcallback.tracing.arguments import refuse_compiled
+from hostcallback.tracing import arguments, source_line
 from hostcallback.tracing.source_line import place_name, public, user_source_line
 
 P = ParamSpec("P")
@@ -120,7 +118,7 @@ def observe(
             f"hcb.observe takes a function, got {type(fun).__name__} {fun!r}: observe(f, where=...)(x), not "
             f"observe(f(x), where=...), at {user_source_line()}"
         )
-    refuse_compiled("observe", fun)
+    arguments.refuse_compiled("observe", fun)
     if tap_func is not None and not callable(tap_func):
         raise TypeError(
             f"hcb.observe: tap_func is {tap_func!r}, expected a function, at {user_source_line()}"
@@ -161,7 +159,7 @@ class Observe(Xray):
     ordered: bool
     notes: _Notes = field(default_factory=lambda: _Notes(), compare=False)
 
-    def rewrite(self, program: Program, context: Context) -> ClosedJaxpr | None:
+    def rewrite(self, program: Program, context: Context) -> compat.ClosedJaxpr | None:
         """Taps what is selected in this program; see `Xray`."""
         found, plan = Found(), Plan()
         missed: list[_Asked] = []
@@ -215,14 +213,19 @@ class _Collector(Evaluator):
         self._measure = measure
         self._send = send
 
-    def enters(self, equation: JaxprEqn, position: Position) -> bool:
+    def enters(self, equation: compat.JaxprEqn, position: Position) -> bool:
         return (*position.key, id(equation)) in self._entered
 
-    def given(self, jaxpr: Jaxpr, values: Sequence[Any], position: Position, records: Records) -> None:
+    def given(self, jaxpr: compat.Jaxpr, values: Sequence[Any], position: Position, records: Records) -> None:
         self._record((*jaxpr.constvars, *jaxpr.invars), values, position, records)
 
     def made(
-        self, equation: JaxprEqn, values: list[Any], outs: Sequence[Any], position: Position, records: Records
+        self,
+        equation: compat.JaxprEqn,
+        values: list[Any],
+        outs: Sequence[Any],
+        position: Position,
+        records: Records,
     ) -> None:
         self._record(equation.outvars, outs, position, records)
 
@@ -233,7 +236,7 @@ class _Collector(Evaluator):
         return {}
 
     def _record(
-        self, variables: Sequence[Var], values: Sequence[Any], position: Position, records: Records
+        self, variables: Sequence[compat.Var], values: Sequence[Any], position: Position, records: Records
     ) -> None:
         taps = self._taps.get(position.key, {})
         for variable, value in zip(variables, values, strict=True):

@@ -11,10 +11,8 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from hostcallback import _jax_compat as compat
-from hostcallback._jax_compat.types import AnyJaxpr, Jaxpr, JaxprEqn, Var, aval_of
-from hostcallback.api.observe.places import match_whole_path
+from hostcallback.api.observe import places, report
 from hostcallback.api.observe.plan import Found, Plan
-from hostcallback.api.observe.report import can_measure
 from hostcallback.lowering.equations import OUTERMOST, Position, interpret, structure_of, variables
 from hostcallback.lowering.xray import Program
 from hostcallback.primitives.device_ops import statistics
@@ -30,7 +28,7 @@ def plan_parameters(pattern: str, what_of: str, program: Program, found: Found) 
     labels = {
         number: label
         for number, (variable, path) in enumerate(zip(jaxpr.invars, program.paths, strict=True))
-        if (label := match_whole_path(pattern, path)) is not None and can_measure(variable.aval)
+        if (label := places.match_whole_path(pattern, path)) is not None and report.can_measure(variable.aval)
     }
     if what_of == "param":
         for number, label in labels.items():
@@ -84,7 +82,7 @@ class _Gradient(NamedTuple):
     """A value that leaves a backward pass of the program at a position."""
 
     position: Position
-    variable: Var
+    variable: compat.Var
     makers: frozenset[Any]
 
 
@@ -102,17 +100,17 @@ class _Flow:
 
     def results(
         self,
-        jaxpr: AnyJaxpr,
+        jaxpr: compat.AnyJaxpr,
         inputs: Sequence[_Value],
         position: Position = OUTERMOST,
         backward: bool = False,
     ) -> list[_Value]:
         """Returns the results of a program; `backward` says whether it is part of a backward pass."""
-        cotangents: dict[Var, tuple[int, frozenset[Any]]] = {}
-        leaving: dict[Var, None] = {}
+        cotangents: dict[compat.Var, tuple[int, frozenset[Any]]] = {}
+        leaving: dict[compat.Var, None] = {}
         numbers = itertools.count()
 
-        def step(equation: JaxprEqn, operands: list[_Value]) -> list[_Value]:
+        def step(equation: compat.JaxprEqn, operands: list[_Value]) -> list[_Value]:
             number, given = next(numbers), [v for v in variables(equation.invars) if v in cotangents]
             is_backward = backward or source_line.is_backward(str(equation.source_info.name_stack))
             outs = self._made(equation, operands, position, is_backward)
@@ -135,7 +133,7 @@ class _Flow:
         return results
 
     def _made(
-        self, equation: JaxprEqn, operands: list[_Value], position: Position, backward: bool
+        self, equation: compat.JaxprEqn, operands: list[_Value], position: Position, backward: bool
     ) -> list[_Value]:
         name, structure = equation.primitive.name, structure_of(equation)
         origin = compat.equation_origin(equation)
@@ -192,7 +190,7 @@ def _sum_with(primitive: str, operands: Sequence[_Value]) -> Mapping[int, int]:
 # ---- Gradients and updates -------------------------------------------------------------------------------------------
 
 
-def _gradients(jaxpr: Jaxpr, flow: _Flow, wanted: Container[int]) -> dict[int, _Gradient]:
+def _gradients(jaxpr: compat.Jaxpr, flow: _Flow, wanted: Container[int]) -> dict[int, _Gradient]:
     """Returns the gradient of each input in `wanted` that has one, by the input's number.
 
     A gradient leaves the backward pass, and has the origin of an operation that uses its parameter. Where several are
@@ -201,11 +199,11 @@ def _gradients(jaxpr: Jaxpr, flow: _Flow, wanted: Container[int]) -> dict[int, _
     result: dict[int, _Gradient] = {}
     free = sorted(flow.gradients, key=lambda gradient: len(gradient.position.equations))
     for number, users in flow.users.items():
-        shape = aval_of(jaxpr.invars[number]).shape
+        shape = compat.aval_of(jaxpr.invars[number]).shape
         for gradient in free if number in wanted else ():
             # A loop may have a gradient for each of its iterations.
             shapes = (shape, shape[1:]) if gradient.position.equations else (shape,)
-            if aval_of(gradient.variable).shape in shapes and not users.isdisjoint(gradient.makers):
+            if compat.aval_of(gradient.variable).shape in shapes and not users.isdisjoint(gradient.makers):
                 result[number] = gradient
                 free.remove(gradient)
                 break

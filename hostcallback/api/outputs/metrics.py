@@ -22,9 +22,8 @@ from hostcallback.receiver.sinks.metric_writers.reduction import (
     TEXT,
 )
 from hostcallback.receiver.wire import tap_descriptor
-from hostcallback.tracing.arguments import check_format
+from hostcallback.tracing import arguments, tap_spec
 from hostcallback.tracing.source_line import place_name, public, user_source_line
-from hostcallback.tracing.tap_spec import TapOptions
 
 MAX_BINS = 10_000
 CHANNELS = (1, 3, 4)
@@ -117,7 +116,7 @@ def text(fmt: str, *args: Any) -> MetricForm:
             f"{user_source_line()}"
         )
     if args:
-        check_format("hcb.text", fmt, args, {})
+        arguments.check_format("hcb.text", fmt, args, {})
         return MetricForm(TEXT, list(args), (fmt,))
     return MetricForm(TEXT, [], (fmt.replace("{", "{{").replace("}", "}}"),))
 
@@ -207,7 +206,7 @@ def metrics(
     if STEP in sent:
         _check_step(sent[STEP])
     params = {"batched": True, "forms": forms, "reduce": _reductions(reduce, {*sent, *forms}), "every": every}
-    options = TapOptions(
+    options = tap_spec.TapOptions(
         name or place_name("metrics"),
         ordered,
         tap_tangents=False,

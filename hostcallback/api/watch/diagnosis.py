@@ -13,15 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from hostcallback import _jax_compat as compat
-from hostcallback._jax_compat.types import Aval, JaxprEqn
 from hostcallback.api.watch.origin import Origin, Value, Walk, shard_map_around
 from hostcallback.api.watch.program_tests import Chosen, Tests, only_results
 from hostcallback.lifecycle import receivers as transport
 from hostcallback.lifecycle.reentrant_calls import call_inside_callback
-from hostcallback.lowering.equations import Position, equations_in
-from hostcallback.lowering.evaluator import NotRepeatableError, Silent
+from hostcallback.lowering import equations, evaluator, xray
 from hostcallback.lowering.inputs import is_inexact
-from hostcallback.lowering.xray import Program
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.runtime.runtime import runtime
 from hostcallback.receiver.sinks.nonfinite import Explains, Watched
@@ -113,7 +110,7 @@ class WatchedProgram:
         every: whether operations are reported whose values do not reach a result.
     """
 
-    program: Program
+    program: xray.Program
     name: str
     line: SourceLine | None = None
     selects: Selects = field(default=lambda operation: True)
@@ -124,7 +121,7 @@ class WatchedProgram:
     def chosen(self) -> Chosen:
         """The equations that are watched."""
 
-        def chosen(equation: JaxprEqn, position: Position) -> bool:
+        def chosen(equation: compat.JaxprEqn, position: equations.Position) -> bool:
             if not position.has_mark(self.program.mark, equation):
                 return False
             return not self.every or any(
@@ -139,7 +136,7 @@ class WatchedProgram:
         """Whether an operation of the program is selected."""
         return any(
             self.selects(self._operation(equation, number, position))
-            for equation, position in equations_in(self.program.closed)
+            for equation, position in equations.equations_in(self.program.closed)
             for number, variable in enumerate(equation.outvars)
             if is_inexact(variable.aval)
         )
@@ -178,7 +175,7 @@ class WatchedProgram:
                 walk, results, reached = self._walked(values, compiles=True)  # for the last bits
             if not reached and all(result.sources is None for result in results):
                 return self._unexplained(f"not reproduced: {self._why_not(values, walk.callbacks)}", call)
-        except NotRepeatableError as error:
+        except evaluator.NotRepeatableError as error:
             return self._unexplained(f"the call was not run again, because that would repeat {error}", call)
         except Exception as error:
             logger.exception("the walk of a failed call of %s failed", self.name)
@@ -194,7 +191,7 @@ class WatchedProgram:
     def _walked(self, values: Sequence[Any], *, compiles: bool) -> tuple[Walk, list[Value], set[Origin]]:
         # Also returns the origins that are selected.
         mark = self.program.mark
-        tests = Tests(self.chosen, every=self.every, evaluator=Silent())
+        tests = Tests(self.chosen, every=self.every, evaluator=evaluator.Silent())
         walk = Walk(
             tests.failed if self.every or mark else only_results,
             self.chosen if mark else None,
@@ -222,10 +219,10 @@ class WatchedProgram:
         return self.selects(self._operation(origin.equation, origin.number, origin.position, axes))
 
     def _operation(
-        self, equation: JaxprEqn, number: int, position: Position, device_axes: int = 0
+        self, equation: compat.JaxprEqn, number: int, position: equations.Position, device_axes: int = 0
     ) -> Operation:
         # A result of an equation; leading axes may stand for devices.
-        aval: Aval = equation.outvars[number].aval
+        aval: compat.Aval = equation.outvars[number].aval
         line, scope, backward = position.place_of(equation)
         shape, name = tuple(aval.shape[device_axes:]), equation.primitive.name
         return Operation(name, line or self.line, scope, shape, np.dtype(aval.dtype), backward)
@@ -279,13 +276,13 @@ class WatchedProgram:
     def _why_not(self, values: Sequence[Any], callbacks: Sequence[str]) -> str:
         if callbacks:
             return f"{_AGAIN}, and it calls {', '.join(dict.fromkeys(callbacks))}"
-        whole = jax.jit(lambda *values: Silent().evaluate(self.program.closed, values)[0])
+        whole = jax.jit(lambda *values: evaluator.Silent().evaluate(self.program.closed, values)[0])
         if any(is_inexact(out) and not np.isfinite(np.asarray(out)).all() for out in whole(*values)):
             return f"{_AGAIN}; compiled as a whole it made them again, so the values depend on how XLA fuses operations"
         return f"{_AGAIN}, and so did it compiled as a whole: its operations or its inputs change from run to run"
 
 
-def _value(array: Any, aval: Aval) -> Any:
+def _value(array: Any, aval: compat.Aval) -> Any:
     if jnp.issubdtype(aval.dtype, jax.dtypes.extended):
         return compat.wrap_keys(array, aval)
     return np.asarray(array, aval.dtype)  # of a type with few bits the message has whole bytes

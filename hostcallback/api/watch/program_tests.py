@@ -11,13 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from hostcallback import _jax_compat as compat
-from hostcallback._jax_compat.types import AnyJaxpr, Aval, Jaxpr, JaxprEqn, Var
 from hostcallback.lowering.equations import Position, equations_in, loop_of, structure_of, variables
 from hostcallback.lowering.evaluator import Evaluator, Records, Silent, Tester, where_it_goes_on
 from hostcallback.lowering.inputs import any_not_finite, is_inexact
 from hostcallback.tracing import source_line
 
-Chosen = Callable[[JaxprEqn, Position], bool]
+Chosen = Callable[[compat.JaxprEqn, Position], bool]
 """Whether an equation of the program at a position is watched."""
 
 
@@ -38,10 +37,10 @@ class Tests(Tester):
         )
         self._every = every
         self._evaluator = evaluator or Evaluator()
-        self._leaving: set[Var] = set()
+        self._leaving: set[compat.Var] = set()
         self._flags: dict[tuple[int, int], tuple[Records, Any, Any]] = {}
 
-    def enters(self, equation: JaxprEqn, position: Position) -> bool:
+    def enters(self, equation: compat.JaxprEqn, position: Position) -> bool:
         if not self._every and self._chosen(equation, position):
             return False  # its results are tested
         return any(
@@ -50,10 +49,10 @@ class Tests(Tester):
             for inner, there in equations_in(program, position.inside(equation))
         )
 
-    def bind(self, equation: JaxprEqn, values: Sequence[Any]) -> list[Any]:
+    def bind(self, equation: compat.JaxprEqn, values: Sequence[Any]) -> list[Any]:
         return self._evaluator.bind(equation, values)
 
-    def given(self, jaxpr: Jaxpr, values: Sequence[Any], position: Position, records: Records) -> None:
+    def given(self, jaxpr: compat.Jaxpr, values: Sequence[Any], position: Position, records: Records) -> None:
         if not self._every:
             self._leaving.update(variables(jaxpr.outvars))
             for equation in jaxpr.eqns:
@@ -61,7 +60,7 @@ class Tests(Tester):
                     self._leaving.update(variables(equation.invars))
 
     def made(
-        self, equation: JaxprEqn, values: list[Any], outs: Sequence[Any], position: Position, records: Records
+        self, equation: compat.JaxprEqn, values: list[Any], outs: Sequence[Any], position: Position, records: Records
     ) -> None:  # fmt: skip
         results = [
             out
@@ -90,17 +89,17 @@ class Tests(Tester):
 
 # ---- Loops -----------------------------------------------------------------------------------------------------------
 
-Flags = Callable[[AnyJaxpr, Sequence[Any], Position], tuple[list[Any], Any]]
+Flags = Callable[[compat.AnyJaxpr, Sequence[Any], Position], tuple[list[Any], Any]]
 """Evaluates the body of a loop under a trace; returns its results, and whether a value in it is not finite."""
 
 
-def only_results(jaxpr: AnyJaxpr, values: Sequence[Any], position: Position) -> tuple[list[Any], Any]:
+def only_results(jaxpr: compat.AnyJaxpr, values: Sequence[Any], position: Position) -> tuple[list[Any], Any]:
     """The `Flags` that test only the carry of each iteration, which every search does."""
     return Silent().evaluate(jaxpr, values, position)[0], jnp.zeros((), bool)
 
 
 def search(
-    equation: JaxprEqn, position: Position, flags: Flags
+    equation: compat.JaxprEqn, position: Position, flags: Flags
 ) -> Callable[..., tuple[list[Any], Any, list[Any]]]:
     """Returns a function that runs a loop and finds its first iterations that make a value that is not finite.
 
@@ -156,7 +155,7 @@ def _tests_of(carry: Sequence[Any], outs: Sequence[Any], inside: jax.Array) -> A
     return jnp.stack([new, jnp.any(jnp.stack(nan)) if nan else jnp.zeros((), bool)])
 
 
-def zeros(aval: Aval) -> Any:
+def zeros(aval: compat.Aval) -> Any:
     """An array of a type, of zeros."""
     if not jnp.issubdtype(aval.dtype, jax.dtypes.extended):
         return jnp.zeros(aval.shape, aval.dtype)

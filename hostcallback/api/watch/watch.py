@@ -12,7 +12,6 @@ import numpy as np
 from jax import lax
 
 from hostcallback import _jax_compat as compat
-from hostcallback._jax_compat.types import ClosedJaxpr
 from hostcallback.api.barrier import add_after_delivery
 from hostcallback.api.watch.diagnosis import Unsound, WatchedProgram, Where, selector
 from hostcallback.api.watch.program_tests import Tests
@@ -120,7 +119,7 @@ class Watch(Xray):
 
     order = 1  # after the taps of others, whose values are not the program's
 
-    def rewrite(self, program: Program, context: Context) -> ClosedJaxpr | None:
+    def rewrite(self, program: Program, context: Context) -> compat.ClosedJaxpr | None:
         """Returns the program with the test and what sends its inputs."""
         if not any(is_inexact(aval) for aval in program.closed.out_avals) and not (
             self.every or program.mark

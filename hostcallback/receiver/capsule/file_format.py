@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from hostcallback.receiver import limits
-from hostcallback.receiver.errors import HostCallbackError
+from hostcallback.receiver import errors, limits
 
 FORMAT = 1
 """Version of the format. Readers refuse later ones."""
@@ -32,7 +31,7 @@ INPUT = "inputs/{}.bin"
 """The elements of an input or of one shard of it, in C order, little-endian."""
 
 
-class CapsuleError(HostCallbackError):
+class CapsuleError(errors.HostCallbackError):
     """A file is no capsule that can be read: damaged, cut off, of a later version, or larger than its limits.
 
     Example:

@@ -11,18 +11,7 @@ from typing import Any
 import numpy as np
 
 from hostcallback.receiver import limits
-from hostcallback.receiver.capsule.file_format import (
-    FORMAT,
-    MANIFEST,
-    MESSAGES,
-    REPORT,
-    Archive,
-    CapsuleError,
-    Failure,
-    Input,
-    Shard,
-    shown,
-)
+from hostcallback.receiver.capsule import file_format
 from hostcallback.receiver.wire.array_types import BY_NAME, dtype_of
 
 
@@ -51,11 +40,11 @@ class Capsule:
             OSError: the file cannot be read.
         """
         self.path = Path(path)
-        self._archive = Archive(self.path)
+        self._archive = file_format.Archive(self.path)
         manifest = self._manifest()
         try:
             self.name = _text(manifest, "name")
-            self.failure = Failure(
+            self.failure = file_format.Failure(
                 *(
                     _text(manifest["failure"], key)
                     for key in ("kind", "name", "source_line", "text", "device")
@@ -67,38 +56,44 @@ class Capsule:
             self.inputs = [self._input(entry) for entry in entries]
             self.left_out = list(_texts(manifest["left_out"]))
         except KeyError as error:
-            raise CapsuleError(f"{self.path}: the manifest is damaged: it has no {error}") from None
+            raise file_format.CapsuleError(
+                f"{self.path}: the manifest is damaged: it has no {error}"
+            ) from None
         except (TypeError, ValueError, AttributeError) as error:
-            raise CapsuleError(f"{self.path}: the manifest is damaged: {error}") from None
+            raise file_format.CapsuleError(f"{self.path}: the manifest is damaged: {error}") from None
         known = ("format", "name", "failure", "inputs", "left_out")
         self.about: dict[str, Any] = {key: value for key, value in manifest.items() if key not in known}
 
     def _manifest(self) -> dict[str, Any]:
-        data = self.member(MANIFEST, limits.CAPSULE_MANIFEST_BYTES)
+        data = self.member(file_format.MANIFEST, limits.CAPSULE_MANIFEST_BYTES)
         try:
             manifest = json.loads(data)
         except (ValueError, RecursionError):
-            raise CapsuleError(f"{self.path}: the manifest is no JSON") from None
+            raise file_format.CapsuleError(f"{self.path}: the manifest is no JSON") from None
         if not isinstance(manifest, dict) or type(manifest.get("format")) is not int:
-            raise CapsuleError(f"{self.path}: the manifest has no format number")
+            raise file_format.CapsuleError(f"{self.path}: the manifest has no format number")
         if manifest["format"] < 1:
-            raise CapsuleError(f"{self.path}: the manifest is damaged: format {manifest['format']}")
-        if manifest["format"] > FORMAT:
-            raise CapsuleError(
+            raise file_format.CapsuleError(
+                f"{self.path}: the manifest is damaged: format {manifest['format']}"
+            )
+        if manifest["format"] > file_format.FORMAT:
+            raise file_format.CapsuleError(
                 f"{self.path}: the capsule has format {manifest['format']}, and this version of hostcallback reads "
-                f"formats up to {FORMAT}: upgrade hostcallback (pip install --upgrade hostcallback)"
+                f"formats up to {file_format.FORMAT}: upgrade hostcallback (pip install --upgrade hostcallback)"
             )
         return manifest
 
-    def _input(self, entry: dict[str, Any]) -> Input:
+    def _input(self, entry: dict[str, Any]) -> file_format.Input:
         shape = _dimensions(entry["shape"])
         dtype = _text(entry, "dtype")
         if dtype not in BY_NAME:
-            raise ValueError(f"the dtype {shown(dtype)}")
+            raise ValueError(f"the dtype {file_format.shown(dtype)}")
         if not isinstance(entry["shards"], list) or len(entry["shards"]) > limits.CAPSULE_MEMBERS:
             raise ValueError("the list of shards")
         shards = tuple(
-            Shard(_text(s, "member"), _size(s["device"]), _dimensions(s["start"]), _dimensions(s["shape"]))
+            file_format.Shard(
+                _text(s, "member"), _size(s["device"]), _dimensions(s["start"]), _dimensions(s["shape"])
+            )
             for s in entry["shards"]
         )
         for shard in shards:
@@ -107,16 +102,18 @@ class Capsule:
             raise ValueError("the shards of an input overlap")
         mesh = tuple((_texts([name])[0], _size(size)) for name, size in entry["mesh"])
         spec = tuple(_texts(names) for names in entry["spec"])
-        return Input(_text(entry, "path"), dtype, shape, shards, mesh, spec, _text(entry, "left_out"))
+        return file_format.Input(
+            _text(entry, "path"), dtype, shape, shards, mesh, spec, _text(entry, "left_out")
+        )
 
-    def _check_shard(self, shard: Shard, shape: tuple[int, ...], itemsize: int) -> None:
+    def _check_shard(self, shard: file_format.Shard, shape: tuple[int, ...], itemsize: int) -> None:
         ends = [begin + size for begin, size in zip(shard.start, shard.shape, strict=True)]
         if len(ends) != len(shape) or any(end > size for end, size in zip(ends, shape, strict=True)):
             raise ValueError("a shard is outside of its array")
         if not shard.member:
             return
         if self._archive.nbytes(shard.member) != math.prod(shard.shape) * itemsize:
-            raise ValueError(f"the member {shown(shard.member)} does not have its array's size")
+            raise ValueError(f"the member {file_format.shown(shard.member)} does not have its array's size")
 
     def has(self, member: str) -> bool:
         """Whether the capsule has a member."""
@@ -131,7 +128,7 @@ class Capsule:
         """
         return self._archive.read(name, most)
 
-    def array(self, entry: Input, shard: Shard | None = None) -> np.ndarray[Any, Any]:
+    def array(self, entry: file_format.Input, shard: file_format.Shard | None = None) -> np.ndarray[Any, Any]:
         """Maps the elements of an input, or of one shard of it, into memory; read-only.
 
         Args:
@@ -144,33 +141,35 @@ class Capsule:
         """
         if shard is None:
             if len(entry.shards) != 1:
-                raise CapsuleError(
+                raise file_format.CapsuleError(
                     f"{entry.path} has {len(entry.shards)} shards: array(entry, entry.shards[0])"
                 )
             shard = entry.shards[0]
         if not shard.member:
-            raise CapsuleError(f"{self.path}: {entry.path} is not in the capsule: {entry.left_out}")
+            raise file_format.CapsuleError(
+                f"{self.path}: {entry.path} is not in the capsule: {entry.left_out}"
+            )
         data = self._archive.mapped(shard.member, entry.path)
         if (
             entry.dtype == "bool" and data.size and data.max() > 1
         ):  # such a byte is undefined for NumPy and XLA
-            raise CapsuleError(
+            raise file_format.CapsuleError(
                 f"{self.path}: {entry.path} is damaged: a bool has the byte {data.max()}, expected 0 or 1"
             )
         try:
             return data.view(dtype_of(BY_NAME[entry.dtype].code)).reshape(shard.shape)
         except (ValueError, ImportError) as error:  # NumPy has a largest number of dimensions and of elements
-            raise CapsuleError(f"{self.path}: {entry.path} cannot be an array: {error}") from None
+            raise file_format.CapsuleError(f"{self.path}: {entry.path} cannot be an array: {error}") from None
 
     @property
     def report(self) -> str:
         """The report of the failure, as the program's user got it; empty if it was left out."""
-        return self._optional(REPORT)
+        return self._optional(file_format.REPORT)
 
     @property
     def messages(self) -> list[str]:
         """The last messages of the log, if the receiver recorded: one JSON object each, as from `hcb cat`."""
-        return self._optional(MESSAGES).splitlines()
+        return self._optional(file_format.MESSAGES).splitlines()
 
     def _optional(self, name: str) -> str:
         return self.member(name, limits.CAPSULE_TEXT_BYTES).decode(errors="replace") if self.has(name) else ""
@@ -182,22 +181,22 @@ def _text(entry: dict[str, Any], key: str) -> str:
 
 def _texts(values: Any) -> tuple[str, ...]:
     if not isinstance(values, list):
-        raise ValueError(f"{shown(values)}, expected a list of texts")
+        raise ValueError(f"{file_format.shown(values)}, expected a list of texts")
     for value in values:
         if not isinstance(value, str):
-            raise ValueError(f"{shown(value)}, expected a text")
+            raise ValueError(f"{file_format.shown(value)}, expected a text")
     return tuple(values)
 
 
 def _size(value: Any) -> int:
     if type(value) is not int or not 0 <= value < 1 << 62:
-        raise ValueError(f"{shown(value)}, expected a whole number")
+        raise ValueError(f"{file_format.shown(value)}, expected a whole number")
     return value
 
 
 def _dimensions(values: Any) -> tuple[int, ...]:
     if not isinstance(values, list) or len(values) > limits.CAPSULE_DIMENSIONS:
-        raise ValueError(f"the shape {shown(values)}")
+        raise ValueError(f"the shape {file_format.shown(values)}")
     return tuple(_size(value) for value in values)
 
 
@@ -219,10 +218,10 @@ def prepare_devices(capsule: Capsule, at_least: int = 1) -> None:
     """
     process = capsule.about.get("process")
     if isinstance(process, dict) and process.get("count", 1) != 1:
-        raise CapsuleError(
-            f"{capsule.path}: the program ran in {shown(process.get('count'))} processes, and the capsule has the "
-            f"shards of process {shown(process.get('index'))}: its inputs can be read (receiver.Capsule), and it "
-            "cannot be run here"
+        processes, index = file_format.shown(process["count"]), file_format.shown(process.get("index"))
+        raise file_format.CapsuleError(
+            f"{capsule.path}: the program ran in {processes} processes, and the capsule has the shards of process "
+            f"{index}: its inputs can be read (receiver.Capsule), and it cannot be run here"
         )
     devices = capsule.about.get("devices")
     count = max(at_least, min(len(devices), MAX_DEVICES) if isinstance(devices, list) else 1)

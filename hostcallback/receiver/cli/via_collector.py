@@ -10,20 +10,8 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hostcallback.receiver.cli.arguments import reaching
+from hostcallback.receiver.cli.output import tables
 from hostcallback.receiver.cli.output.messages import make_safe
-from hostcallback.receiver.cli.output.tables import (
-    DEVICE_HEAD,
-    TAP_HEAD,
-    between,
-    device_cells,
-    print_json_lines,
-    print_table,
-    rules_text,
-    seconds_text,
-    show,
-    tap_cells,
-    text_table,
-)
 from hostcallback.receiver.runtime.rules.rules import matching, settings_text
 from hostcallback.receiver.text import printable
 
@@ -68,23 +56,23 @@ def _show_processes(answers: Answers) -> None:
         print("no process can be controlled there: none is connected, or they belong to other runs")
     rows = [_process_row(told) for told in answers.told]
     if rows:
-        print_table(("run", "process", "host", "pid", "up", "command"), rows, left=(0, 2, 5))
+        tables.print_table(("run", "process", "host", "pid", "up", "command"), rows, left=(0, 2, 5))
     if answers.kept:
         said: dict[tuple[str, str], dict[str, Any]] = {}
         for statement in answers.kept:
             said.setdefault((statement.run, statement.pattern), {})[statement.field] = statement.value
         kept = [(run, pattern, printable(settings_text(s))) for (run, pattern), s in said.items()]
         print("\nremembered for processes that start later:")
-        print_table(("run", "tap", "rules"), kept, left=(0, 1, 2))
+        tables.print_table(("run", "tap", "rules"), kept, left=(0, 1, 2))
 
 
 def _print_processes(answers: Answers) -> None:
     fields = ("host", "pid", "started", "command")
-    print_json_lines(
+    tables.print_json_lines(
         _place(told.process) | {field: getattr(told.process, field) for field in fields}
         for told in answers.told
     )
-    print_json_lines({"remembered": statement._asdict()} for statement in answers.kept)
+    tables.print_json_lines({"remembered": statement._asdict()} for statement in answers.kept)
 
 
 def _place(process: Controlled) -> dict[str, Any]:
@@ -93,7 +81,7 @@ def _place(process: Controlled) -> dict[str, Any]:
 
 def _process_row(told: ProcessAnswer) -> tuple[str, ...]:
     process = told.process
-    up = seconds_text(max(0.0, time.time() - process.started))
+    up = tables.seconds_text(max(0.0, time.time() - process.started))
     key = process.key
     return key.run, f"p{key.process}", process.host, str(process.pid), up, process.command[:100]
 
@@ -107,7 +95,7 @@ def _show_taps(answers: Answers, pattern: str, *, as_json: bool) -> bool:
         for tap in told.result if isinstance(told.result, list) else ():
             try:
                 name, line, kind = printable(tap["name"]), printable(tap["source_line"]), bool(tap["check"])
-                text, count = rules_text(tap), int(tap["suppressed"])
+                text, count = tables.rules_text(tap), int(tap["suppressed"])
                 if not matching(pattern, [name]):
                     continue
                 key = name, line, "check" if kind else "tap"
@@ -121,7 +109,7 @@ def _show_taps(answers: Answers, pattern: str, *, as_json: bool) -> bool:
         print(f"hcb: no tap is called {pattern!r} in {len(answers.told)} process(es)", file=sys.stderr)
         return False
     if as_json:
-        print_json_lines(
+        tables.print_json_lines(
             {
                 "name": name, "kind": kind, "source_line": line, "rules": rules[name, line, kind],
                 "suppressed": suppressed[name, line, kind], "processes": [*map(_place, where[name, line, kind])],
@@ -135,7 +123,7 @@ def _show_taps(answers: Answers, pattern: str, *, as_json: bool) -> bool:
         for name, line, kind in sorted(rules)
     ]  # fmt: skip
     head = ("tap", "kind", "processes", "rules", "suppressed", "line")
-    print_table(head, rows, left=(0, 1, 2, 3, 5))
+    tables.print_table(head, rows, left=(0, 1, 2, 3, 5))
     return True
 
 
@@ -154,13 +142,13 @@ def _show_rules(answers: Answers, seconds: float, *, as_json: bool) -> int:
         else:
             failed.append(told)
     if as_json:
-        print_json_lines(
+        tables.print_json_lines(
             {"name": name, "rules": rules[name], "processes": [*map(_place, where[name])]}
             for name in sorted(rules)
         )
     elif rules:
         rows = [(name, _places(where[name]), mixed(rules[name].elements())) for name in sorted(rules)]
-        print_table(("tap", "processes", "rules"), rows, left=(0, 1, 2))
+        tables.print_table(("tap", "processes", "rules"), rows, left=(0, 1, 2))
     if as_json:
         pass
     elif not answers.told:
@@ -237,7 +225,7 @@ def look(arguments: argparse.Namespace) -> int:
     with CollectorControl(reaching(arguments.via, arguments), arguments.of_run) as collector:
         looks = _Looks(collector)
         looks.look()  # starts the counting
-        return show(arguments, looks.look, lines)
+        return tables.show(arguments, looks.look, lines)
 
 
 class _Looks:
@@ -269,7 +257,7 @@ def _where(told: ProcessAnswer) -> dict[str, Any]:
 def _figures(told: ProcessAnswer, before: dict[str, Any] | None) -> dict[str, Any] | None:
     # None if the answer is invalid or missing.
     try:
-        found = between(before or told.result, told.result)
+        found = tables.between(before or told.result, told.result)
         return {
             "devices": [
                 {name: _plain(device[name]) for name in (
@@ -304,9 +292,11 @@ def lines(shown: dict[str, Any]) -> list[str]:
     return [
         f"{len(processes)} process(es){silent}",
         "",
-        *text_table(("process", "host", "pid", *DEVICE_HEAD), processes, left=(0, 1)),
+        *tables.text_table(("process", "host", "pid", *tables.DEVICE_HEAD), processes, left=(0, 1)),
         "",
-        *text_table(("tap", "processes", *TAP_HEAD), _tap_rows(shown["processes"]), left=(0, 1, 7, 8)),
+        *tables.text_table(
+            ("tap", "processes", *tables.TAP_HEAD), _tap_rows(shown["processes"]), left=(0, 1, 7, 8)
+        ),
     ]
 
 
@@ -314,7 +304,7 @@ def _measured_row(process: dict[str, Any]) -> tuple[str, ...]:
     fields = ("messages_per_sec", "bytes_per_sec", "queued", "queued_bytes", "waiting", "dropped")
     totals = {field: sum(device[field] for device in process["devices"]) for field in fields}
     name = f"{process['run']} p{process['process']}"
-    return name, process["host"], str(process["pid"]), *device_cells(totals)
+    return name, process["host"], str(process["pid"]), *tables.device_cells(totals)
 
 
 def _tap_rows(processes: list[dict[str, Any]]) -> list[tuple[str, ...]]:
@@ -327,6 +317,6 @@ def _tap_rows(processes: list[dict[str, Any]]) -> list[tuple[str, ...]]:
     for (name, line), those in found.items():
         sums = {field: sum(tap[field] for _, tap in those) for field in _SUMMED}
         where = places((process["run"], process["process"]) for process, _ in those)
-        row = (name, where, *tap_cells(sums), mixed(rules_text(tap) for _, tap in those), line)
+        row = (name, where, *tables.tap_cells(sums), mixed(tables.rules_text(tap) for _, tap in those), line)
         rows.append((-sums["messages_per_sec"], row))
     return [row for _, row in sorted(rows)]

@@ -10,10 +10,8 @@ from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hostcallback.receiver import environment
-from hostcallback.receiver.processes import checked_run, own_run
-from hostcallback.receiver.remote import brokers
-from hostcallback.receiver.remote.credentials import check_token, refuse_clear
+from hostcallback.receiver import environment, processes
+from hostcallback.receiver.remote import brokers, credentials
 from hostcallback.receiver.remote.forwarding_protocol import SpoolError
 from hostcallback.receiver.text import representation, without_password
 
@@ -95,8 +93,8 @@ class Forward:
                 "token="
             )
         object.__setattr__(self, "token", self.token or environment.TOKEN.read())
-        check_token(self.token)
-        checked_run(self.run or environment.RUN.read() or "run")
+        credentials.check_token(self.token)
+        processes.checked_run(self.run or environment.RUN.read() or "run")
         try:
             object.__setattr__(self, "when_full", WhenFull(self.when_full))
         except ValueError:
@@ -116,7 +114,7 @@ class Forward:
                 "a client certificate needs TLS: give tls_ca, the certificates that verify the collector's"
             )
         if is_direct and self.token and self.tls_ca is None and not self.insecure:
-            refuse_clear(
+            credentials.refuse_clear(
                 host,
                 self.address,
                 "token",
@@ -130,7 +128,7 @@ class Forward:
     @property
     def run_name(self) -> str:
         """Name of the program's run."""
-        return self.run or own_run()
+        return self.run or processes.own_run()
 
     def named(self) -> Forward:
         """Returns a copy whose `run` is `run_name`: another process would make another name."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from hostcallback.receiver.errors import CallFailedError
+from hostcallback.receiver import errors, tap_arguments
 from hostcallback.receiver.messages import Lease, Message, Registry, Sink
 from hostcallback.receiver.runtime.dispatch.calls import Call, Calls
 from hostcallback.receiver.runtime.dispatch.dispatcher import Dispatcher
@@ -21,7 +21,6 @@ from hostcallback.receiver.sinks.call import ExportedTaps
 from hostcallback.receiver.sinks.factory import Binding, BoundTap
 from hostcallback.receiver.sinks.sharding.multi_process import ShardStream
 from hostcallback.receiver.sources.source import Batch, Frame
-from hostcallback.receiver.tap_arguments import matches
 from hostcallback.receiver.taplog.format.block import FrameBlock
 from hostcallback.receiver.taplog.reading.merge import Stretch
 from hostcallback.receiver.taplog.reading.segment_reader import Writer
@@ -53,7 +52,7 @@ class ReplayedCalls(Calls):
 
     def _start(self, call: Call) -> None:
         self._note(call, threading.current_thread())
-        with contextlib.suppress(CallFailedError):  # the failure is in the scope's deferred errors
+        with contextlib.suppress(errors.CallFailedError):  # the failure is in the scope's deferred errors
             self._run(call)
 
 
@@ -173,7 +172,7 @@ class LogDelivery:
         for pattern, found in self.bindings.items():
             # A pattern does not capture failures of checks, which belong into the report: a check is bound by its
             # own name.
-            is_meant = not described.tap_kind.is_check and matches(described.name, pattern)
+            is_meant = not described.tap_kind.is_check and tap_arguments.matches(described.name, pattern)
             if pattern == described.name or (binding is None and is_meant):
                 self.matched.add(pattern)
                 binding = found

@@ -22,10 +22,8 @@ from hostcallback.receiver.sinks.factory import Binding
 from hostcallback.receiver.sinks.progress.bars import bars
 from hostcallback.receiver.sinks.sharding.multi_process import ShardStream
 from hostcallback.receiver.taplog.format.layout import Damage, Lost
-from hostcallback.receiver.taplog.reading.logged_message import LoggedProgramRuns
-from hostcallback.receiver.taplog.reading.merge import Stretch
+from hostcallback.receiver.taplog.reading import logged_message, merge, segment_reader
 from hostcallback.receiver.taplog.reading.reader import LogReader, Paths
-from hostcallback.receiver.taplog.reading.segment_reader import Writer
 from hostcallback.receiver.taplog.reading.selection import Selection
 
 
@@ -91,7 +89,7 @@ class Replay:
         """
         self._reader = reader
         self._checks_only = checks_only
-        self._jobs = None if shards else LoggedProgramRuns()
+        self._jobs = None if shards else logged_message.LoggedProgramRuns()
         self._shards = shards
         self._make_delivery = functools.partial(
             LogDelivery,
@@ -123,7 +121,7 @@ class Replay:
             ):
                 if isinstance(record, Damage):
                     self._note_damage(record)
-                elif isinstance(record, Stretch):
+                elif isinstance(record, merge.Stretch):
                     delivery.deliver(record, parts)
                 else:
                     self.replayed.lost.append(record.lost)
@@ -131,10 +129,10 @@ class Replay:
         self._finish(delivery)
         return self.replayed
 
-    def _stream(self, writer: Writer) -> ShardStream | None:
+    def _stream(self, writer: segment_reader.Writer) -> ShardStream | None:
         return None if self._jobs is None or self._reader.is_alone(writer) else self._jobs.stream(writer)
 
-    def _label(self, writer: Writer) -> str:
+    def _label(self, writer: segment_reader.Writer) -> str:
         if len(self._reader.writers) == 1:
             return ""
         number = writer.pid if writer.process_index is None else writer.process_index

@@ -20,9 +20,8 @@ from hostcallback.receiver.runtime.dispatch.calls import CallThreads
 from hostcallback.receiver.runtime.dispatch.scope import Scope, ScopeSinks, Totals
 from hostcallback.receiver.runtime.rules.rule_table import RuleNotes, RuleTable, TakesRuleNotes
 from hostcallback.receiver.runtime.stats import DeviceStats
-from hostcallback.receiver.sinks.batches import elements_delivered
+from hostcallback.receiver.sinks import batches, factory
 from hostcallback.receiver.sinks.call import ExportedTaps, exported_tap
-from hostcallback.receiver.sinks.factory import tell_of_metrics
 from hostcallback.receiver.sinks.sharding.sinks import waiting_threads
 from hostcallback.receiver.sources.back_pressure import BackPressure, Policy
 from hostcallback.receiver.sources.source import Source
@@ -347,7 +346,7 @@ class Runtime:
     def progress(self) -> tuple[Any, ...]:
         """Returns a value that is equal to an earlier one only if no device has delivered anything in between."""
         own = [(*receiver.progress(), *receiver.calls.running) for receiver in self.receivers()]
-        return (*own, elements_delivered())
+        return (*own, batches.elements_delivered())
 
     def describe_backlog(self) -> str:
         """Says how many messages wait for which function on which device; empty if none do."""
@@ -437,7 +436,7 @@ def _do_nothing() -> None:
 runtime = Runtime()
 """The receivers of this process."""
 
-tell_of_metrics(runtime.warn_of_unwritten)
+factory.tell_of_metrics(runtime.warn_of_unwritten)
 
 processes.in_child(processes.Stage.RUNTIME, runtime.reset)
 

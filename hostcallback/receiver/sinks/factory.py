@@ -23,10 +23,8 @@ import numpy as np
 from hostcallback.receiver import limits
 from hostcallback.receiver.failures.call_site import MAX_PLACES, CallSite, described_place, location_of
 from hostcallback.receiver.messages import Consumer, Message, Sink
-from hostcallback.receiver.sinks.batches import Batchings, LaneMask, batchings_of, for_each_element, masking
+from hostcallback.receiver.sinks import batches, described_template, nonfinite
 from hostcallback.receiver.sinks.check import CheckSink
-from hostcallback.receiver.sinks.described_template import bounded
-from hostcallback.receiver.sinks.nonfinite import FailedCallSink, NonFiniteSink, Watched
 from hostcallback.receiver.sinks.print import (
     Deliver,
     FormatSink,
@@ -99,9 +97,9 @@ class TapParts:
         )
 
     @property
-    def batchings(self) -> Batchings:
+    def batchings(self) -> batches.Batchings:
         """The vmaps around the tap, in the format of `unbatch`."""
-        return batchings_of(self.transforms)
+        return batches.batchings_of(self.transforms)
 
     @property
     def most_elements(self) -> int | None:
@@ -139,7 +137,7 @@ def _print(parts: TapParts, binding: Binding) -> Sink | None:
 
 
 def _bounded(unflatten: Unflatten, threshold: int | None) -> Unflatten:
-    return lambda arrays: bounded(unflatten(arrays), threshold)
+    return lambda arrays: described_template.bounded(unflatten(arrays), threshold)
 
 
 def _format(parts: TapParts, binding: Binding) -> Sink | None:
@@ -189,7 +187,7 @@ def _check(parts: TapParts, binding: Binding) -> Sink | None:
         if not np.all(predicate):
             func(*args, **{**kwargs, **binding.kwargs})
 
-    return lambda message: for_each_element(message, batchings, call, most=parts.most_elements)
+    return lambda message: batches.for_each_element(message, batchings, call, most=parts.most_elements)
 
 
 def _places(params: Mapping[str, Any]) -> list[CallSite]:
@@ -204,13 +202,13 @@ def _nonfinite(parts: TapParts, binding: Binding) -> Sink | None:
     if binding.func is None and program is not None:
         if type(program) is not str or len(program) > limits.LOGGER_CHARS:
             raise ValueError(f"the watched program is {str(program)[:80]!r}")
-        return FailedCallSink(program)
+        return nonfinite.FailedCallSink(program)
     if binding.func is not None or "operations" not in parts.params:
         return _tap(parts, binding)
     operations = binding.objects.get("operations")
     if operations is None:
-        operations = [Watched.from_plain(operation) for operation in parts.params["operations"]]
-    return NonFiniteSink(parts.unflatten, operations)
+        operations = [nonfinite.Watched.from_plain(operation) for operation in parts.params["operations"]]
+    return nonfinite.NonFiniteSink(parts.unflatten, operations)
 
 
 def _metrics(parts: TapParts, binding: Binding) -> Sink | None:
@@ -261,7 +259,7 @@ def make_sink(kind: TapKind, parts: TapParts, binding: Binding = NOTHING_BOUND) 
     sink = SINK_FACTORIES.get(kind, _tap)(parts, binding)
     if sink is None:
         return None
-    return masking(parts.transforms, sink if binding.around is None else binding.around(sink))
+    return batches.masking(parts.transforms, sink if binding.around is None else binding.around(sink))
 
 
 def own_sink(described: TapDescriptor) -> Sink | None:
@@ -328,7 +326,7 @@ class BoundTap:
         self._also = tuple(also)
         try:
             self._parts = TapParts.of(described)
-            self._mask = LaneMask.of(described.transforms)
+            self._mask = batches.LaneMask.of(described.transforms)
             own = make_sink(described.tap_kind, self._parts)
             escaped: Callable[[], Sink] | None = getattr(own, "escaped", None) if escapes else None
             self._by_itself = (own if escaped is None else escaped()) or unbound(described)

@@ -23,9 +23,7 @@ from hostcallback.receiver.sinks import described_template
 from hostcallback.receiver.sinks.batches import Batchings, for_each_element, shown_transforms
 from hostcallback.receiver.sinks.tap import Unflatten
 from hostcallback.receiver.text import printable_lines
-from hostcallback.receiver.wire.array_types import Array
-from hostcallback.receiver.wire.pytree import is_plain
-from hostcallback.receiver.wire.truncation import TruncatedArray
+from hostcallback.receiver.wire import array_types, pytree, truncation
 
 WIDTH = 80
 """Number of columns within which a container is printed on one line."""
@@ -176,7 +174,7 @@ def _describe(value: Any, threshold: int | None) -> _Container | str:
     if isinstance(value, dict):
         return _contain("{ ", [(f"{key}=", _describe(value[key], threshold)) for key in _sorted(value)], " }")
     if isinstance(value, np.ndarray):
-        label = value.label if isinstance(value, TruncatedArray) else ""
+        label = value.label if isinstance(value, truncation.TruncatedArray) else ""
         return label + np.array2string(np.asarray(value), threshold=threshold)
     return str(value)
 
@@ -228,7 +226,7 @@ class Template:
     fmt: str
     has_placeholders: bool
     printoptions: Mapping[str, Any]
-    present: Callable[[Array], Any] | None = None
+    present: Callable[[array_types.Array], Any] | None = None
     is_foreign: bool = False
 
     @classmethod
@@ -247,7 +245,7 @@ class Template:
 
     def params(self) -> dict[str, Any]:
         """The same as plain data, for processes that did not trace the tap; without `present`."""
-        printoptions = {key: value for key, value in self.printoptions.items() if is_plain(value)}
+        printoptions = {key: value for key, value in self.printoptions.items() if pytree.is_plain(value)}
         return {
             "fmt": self.fmt, "has_placeholders": self.has_placeholders, "printoptions": printoptions
         }  # fmt: skip

@@ -10,16 +10,11 @@ import numpy as np
 
 from hostcallback.receiver import limits
 from hostcallback.receiver.messages import Message
-from hostcallback.receiver.sinks.batches import shown_transforms
-from hostcallback.receiver.sinks.described_template import HEAD
-from hostcallback.receiver.sinks.factory import texts_of
+from hostcallback.receiver.sinks import batches, described_template, factory
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
 from hostcallback.receiver.taplog.reading.segment_reader import Writer
 from hostcallback.receiver.text import printable
-from hostcallback.receiver.wire.array_types import Array
-from hostcallback.receiver.wire.pytree import FLOAT0, Node, Opaque
-from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
-from hostcallback.receiver.wire.truncation import TruncatedArray
+from hostcallback.receiver.wire import array_types, pytree, tap_descriptor, truncation
 
 
 def plain_value(value: Any) -> Any:
@@ -31,11 +26,11 @@ def plain_value(value: Any) -> Any:
     containers of the program's own classes `{"node": class, "children": [...]}`; objects that were not sent
     `{"object": repr}`.
     """
-    if isinstance(value, TruncatedArray) and value.whole_shape is not None:
+    if isinstance(value, truncation.TruncatedArray) and value.whole_shape is not None:
         return {"head": _array(np.asarray(value)), "shape": list(value.whole_shape)}
     if isinstance(value, np.ndarray):
         if _lists(value) > limits.JSON_ELEMENTS:
-            return {"head": _array(value.reshape(-1)[:HEAD]), "shape": list(value.shape)}
+            return {"head": _array(value.reshape(-1)[: described_template.HEAD]), "shape": list(value.shape)}
         return _array(value)
     if isinstance(value, float):
         return value if math.isfinite(value) else _nonfinite(value)
@@ -43,9 +38,9 @@ def plain_value(value: Any) -> Any:
         return {"real": plain_value(value.real), "imag": plain_value(value.imag)}
     if isinstance(value, bytes):
         return {"bytes": value.hex()}
-    if isinstance(value, Opaque):
+    if isinstance(value, pytree.Opaque):
         return {"object": value.text}
-    if isinstance(value, Node):
+    if isinstance(value, pytree.Node):
         return {"node": value.type_name, "children": [plain_value(child) for child in value.children]}
     if isinstance(value, dict):
         return {_key(key): plain_value(item) for key, item in value.items()}
@@ -57,14 +52,14 @@ def plain_value(value: Any) -> Any:
 
 
 def _key(key: Any) -> str:
-    return key.text if isinstance(key, Opaque) else str(key)
+    return key.text if isinstance(key, pytree.Opaque) else str(key)
 
 
 def _nonfinite(value: float) -> str:
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
-def _lists(array: Array) -> int:
+def _lists(array: array_types.Array) -> int:
     # How many elements, or empty lists, an array becomes: one of the shape (10**9, 0) is 10**9 lists.
     count = 1
     for dim in array.shape:
@@ -74,8 +69,8 @@ def _lists(array: Array) -> int:
     return count
 
 
-def _array(array: Array) -> Any:
-    if array.dtype == FLOAT0:
+def _array(array: array_types.Array) -> Any:
+    if array.dtype == pytree.FLOAT0:
         return np.zeros(array.shape, np.int8).tolist()
     array = plain_array(array)
     if array.dtype.kind == "c" or (array.dtype.kind == "f" and not np.isfinite(array).all()):
@@ -87,7 +82,7 @@ def _each(items: Any) -> Any:
     return [_each(item) for item in items] if isinstance(items, list) else plain_value(items)
 
 
-def plain_array(array: Array) -> Array:
+def plain_array(array: array_types.Array) -> array_types.Array:
     """Converts to a dtype of numpy's own: bfloat16, float8 and float4 become float32, int4 and the like (u)int8.
     The shape stays, and no value changes.
     """
@@ -106,19 +101,19 @@ def short_text(value: Any, limit: int | None = None) -> str:
     return text if limit is None or len(text) <= limit else text[: limit - 3] + "..."
 
 
-def _summary(array: Array) -> int:
+def _summary(array: array_types.Array) -> int:
     # How many elements numpy shows of an array, three at each end of each dimension.
     return math.prod(min(dim, 7) for dim in array.shape)
 
 
 def _text(value: Any, short: bool) -> str:
-    if isinstance(value, TruncatedArray) and value.whole_shape is not None:
+    if isinstance(value, truncation.TruncatedArray) and value.whole_shape is not None:
         return f"first {value.size} of {value.whole_shape}: {_text(np.asarray(value), short)}"
     if isinstance(value, np.ndarray):
         if not value.ndim:
             return str(value)
         if value.size > limits.TEXT_ELEMENTS and (not short or _summary(value) > limits.TEXT_ELEMENTS):
-            head = np.asarray(value).reshape(-1)[:HEAD]
+            head = np.asarray(value).reshape(-1)[: described_template.HEAD]
             return f"first {head.size} of {value.shape}: {_text(head, short)}"
         options: Any = {"max_line_width": 2**31, "separator": " "}
         options |= {"threshold": 8, "edgeitems": 3} if short else {"threshold": 2**62}
@@ -126,9 +121,9 @@ def _text(value: Any, short: bool) -> str:
         return text if value.size <= 8 or not short else f"{value.dtype}{list(value.shape)} {text}"
     if isinstance(value, dict):
         return "{" + ", ".join(f"{_key(key)}: {_text(item, short)}" for key, item in value.items()) + "}"
-    if isinstance(value, Node):
+    if isinstance(value, pytree.Node):
         return f"{value.type_name}({', '.join(_text(child, short) for child in value.children)})"
-    if isinstance(value, Opaque):
+    if isinstance(value, pytree.Opaque):
         return value.text
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         fields = zip(value._fields, value, strict=True)
@@ -160,7 +155,7 @@ def as_dict(logged: LoggedMessage) -> dict[str, Any]:
         "value": value,
         "types": [type_text(array) for array in message.arrays],
         "kwargs": plain_value(dict(message.consumer.kwargs)),
-        "transforms": [[name, plain_value(params)] for name, params in shown_transforms(message)],
+        "transforms": [[name, plain_value(params)] for name, params in batches.shown_transforms(message)],
         "source_line": message.consumer.source_line,
         "run_id": message.run_id,
     }
@@ -175,7 +170,7 @@ def as_dict(logged: LoggedMessage) -> dict[str, Any]:
     return found
 
 
-def type_text(array: Array) -> str:
+def type_text(array: array_types.Array) -> str:
     """Describes an array's type, as in `float32[3,4]`."""
     return f"{array.dtype.name}[{','.join(map(str, array.shape))}]"
 
@@ -197,14 +192,14 @@ def message_text(logged: LoggedMessage) -> str | None:
     return None if described is None else text_of(described, logged.message)
 
 
-def text_of(described: TapDescriptor, message: Message) -> str | None:
+def text_of(described: tap_descriptor.TapDescriptor, message: Message) -> str | None:
     """Returns the text of a message of a described tap. See `message_text`.
 
     Raises:
         Exception: of any type, if the message does not fit its descriptor.
     """
     kind = described.tap_kind
-    texts = texts_of(described, message) if kind.is_text else None
+    texts = factory.texts_of(described, message) if kind.is_text else None
     if texts is None:
         return None
     return f"check failed: {'; '.join(texts)}" if kind.is_check else " | ".join(texts)

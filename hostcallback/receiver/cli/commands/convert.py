@@ -15,14 +15,9 @@ from hostcallback.receiver.cli import CommandError
 from hostcallback.receiver.cli.arguments import SelectedLog, add_log, add_selection
 from hostcallback.receiver.cli.output.messages import make_safe
 from hostcallback.receiver.taplog.columns.column_batches import AlikeMessages, AlikeReader
-from hostcallback.receiver.taplog.convert.npz import write_npz
+from hostcallback.receiver.taplog.convert import npz, parquet, perfetto, tensorboard
 from hostcallback.receiver.taplog.convert.output import STDOUT, new_file, new_folder, new_text
-from hostcallback.receiver.taplog.convert.parquet import write_parquet
-from hostcallback.receiver.taplog.convert.perfetto import JaxProfile, TraceConversion, read_profile
-from hostcallback.receiver.taplog.convert.tensorboard import SUFFIX, write_tensorboard
-from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
-from hostcallback.receiver.taplog.reading.merge import LostNote
-from hostcallback.receiver.taplog.reading.selection import Selection
+from hostcallback.receiver.taplog.reading import logged_message, merge, selection
 from hostcallback.receiver.text import printable
 
 FORMATS = ("npz", "parquet", "tensorboard", "trace")
@@ -63,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
             raise CommandError("--json reports on the standard output, which -o - fills: give a name to -o")
         make_safe()
     log = SelectedLog(arguments, prints=arguments.output == STDOUT)
-    profile = None if arguments.beside is None else read_profile(arguments.beside)
+    profile = None if arguments.beside is None else perfetto.read_profile(arguments.beside)
     if profile is not None:
         log.wanted = _within(log.wanted, profile)
     counts = _trace(arguments, log, profile) if arguments.to == "trace" else _convert(arguments, log)
@@ -76,19 +71,23 @@ def run(arguments: argparse.Namespace) -> int:
     return log.status(messages)
 
 
-def _within(wanted: Selection, profile: JaxProfile) -> Selection:
+def _within(wanted: selection.Selection, profile: perfetto.JaxProfile) -> selection.Selection:
     since = profile.start_ns if wanted.since_ns is None else wanted.since_ns
     until = profile.stop_ns if wanted.until_ns is None else wanted.until_ns
     return dataclasses.replace(wanted, since_ns=since, until_ns=until)
 
 
-def _trace(arguments: argparse.Namespace, log: SelectedLog, profile: JaxProfile | None) -> Counter[str]:
+def _trace(
+    arguments: argparse.Namespace, log: SelectedLog, profile: perfetto.JaxProfile | None
+) -> Counter[str]:
     messages = 0
     with new_text(arguments.output, force=arguments.force) as file:
-        trace = TraceConversion(file, profile)
-        records: Iterator[LoggedMessage | LostNote] = log.intact(log.reader.records(log.wanted))
+        trace = perfetto.TraceConversion(file, profile)
+        records: Iterator[logged_message.LoggedMessage | merge.LostNote] = log.intact(
+            log.reader.records(log.wanted)
+        )
         for record in records:
-            if isinstance(record, LoggedMessage):
+            if isinstance(record, logged_message.LoggedMessage):
                 trace.message(record)
                 messages += 1
             elif log.wanted.wants_device(record.lost.device):
@@ -109,20 +108,20 @@ def _convert(arguments: argparse.Namespace, log: SelectedLog) -> Counter[str]:
             counts["messages"] += messages.messages
             yield messages
 
-    def single() -> Iterator[LoggedMessage]:
+    def single() -> Iterator[logged_message.LoggedMessage]:
         for record in log.intact(log.reader.records(log.wanted)):
-            if isinstance(record, LoggedMessage):
+            if isinstance(record, logged_message.LoggedMessage):
                 counts["messages"] += 1
                 yield record
 
     if arguments.to == "npz":
         with new_file(output, force=force) as path, tempfile.TemporaryDirectory(dir=path.parent) as scratch:
-            write_npz(alike(), path, Path(scratch))
+            npz.write_npz(alike(), path, Path(scratch))
     elif arguments.to == "parquet":
         with new_file(output, force=force) as path:
-            write_parquet(alike(), path)
+            parquet.write_parquet(alike(), path)
     else:
         several = len(log.reader.devices(log.wanted)) > 1
-        with new_folder(output, f"*{SUFFIX}", force=force) as folder:
-            counts.update(write_tensorboard(single(), folder, several=several))
+        with new_folder(output, f"*{tensorboard.SUFFIX}", force=force) as folder:
+            counts.update(tensorboard.write_tensorboard(single(), folder, several=several))
     return counts

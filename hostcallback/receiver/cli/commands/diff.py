@@ -21,9 +21,7 @@ from hostcallback.receiver.taplog.diff.comparison import (
     value_text,
 )
 from hostcallback.receiver.taplog.diff.pairing import ComparedLog
-from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
-from hostcallback.receiver.taplog.reading.reader import LogReader
-from hostcallback.receiver.taplog.reading.selection import Selection
+from hostcallback.receiver.taplog.reading import logged_message, reader, selection
 from hostcallback.receiver.taplog.render import plain_value
 from hostcallback.receiver.text import printable
 from hostcallback.receiver.wire.array_types import Array
@@ -79,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
     b = ComparedLog(arguments.b, ignore_lines=arguments.ignore_lines, run=run_b)
     _refuse_one_run(a.reader, b.reader)
     first, last = arguments.step or (None, None)
-    wanted = Selection(tuple(arguments.name), first, last, tuple(arguments.device))
+    wanted = selection.Selection(tuple(arguments.name), first, last, tuple(arguments.device))
     show_progress(a.reader, b.reader, by_device=True)
     comparison = Comparison(a, b, Tolerance(arguments.rtol, arguments.atol), wanted)
     found = 0
@@ -115,7 +113,7 @@ def _hint_at_moved_lines(difference: Difference, a: ComparedLog, b: ComparedLog)
         )
 
 
-def _refuse_one_run(a: LogReader, b: LogReader) -> None:
+def _refuse_one_run(a: reader.LogReader, b: reader.LogReader) -> None:
     # A folder of several runs that is given twice: its last run was compared with itself.
     writers = [{*log.writers} for log in (a, b)]
     if writers[0] == writers[1] and len(a.runs) > 1:
@@ -177,7 +175,7 @@ def _element(array: Array, index: tuple[int, ...]) -> Any:
     return plain_value(np.asarray(array[index]))
 
 
-def _message(logged: LoggedMessage | None) -> dict[str, int] | None:
+def _message(logged: logged_message.LoggedMessage | None) -> dict[str, int] | None:
     return None if logged is None else {"seq": logged.message.seq, "time_ns": logged.message.time_ns}
 
 

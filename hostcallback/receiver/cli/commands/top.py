@@ -6,17 +6,7 @@ import argparse
 from typing import Any
 
 from hostcallback.receiver.cli.arguments import add_reaching, number
-from hostcallback.receiver.cli.output.tables import (
-    DEVICE_HEAD,
-    TAP_HEAD,
-    between,
-    device_cells,
-    rules_text,
-    seconds_text,
-    show,
-    tap_cells,
-    text_table,
-)
+from hostcallback.receiver.cli.output import tables
 from hostcallback.receiver.cli.via_collector import look
 from hostcallback.receiver.control.client import ControlClient
 
@@ -60,25 +50,29 @@ def run(arguments: argparse.Namespace) -> int:
         def shown() -> dict[str, Any]:
             nonlocal before
             earlier, before = before, client.ask("figures")
-            return between(earlier, before)
+            return tables.between(earlier, before)
 
-        return show(arguments, shown, lines)
+        return tables.show(arguments, shown, lines)
 
 
 def lines(shown: dict[str, Any]) -> list[str]:
     """The stats of an interval as lines of text."""
     process = shown["process"]
-    up = seconds_text(shown["time"] - process["started"])
+    up = tables.seconds_text(shown["time"] - process["started"])
     devices = [
-        (device["device"], *device_cells(device), _running(device["running"])) for device in shown["devices"]
+        (device["device"], *tables.device_cells(device), _running(device["running"]))
+        for device in shown["devices"]
     ]
-    taps = [(tap["name"], *tap_cells(tap), rules_text(tap), tap["source_line"]) for tap in shown["taps"]]
+    taps = [
+        (tap["name"], *tables.tap_cells(tap), tables.rules_text(tap), tap["source_line"])
+        for tap in shown["taps"]
+    ]
     return [
         f"process {process['pid']} on {process['host']}, up {up}: {process['command'][:100]}",
         "",
-        *text_table(("device", *DEVICE_HEAD, "running"), devices, left=(0, 7)),
+        *tables.text_table(("device", *tables.DEVICE_HEAD, "running"), devices, left=(0, 7)),
         "",
-        *text_table(("tap", *TAP_HEAD), taps, left=(0, 6, 7)),
+        *tables.text_table(("tap", *tables.TAP_HEAD), taps, left=(0, 6, 7)),
     ]
 
 

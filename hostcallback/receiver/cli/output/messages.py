@@ -14,9 +14,7 @@ from typing import Any
 from hostcallback.receiver.cli.output.tables import BOLD, CYAN, DIM, RED, YELLOW, has_color, painted
 from hostcallback.receiver.sinks.print import place_text
 from hostcallback.receiver.taplog.format.layout import Damage, Kind, Lost
-from hostcallback.receiver.taplog.reading.chunk_reader import Chunk
-from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
-from hostcallback.receiver.taplog.reading.merge import LostNote, Record, Stretch
+from hostcallback.receiver.taplog.reading import chunk_reader, logged_message, merge
 from hostcallback.receiver.taplog.reading.reader import EVERYTHING, LogReader
 from hostcallback.receiver.taplog.reading.selection import Selection
 from hostcallback.receiver.taplog.render import as_dict, message_text, process_text, short_text
@@ -36,7 +34,9 @@ class Show:
         self._has_color = not as_json and has_color()
         make_safe()
 
-    def message(self, logged: LoggedMessage, *, several: bool, delivered: bool | None = None) -> None:
+    def message(
+        self, logged: logged_message.LoggedMessage, *, several: bool, delivered: bool | None = None
+    ) -> None:
         """Writes one message.
 
         Args:
@@ -64,7 +64,7 @@ class Show:
         undelivered = [self._painted("not delivered", YELLOW)] if delivered is False else []
         print("  ".join([*parts, *undelivered]))
 
-    def lost(self, run: LostNote, *, several: bool) -> None:
+    def lost(self, run: merge.LostNote, *, several: bool) -> None:
         """Writes a note of lost messages, in the text format only."""
         # Each line of JSON is one message: programs that read them would take a note for a message. A gap in
         # `seq` shows the loss, and `hcb stats` counts it.
@@ -85,7 +85,7 @@ class Show:
     def _painted(self, text: str, style: str) -> str:
         return painted(text, style) if self._has_color else text
 
-    def _value(self, logged: LoggedMessage) -> str:
+    def _value(self, logged: logged_message.LoggedMessage) -> str:
         try:
             text = message_text(logged)
             if text is None:
@@ -156,13 +156,13 @@ class ReadingProgress:
         self._readers.append(reader)
         reader.watch = self._records
 
-    def _records(self, selection: Selection, records: Iterator[Record]) -> Iterator[Record]:
+    def _records(self, selection: Selection, records: Iterator[merge.Record]) -> Iterator[merge.Record]:
         # Several readers may be read in turns; the bar ends with the last one.
         self._iterations += 1
         try:
             for record in records:
                 yield record
-                if isinstance(record, Stretch):
+                if isinstance(record, merge.Stretch):
                     self._count(record.stop - record.start, selection)
         finally:
             self._iterations -= 1
@@ -211,6 +211,6 @@ def show_progress(*readers: LogReader, prints: bool = False, by_device: bool = F
 def _messages(reader: LogReader) -> int:
     count = 0
     for _, segment in reader.segments():
-        chunks = (chunk for chunk in segment.headers() if isinstance(chunk, Chunk))
+        chunks = (chunk for chunk in segment.headers() if isinstance(chunk, chunk_reader.Chunk))
         count += sum(chunk.messages for chunk in chunks if chunk.kind is Kind.FRAMES)
     return count

@@ -6,17 +6,9 @@ import struct
 from pathlib import Path
 from typing import Any
 
-from hostcallback.receiver import limits
-from hostcallback.receiver.errors import UnsupportedVersionError
+from hostcallback.receiver import errors, limits
 from hostcallback.receiver.remote.forwarding_protocol import BadStreamError, StreamKey
 from hostcallback.receiver.taplog.format import layout
-from hostcallback.receiver.taplog.format.layout import (
-    CHUNK_HEADER_BYTES,
-    HEADER_BYTES,
-    TRAILER_BYTES,
-    Kind,
-    TapLogError,
-)
 from hostcallback.receiver.taplog.reading.chunk_reader import excess
 
 _INFO_BYTES = struct.Struct("<12xI")
@@ -62,13 +54,13 @@ class SegmentValidator:
         # Length of the current header, as far as its first bytes tell.
         if not self._in_header:
             ended = self._head[:8] == layout.END_MAGIC if len(self._head) >= 8 else False
-            return 8 if len(self._head) < 8 else TRAILER_BYTES if ended else CHUNK_HEADER_BYTES
-        if len(self._head) < HEADER_BYTES:
-            return HEADER_BYTES
+            return 8 if len(self._head) < 8 else layout.TRAILER_BYTES if ended else layout.CHUNK_HEADER_BYTES
+        if len(self._head) < layout.HEADER_BYTES:
+            return layout.HEADER_BYTES
         (info_bytes,) = _INFO_BYTES.unpack_from(
             self._head
         )  # not trusted yet: its checksum covers later bytes
-        return HEADER_BYTES + int(min(info_bytes, layout.MAX_INFO_BYTES))
+        return layout.HEADER_BYTES + int(min(info_bytes, layout.MAX_INFO_BYTES))
 
     def _look(self) -> None:
         if self._in_header:
@@ -76,7 +68,7 @@ class SegmentValidator:
         elif len(self._head) == 8:
             return  # eight bytes tell whether a chunk or the trailer follows, so `_wanted` is asked once more
         elif self._head[:8] == layout.END_MAGIC:
-            end = self._part_at + TRAILER_BYTES
+            end = self._part_at + layout.TRAILER_BYTES
             if layout.decode_trailer(self._head, end) is None:
                 raise BadStreamError(f"segment {self._number} ends in a damaged trailer")
             self._is_complete = True
@@ -90,7 +82,7 @@ class SegmentValidator:
             reason = excess(header)
             if reason:
                 raise BadStreamError(f"segment {self._number} has a chunk that is {reason}")
-            if header.kind == Kind.DESCRIPTIONS and header.raw_bytes > limits.DESCRIPTIONS_BYTES:
+            if header.kind == layout.Kind.DESCRIPTIONS and header.raw_bytes > limits.DESCRIPTIONS_BYTES:
                 raise BadStreamError(
                     f"segment {self._number} has {header.raw_bytes} bytes of descriptions in a chunk: too many"
                 )
@@ -99,15 +91,15 @@ class SegmentValidator:
     def _look_at_beginning(self) -> None:
         name = f"segment {self._number}"
         try:
-            info_bytes, crc = layout.decode_file_header(self._head[:HEADER_BYTES], name)
-            if len(self._head) < HEADER_BYTES + info_bytes:
+            info_bytes, crc = layout.decode_file_header(self._head[: layout.HEADER_BYTES], name)
+            if len(self._head) < layout.HEADER_BYTES + info_bytes:
                 return
-            info = layout.decode_info(self._head[HEADER_BYTES:], info_bytes, crc, name)
-        except (TapLogError, UnsupportedVersionError) as error:
+            info = layout.decode_info(self._head[layout.HEADER_BYTES :], info_bytes, crc, name)
+        except (layout.TapLogError, errors.UnsupportedVersionError) as error:
             raise BadStreamError(str(error)) from error
         check_info(info, self._key, self._number)
         self._in_header = False
-        self._go_on(HEADER_BYTES + layout.align(info_bytes))
+        self._go_on(layout.HEADER_BYTES + layout.align(info_bytes))
 
     def _go_on(self, part_at: int) -> None:
         self._part_at, self._head = part_at, b""

@@ -14,10 +14,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hostcallback.receiver import limits
-from hostcallback.receiver.files import PRIVATE, Permissions
+from hostcallback.receiver import files, limits, processes
 from hostcallback.receiver.log import logger
-from hostcallback.receiver.processes import is_run
 from hostcallback.receiver.remote import forwarding_protocol
 from hostcallback.receiver.remote.collector.segment_validator import SegmentValidator, check_file
 from hostcallback.receiver.remote.forwarding_protocol import (
@@ -41,7 +39,11 @@ class Store:
     """
 
     def __init__(
-        self, directory: str | os.PathLike[str], *, fsync: bool = False, permissions: Permissions = PRIVATE
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        fsync: bool = False,
+        permissions: files.Permissions = files.PRIVATE,
     ) -> None:
         """Creates the folder if it does not exist, and locks it.
 
@@ -56,7 +58,7 @@ class Store:
         self._closed: OrderedDict[StreamKey, Known] = OrderedDict()
         self._opening = threading.Lock()  # protects the open and the closed streams
         permissions.make_folder(self.directory)
-        self._lock = PRIVATE.open(self.directory / ".collector", os.O_RDWR)
+        self._lock = files.PRIVATE.open(self.directory / ".collector", os.O_RDWR)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -128,7 +130,7 @@ class Store:
 
     def _segments(self) -> Iterator[tuple[StreamKey, int, Path]]:
         for folder in sorted(self.directory.iterdir()):
-            if not is_run(folder.name) or not folder.is_dir():
+            if not processes.is_run(folder.name) or not folder.is_dir():
                 continue
             for path in sorted(folder.iterdir()):
                 found = stored_segment(folder.name, path.name)
@@ -225,7 +227,7 @@ class StoredStream:
         key: StreamKey,
         *,
         fsync: bool = False,
-        permissions: Permissions = PRIVATE,
+        permissions: files.Permissions = files.PRIVATE,
         known: Known | None = None,
     ) -> None:
         """Finds the stored bytes of the stream.

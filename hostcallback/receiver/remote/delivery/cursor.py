@@ -38,9 +38,7 @@ from hostcallback.receiver.remote.spool.stream_reader import Again, StoredRuns
 from hostcallback.receiver.replayer.log_delivery import LogDelivery
 from hostcallback.receiver.runtime.dispatch.scope import Scope
 from hostcallback.receiver.taplog.format.layout import Damage, Kind
-from hostcallback.receiver.taplog.reading.merge import Stretch
-from hostcallback.receiver.taplog.reading.segment_reader import SegmentReader
-from hostcallback.receiver.taplog.reading.selection import Selection
+from hostcallback.receiver.taplog.reading import merge, segment_reader, selection
 from hostcallback.receiver.wire.pytree import unpack_plain
 
 CURSOR_NAME = ".delivered"
@@ -272,7 +270,7 @@ def main(action: str, path: Path, key: StreamKey, position: StreamOffset) -> Non
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     if action == "open":
-        for item in SegmentReader(path).chunks():
+        for item in segment_reader.SegmentReader(path).chunks():
             if isinstance(item, Damage) or item.kind is Kind.DESCRIPTIONS:
                 continue
             if item.end > position.offset:
@@ -285,9 +283,9 @@ def main(action: str, path: Path, key: StreamKey, position: StreamOffset) -> Non
         lambda: f"p{key.process}", runs.local_devices.get, lambda message: None, everything=True
     )
     scope = Scope("probe", 100, on_error=OnError.WARN)
-    delivery = LogDelivery(scope, Selection(), sinks=[printer], printers=False)
+    delivery = LogDelivery(scope, selection.Selection(), sinks=[printer], printers=False)
     for record in runs.read(StreamOffset(MAX_SEGMENT, 0), 1):
-        if isinstance(record, Stretch):
+        if isinstance(record, merge.Stretch):
             delivery.deliver(record)
 
 

@@ -9,30 +9,21 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from hostcallback.receiver import limits
+from hostcallback.receiver import limits, tap_arguments
 from hostcallback.receiver.failures.check_report import BoundedCounter, FailedCheck
 from hostcallback.receiver.failures.deferred_errors import OnError
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.messages import Message, Sink, step_place
 from hostcallback.receiver.remote.collector.store import Store
-from hostcallback.receiver.remote.delivery.cursor import Cursor, Findings, InProgress, Waiting, examine
-from hostcallback.receiver.remote.delivery.process_groups import (
-    PATIENCE_SEC,
-    DeliveredStream,
-    ProgramRunStreams,
-)
-from hostcallback.receiver.remote.delivery.stream_printer import RateLimitedErrorLog, StreamPrinter
+from hostcallback.receiver.remote.delivery import cursor, process_groups, stream_printer
 from hostcallback.receiver.remote.forwarding_protocol import StreamKey, StreamOffset
 from hostcallback.receiver.remote.spool.stream_reader import Again, StoredRuns, end_of_chunk
 from hostcallback.receiver.replayer.log_delivery import LogDelivery
 from hostcallback.receiver.runtime.dispatch.scope import Scope
 from hostcallback.receiver.sinks.progress.bars import bars
 from hostcallback.receiver.sinks.sharding.multi_process import ShardStream
-from hostcallback.receiver.tap_arguments import matches
 from hostcallback.receiver.taplog.format.layout import Damage, Lost, TapLogError
-from hostcallback.receiver.taplog.reading.merge import Stretch
-from hostcallback.receiver.taplog.reading.segment_reader import Writer
-from hostcallback.receiver.taplog.reading.selection import Selection
+from hostcallback.receiver.taplog.reading import merge, segment_reader, selection
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 
 TURN_SEC = 0.02
@@ -46,7 +37,7 @@ MAX_LINES = 2_000
 MAX_DEATHS = 2
 """Times that a collector may die in the delivery of one harmless chunk: a consumer may be the cause."""
 
-EVERYTHING = Selection()
+EVERYTHING = selection.Selection()
 
 
 class Delivery:
@@ -68,7 +59,7 @@ class Delivery:
         prints: bool = True,
         everything: bool = False,
         shards: bool = False,
-        patience_sec: float = PATIENCE_SEC,
+        patience_sec: float = process_groups.PATIENCE_SEC,
     ) -> None:
         """Starts the thread with the stored messages that were not delivered before.
 
@@ -86,19 +77,19 @@ class Delivery:
         self._sinks = tuple(sinks)
         self._prints = prints
         self._everything = everything
-        self._cursor = Cursor(store.directory)
-        self._streams: dict[StreamKey, DeliveredStream] = {}
+        self._cursor = cursor.Cursor(store.directory)
+        self._streams: dict[StreamKey, process_groups.DeliveredStream] = {}
         # Epochs of the printed streams, by run and process number.
         self._epochs: dict[tuple[str, int], set[str]] = {}
-        self._jobs = None if shards else ProgramRunStreams(patience_sec)
+        self._jobs = None if shards else process_groups.ProgramRunStreams(patience_sec)
         self._held: dict[StreamKey, StreamOffset] = {}
         self.scope = Scope("collector", MAX_LINES, on_error=OnError.WARN, log_failures=False)
         self.lost: Counter[str] = BoundedCounter()
         self.incomplete: Counter[str] = BoundedCounter()
         self.set_aside: Counter[str] = BoundedCounter()
-        self._in_progress = InProgress(store.directory)
+        self._in_progress = cursor.InProgress(store.directory)
         self._hurry = threading.Event()  # set while a thread waits in `wait_idle`
-        self._raised = RateLimitedErrorLog()
+        self._raised = stream_printer.RateLimitedErrorLog()
         self._changed = threading.Condition()  # protects what follows
         self._grown: dict[StreamKey, StreamOffset] = {}
         self._new: set[StreamKey] = set()  # streams of `_grown` that grew since the last round
@@ -218,12 +209,12 @@ class Delivery:
             return
         key, at = found.key, found.position
         path = self._store.folder(key.run) / key.segment_name(at.segment)
-        findings = examine(path, key, at)
-        if found.deaths < MAX_DEATHS and findings is Findings.HARMLESS:
+        findings = cursor.examine(path, key, at)
+        if found.deaths < MAX_DEATHS and findings is cursor.Findings.HARMLESS:
             return
         end, count = StreamOffset(at.segment + 1, 0), 0
         with contextlib.suppress(TapLogError, OSError):
-            if findings is not Findings.UNREADABLE:
+            if findings is not cursor.Findings.UNREADABLE:
                 offset, count = end_of_chunk(path, at.offset)
                 end = StreamOffset(at.segment, offset)
         logger.error(
@@ -235,7 +226,9 @@ class Delivery:
         self._again.pop(key, None)
         self._save()
 
-    def _deliver_run(self, key: StreamKey, stream: DeliveredStream, run: Stretch) -> None:
+    def _deliver_run(
+        self, key: StreamKey, stream: process_groups.DeliveredStream, run: merge.Stretch
+    ) -> None:
         stream.note_steps(run)
         try:
             stream.delivery.deliver(run)
@@ -280,7 +273,7 @@ class Delivery:
             return False
         before = stream.runs.position, stream.runs.done
         for record in stream.everything(stored) if everything else stream.turn(stored, is_enough):
-            if isinstance(record, Stretch):
+            if isinstance(record, merge.Stretch):
                 self._deliver_run(key, stream, record)
             elif isinstance(record, Damage):
                 if not record.torn:
@@ -313,7 +306,7 @@ class Delivery:
             total -= described[key]
             del self._streams[key]
 
-    def _make(self, key: StreamKey) -> DeliveredStream:
+    def _make(self, key: StreamKey) -> process_groups.DeliveredStream:
         folder = self._store.folder(key.run)
         runs = StoredRuns(
             lambda number: folder / key.segment_name(number),
@@ -323,13 +316,13 @@ class Delivery:
             done=self._cursor.done(key),
             on_chunk=lambda position: self._in_progress.enter(key, position),
         )
-        stream = DeliveredStream(runs)
+        stream = process_groups.DeliveredStream(runs)
         sinks = list(self._sinks)
         see: Callable[[Message, Sink], Sink] = _as_it_is
         if self._prints or self._everything:
             epochs = self._epochs.setdefault((key.run, key.process), set())
             epochs.add(key.epoch)
-            printer = StreamPrinter(
+            printer = stream_printer.StreamPrinter(
                 lambda: runs.process_label(key, alone=len(epochs) == 1),
                 lambda name: runs.local_devices.get(name),
                 stream.step_of,
@@ -339,7 +332,7 @@ class Delivery:
             see = printer.see
         label = f"{key.run} p{key.process} "
 
-        def joint(writer: Writer) -> ShardStream | None:
+        def joint(writer: segment_reader.Writer) -> ShardStream | None:
             if self._jobs is None:
                 return None
             return self._jobs.stream(
@@ -347,7 +340,7 @@ class Delivery:
                 writer.job,
                 wants=self._wants,
                 devices=lambda: len(runs.local_devices) or 1,
-                mark=lambda message: Waiting(*stream.at, message.seq),
+                mark=lambda message: cursor.Waiting(*stream.at, message.seq),
                 see=see,
             )
 
@@ -369,7 +362,7 @@ class Delivery:
             return True
         if self._prints and (described.tap_kind.prints or step_place(described) is not None):
             return True  # steps are printed with the messages
-        return any(matches(described.name, pattern) for pattern in self._bind)
+        return any(tap_arguments.matches(described.name, pattern) for pattern in self._bind)
 
     def _note_lost(self, key: StreamKey, lost: Lost) -> None:
         self.lost[lost.reason] += lost.messages

@@ -8,8 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 
-from hostcallback.receiver import limits
-from hostcallback.receiver.errors import TapFailure, TapFunctionException
+from hostcallback.receiver import errors, limits
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.messages import Message, Sink
 from hostcallback.receiver.sinks.factory import texts_of
@@ -35,7 +34,7 @@ class RateLimitedErrorLog:
         self._counts: Counter[_Kind] = Counter()
         self._said: Counter[_Kind] = Counter()
 
-    def log(self, report: TapFunctionException) -> None:
+    def log(self, report: errors.TapFunctionException) -> None:
         """Logs the exceptions that were raised since the last call."""
         reported = {id(failure.exception) for failure in report.failures}
         for failure in report.failures:
@@ -62,7 +61,7 @@ class RateLimitedErrorLog:
                 logger.error("%s was raised by tap %s at %s, device %s: %d times in all", *kind, count)
 
 
-def _kind(failure: TapFailure) -> _Kind:
+def _kind(failure: errors.TapFailure) -> _Kind:
     return type(failure.exception).__name__, failure.tap, failure.source_line, failure.device
 
 

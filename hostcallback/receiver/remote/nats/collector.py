@@ -25,13 +25,7 @@ from hostcallback.receiver.remote.forwarding_protocol import (
     StreamOffset,
     TransportError,
 )
-from hostcallback.receiver.remote.nats.connection import (
-    REQUEST_SEC,
-    NatsConnection,
-    NatsServer,
-    subject_of_run,
-)
-from hostcallback.receiver.remote.nats.publication import Publication, gathered
+from hostcallback.receiver.remote.nats import connection, publication
 from hostcallback.receiver.taplog.format.block import FrameBlock
 from hostcallback.receiver.taplog.format.layout import NO_STEP, Kind, NotATapLogError
 from hostcallback.receiver.taplog.reading.chunk_reader import Chunk, read_frames
@@ -56,7 +50,7 @@ class _Batch:
     # acknowledgements.
     since: float
     parts: int
-    units: dict[tuple[int, str], Publication] = field(default_factory=dict)
+    units: dict[tuple[int, str], publication.Publication] = field(default_factory=dict)
     again: bool = False
     replies: list[str] = field(default_factory=list)
 
@@ -74,7 +68,7 @@ class NatsCollector:
     def __init__(
         self,
         store: Store,
-        server: NatsServer,
+        server: connection.NatsServer,
         *,
         durable: str,
         run: str = "",
@@ -93,9 +87,9 @@ class NatsCollector:
             HostCallbackError: the package nats-py is missing.
         """
         self._store = NatsStore(store)
-        self._connection = NatsConnection(server)
+        self._connection = connection.NatsConnection(server)
         self._durable = durable
-        self._subject = subject_of_run(run)
+        self._subject = connection.subject_of_run(run)
         self._on_grown = on_grown
         self._subscription: Any = None
         self._batches: dict[tuple[StreamKey, str, int], _Batch] = {}
@@ -153,7 +147,7 @@ class NatsCollector:
         subscribing = self._connection.jetstream.pull_subscribe(
             self._subject, durable=self._durable, stream=self._connection.server.stream, config=config
         )
-        self._subscription = self._connection.wait(subscribing, 4 * REQUEST_SEC)
+        self._subscription = self._connection.wait(subscribing, 4 * connection.REQUEST_SEC)
 
     def _fetch(self) -> list[Any]:
         async def fetch() -> list[Any]:
@@ -163,14 +157,14 @@ class NatsCollector:
             except TimeoutError:
                 return []
 
-        found: list[Any] = self._connection.wait(fetch(), FETCH_SEC + 2 * REQUEST_SEC)
+        found: list[Any] = self._connection.wait(fetch(), FETCH_SEC + 2 * connection.REQUEST_SEC)
         return found
 
     def _take(self, messages: list[Any]) -> None:
         for message in messages:
             self._connection.note_stored(message.metadata.sequence.stream)
             try:
-                unit = Publication.decode(message.data)
+                unit = publication.Publication.decode(message.data)
             except (
                 BadStreamError,
                 ValueError,
@@ -227,9 +221,9 @@ class NatsCollector:
         async def acknowledge() -> None:
             for reply in replies:
                 await self._connection.client.publish(reply, b"+ACK")
-            await self._connection.client.flush(REQUEST_SEC)
+            await self._connection.client.flush(connection.REQUEST_SEC)
 
-        self._connection.wait(acknowledge(), 2 * REQUEST_SEC)
+        self._connection.wait(acknowledge(), 2 * connection.REQUEST_SEC)
         self._replies = []
 
 
@@ -280,7 +274,7 @@ class NatsStore:
         self._series: dict[StreamKey, _Series] = {}
         self._highest: dict[tuple[StreamKey, str], int] = {}
 
-    def has(self, unit: Publication, *, again: bool) -> bool:
+    def has(self, unit: publication.Publication, *, again: bool) -> bool:
         """Whether a publication is stored. `again`: JetStream delivered it before, to this collector or another."""
         known = unit.key, unit.device
         if known not in self._highest:
@@ -298,7 +292,7 @@ class NatsStore:
                     return True
         return False
 
-    def append(self, units: Sequence[Publication]) -> tuple[StreamKey, StreamOffset]:
+    def append(self, units: Sequence[publication.Publication]) -> tuple[StreamKey, StreamOffset]:
         """Stores publications of one device of one stream that are not stored yet; returns the log and its new end.
 
         Raises:
@@ -332,12 +326,12 @@ class NatsStore:
             series.segment.close()
         self._series.clear()
 
-    def _append(self, series: _Series, device: str, units: Sequence[Publication]) -> None:
+    def _append(self, series: _Series, device: str, units: Sequence[publication.Publication]) -> None:
         block = FrameBlock.join([unit.block for unit in units])
         steps = np.concatenate([unit.steps for unit in units])
         if len(units) > 1:
             order = np.argsort(block.seqs, kind="stable")
-            block, steps = gathered(block, order), steps[order]
+            block, steps = publication.gathered(block, order), steps[order]
         described = {i: found for unit in units for i, found in unit.described.items()}
         folded = sorted(pair for unit in units for pair in unit.folded)
         last = int(block.seqs[-1])
@@ -350,7 +344,7 @@ class NatsStore:
         known = units[0].key, device
         self._highest[known] = max(self._highest.get(known, -1), last)
 
-    def _chunks(self, unit: Publication, kind: Kind) -> Iterator[tuple[SegmentReader, Chunk]]:
+    def _chunks(self, unit: publication.Publication, kind: Kind) -> Iterator[tuple[SegmentReader, Chunk]]:
         # Stored chunks of the publication's device.
         folder = self._store.folder(unit.key.run)
         for path in sorted(folder.glob(f"p{unit.key.process:06d}-*")) if folder.is_dir() else []:
@@ -385,7 +379,7 @@ def _cut_off_torn(path: Path) -> None:
     segment.close()
 
 
-def _is_note(chunk: Chunk, unit: Publication) -> bool:
+def _is_note(chunk: Chunk, unit: publication.Publication) -> bool:
     lost = unit.lost
     return lost is not None and (chunk.first_seq, chunk.last_seq, chunk.min_time_ns) == (
         lost.first_seq, lost.last_seq, lost.time_ns

@@ -25,8 +25,7 @@ from hostcallback.receiver.remote.nats.connection import REQUEST_SEC, NatsConnec
 from hostcallback.receiver.remote.nats.publication import Publication, publication_of_lost, publications_of
 from hostcallback.receiver.remote.options import Forward
 from hostcallback.receiver.remote.sending.sender import OnAck, Transport
-from hostcallback.receiver.remote.spool.spool_folders import SUFFIX
-from hostcallback.receiver.remote.spool.stream_reader import StoredRuns
+from hostcallback.receiver.remote.spool import spool_folders, stream_reader
 from hostcallback.receiver.taplog.format.layout import Lost
 from hostcallback.receiver.taplog.reading.merge import LostNote, Stretch
 
@@ -80,8 +79,8 @@ class NatsStream:
         self._key = key
         self._on_ack = on_ack
         self._max_bytes = connection.max_payload
-        self._runs = StoredRuns(
-            lambda number: folder / f"{number:06d}{SUFFIX}", stored, lambda described: True
+        self._runs = stream_reader.StoredRuns(
+            lambda number: folder / f"{number:06d}{spool_folders.SUFFIX}", stored, lambda described: True
         )
         # Protects everything below, which the sender's thread and the event loop's change; not held for `on_ack`, which
         # takes the spool's lock. `_error` is only set, and read without it.

@@ -11,8 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from hostcallback.receiver import processes
-from hostcallback.receiver.files import Closing
+from hostcallback.receiver import files, processes
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.messages import Consumer, Message
 from hostcallback.receiver.remote.otlp.client import ExportResult, OtlpClient, OtlpOptions
@@ -44,7 +43,7 @@ class OtlpCounters:
     failure: str = ""
 
 
-class OtlpExporter(Closing):
+class OtlpExporter(files.Closing):
     """A sink that exports to an OpenTelemetry Collector. It never waits for the collector and never raises.
 
     Any thread.

@@ -7,9 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from hostcallback.receiver.failures.call_site import location_of
-from hostcallback.receiver.failures.check_report import CheckFailed, Explanation
-from hostcallback.receiver.failures.deferred_errors import DelegatedFailure, MultipleFailures
+from hostcallback.receiver.failures import call_site, check_report, deferred_errors
 from hostcallback.receiver.messages import NAME, Consumer, Message, array_names, device_text, step_place
 from hostcallback.receiver.sinks.factory import own_sink, texts_of
 from hostcallback.receiver.taplog.render import joined, plain_array
@@ -79,7 +77,7 @@ class MessageMapper:
         self.is_check = kind.is_check
         self._count = arrays
         self._step = step_place(described)
-        self._place = location_of(described.source_line)
+        self._place = call_site.location_of(described.source_line)
         self._unflatten = tree.unflatten_with(described.tree)
         try:
             self._names = array_names(kind, self._unflatten, arrays)
@@ -127,15 +125,15 @@ class MessageMapper:
             return
         try:
             sink(message)
-        except CheckFailed as failed:
+        except check_report.CheckFailed as failed:
             yield self._failure(message, failed.sink.explain(message))
-        except MultipleFailures as failures:
+        except deferred_errors.MultipleFailures as failures:
             for found in failures.exceptions:
-                error = found.error if isinstance(found, DelegatedFailure) else found
-                if isinstance(error, CheckFailed):
+                error = found.error if isinstance(found, deferred_errors.DelegatedFailure) else found
+                if isinstance(error, check_report.CheckFailed):
                     yield self._failure(message, error.sink.explain(error.message))
 
-    def _failure(self, message: Message, explained: Explanation) -> Event:
+    def _failure(self, message: Message, explained: check_report.Explanation) -> Event:
         text = explained.text or "a check failed"
         event = self._event(message, _ERROR, text.splitlines()[0])
         attributes = event.attributes

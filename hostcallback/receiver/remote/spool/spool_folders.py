@@ -9,8 +9,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from hostcallback.receiver import processes
-from hostcallback.receiver.files import PRIVATE
+from hostcallback.receiver import files, processes
 from hostcallback.receiver.remote.forwarding_protocol import (
     PIECE_BYTES,
     SegmentSlice,
@@ -60,7 +59,7 @@ class StreamFolder:
         """
         path, new = spool / key.folder, spool / f".new-{key.folder}"
         with making(spool):
-            PRIVATE.make_folder(spool)
+            files.PRIVATE.make_folder(spool)
             new.mkdir(mode=0o700)
             lock = _lock(new)
             assert lock is not None, "another process has locked a folder with a random name"

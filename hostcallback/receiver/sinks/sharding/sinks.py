@@ -6,8 +6,7 @@ import threading
 from collections.abc import Callable
 from time import monotonic
 
-from hostcallback.receiver import processes
-from hostcallback.receiver.errors import IncompleteValueError
+from hostcallback.receiver import errors, processes
 from hostcallback.receiver.failures.deferred_errors import MultipleFailures
 from hostcallback.receiver.messages import Message, Sink
 from hostcallback.receiver.sinks.sharding.assembly import Assembly, WouldBlock
@@ -259,8 +258,8 @@ class ProcessShardSink:
 SHARD_SINKS = (LocalShardSink, AssemblingSink, ProcessShardSink)
 
 
-def _incomplete(count: int) -> IncompleteValueError:
-    return IncompleteValueError(
+def _incomplete(count: int) -> errors.IncompleteValueError:
+    return errors.IncompleteValueError(
         f"{count} value(s) were given up, because shards of them were lost or came much too late: the receiver's stats "
         "say how many messages its back_pressure policy dropped on each device",
         count,

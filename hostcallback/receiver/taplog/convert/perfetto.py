@@ -17,9 +17,7 @@ from typing import Any, NamedTuple, TextIO
 
 from hostcallback.receiver.messages import NAME
 from hostcallback.receiver.taplog.convert.output import ConvertError
-from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
-from hostcallback.receiver.taplog.reading.merge import LostNote
-from hostcallback.receiver.taplog.reading.segment_reader import Writer
+from hostcallback.receiver.taplog.reading import logged_message, merge, segment_reader
 from hostcallback.receiver.taplog.render import joined, message_text, plain_array, process_text, short_text
 from hostcallback.receiver.text import printable
 
@@ -164,11 +162,11 @@ class TraceConversion:
         self._file = file
         self._profile = profile
         self._zero_ns: int | None = None
-        self._tracks: dict[tuple[Writer, str], tuple[int, int]] = {}
-        self._pids: dict[Writer, int] = {}
+        self._tracks: dict[tuple[segment_reader.Writer, str], tuple[int, int]] = {}
+        self._pids: dict[segment_reader.Writer, int] = {}
         self._events = 0
 
-    def message(self, logged: LoggedMessage) -> None:
+    def message(self, logged: logged_message.LoggedMessage) -> None:
         """Writes the events of a message."""
         message, described = logged.message, logged.tap.described
         pid, tid = self._track(logged.writer, message.device, message.time_ns)
@@ -204,7 +202,7 @@ class TraceConversion:
                     }
                 )
 
-    def lost(self, run: LostNote) -> None:
+    def lost(self, run: merge.LostNote) -> None:
         """Writes an instant for a note of lost messages."""
         lost = run.lost
         pid, tid = self._track(run.writer, lost.device, lost.time_ns)
@@ -236,7 +234,7 @@ class TraceConversion:
         assert self._zero_ns is not None
         return (time_ns - self._zero_ns) / 1000
 
-    def _track(self, writer: Writer, device: str, time_ns: int) -> tuple[int, int]:
+    def _track(self, writer: segment_reader.Writer, device: str, time_ns: int) -> tuple[int, int]:
         if self._zero_ns is None:
             self._begin(time_ns)
         track = self._tracks.get((writer, device))
@@ -261,7 +259,7 @@ class TraceConversion:
         self._events += 1
 
 
-def _text(logged: LoggedMessage) -> str:
+def _text(logged: logged_message.LoggedMessage) -> str:
     try:
         text = message_text(logged)
         text = short_text(logged.value, VALUE_CHARS) if text is None else printable(text)[:VALUE_CHARS]

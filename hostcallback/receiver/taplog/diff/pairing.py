@@ -13,11 +13,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from hostcallback.receiver.taplog.format.layout import ALL_CONSUMERS, Damage, Kind, Lost
-from hostcallback.receiver.taplog.reading.chunk_reader import Chunk
+from hostcallback.receiver.taplog.reading import chunk_reader, reader, segment_reader, selection
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage, process_of
-from hostcallback.receiver.taplog.reading.reader import LogReader, Paths
-from hostcallback.receiver.taplog.reading.segment_reader import SegmentReader, Writer
-from hostcallback.receiver.taplog.reading.selection import Selection
 
 TapKey = tuple[str, str, str]
 """Identity of a tap in its program: name, source line, transformations."""
@@ -57,7 +54,7 @@ class ComparedLog:
         damaged: damaged parts found so far.
     """
 
-    def __init__(self, path: Paths, *, ignore_lines: bool, run: str | None = None) -> None:
+    def __init__(self, path: reader.Paths, *, ignore_lines: bool, run: str | None = None) -> None:
         """Scans the log.
 
         Args:
@@ -69,11 +66,11 @@ class ComparedLog:
             TapLogError: it is not a tap log.
             OSError: it cannot be read.
         """
-        self.reader = LogReader(path, run=run)
+        self.reader = reader.LogReader(path, run=run)
         self._ignore_lines = ignore_lines
         self.devices: set[DeviceKey] = set()
         self.damaged: list[Damage] = []
-        self._lost: dict[tuple[Writer, str], list[Lost]] = {}
+        self._lost: dict[tuple[segment_reader.Writer, str], list[Lost]] = {}
         self._keys: set[TapKey] = set()
         self._all_described = True
         for writer, segment in self.reader.segments():
@@ -99,11 +96,11 @@ class ComparedLog:
             if process_of(writer) == key.process:
                 yield from self._of_writer(writer, key.device)
 
-    def _of_writer(self, writer: Writer, device: str) -> Iterator[LoggedMessage | Gap]:
+    def _of_writer(self, writer: segment_reader.Writer, device: str) -> Iterator[LoggedMessage | Gap]:
         lost = self._lost.get((writer, device), [])
         seq = -1
         damaged = 0  # messages in damaged parts that no gap in the numbers has shown yet
-        for record in self.reader.of(writer).records(Selection(devices=(glob.escape(device),))):
+        for record in self.reader.of(writer).records(selection.Selection(devices=(glob.escape(device),))):
             if isinstance(record, Damage):
                 if not record.torn:
                     self.damaged.append(record)
@@ -121,9 +118,9 @@ class ComparedLog:
         if missing := REST if damaged else _missing(lost, seq + 1, REST):
             yield Gap(missing)
 
-    def _scan(self, writer: Writer, segment: SegmentReader) -> None:
+    def _scan(self, writer: segment_reader.Writer, segment: segment_reader.SegmentReader) -> None:
         for chunk in segment.chunks():
-            if not isinstance(chunk, Chunk):
+            if not isinstance(chunk, chunk_reader.Chunk):
                 self._all_described = False
             elif chunk.kind is Kind.FRAMES:
                 self.devices.add(DeviceKey(process_of(writer), segment.devices.get(chunk.stream, "")))

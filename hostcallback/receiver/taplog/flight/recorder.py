@@ -18,12 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from hostcallback.receiver import environment
-from hostcallback.receiver.errors import HostCallbackError, WireError
-from hostcallback.receiver.files import PRIVATE, write_private
+from hostcallback.receiver import environment, errors, files, processes
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.messages import Consumer
-from hostcallback.receiver.processes import own_run
 from hostcallback.receiver.sources.ring import RingSource
 from hostcallback.receiver.sources.source import Source
 from hostcallback.receiver.taplog.writing.segment_writer import SegmentWriter
@@ -53,7 +50,7 @@ _DESCRIPTOR = struct.Struct("<QQQ")  # address, nbytes, file offset
 _NO_MESSAGE = Flags.PAD | Flags.DISCARDED | Flags.BUSY
 
 
-class RingFileError(HostCallbackError):
+class RingFileError(errors.HostCallbackError):
     """A file is not a ring's, or of a newer version."""
 
 
@@ -193,7 +190,7 @@ def _header_at(ring: np.ndarray[Any, Any], position: int, head: int) -> Header |
     offset = position % len(ring)
     try:
         header = decode_header(ring[offset : offset + HEADER.size].tobytes())
-    except WireError:
+    except errors.WireError:
         return None
     if header.position != position or offset + header.frame_bytes > len(ring):
         return None
@@ -243,17 +240,17 @@ class FlightRecorder:
         self._lock = threading.Lock()  # protects the writer of descriptors
         self._pid = os.getpid()
         self._failed = False
-        PRIVATE.make_folder(self.folder.parent)
+        files.PRIVATE.make_folder(self.folder.parent)
         self.folder.mkdir(mode=0o700)
         process = {
             "host": platform.node(),
             "pid": self._pid,
             "started_ns": started_ns,
-            "run": own_run(),
+            "run": processes.own_run(),
             "command": command_line(sys.argv),
             "python": platform.python_version(),
         }
-        write_private(self.folder / PROCESS_FILE, (json.dumps(process, indent=1) + "\n").encode())
+        files.write_private(self.folder / PROCESS_FILE, (json.dumps(process, indent=1) + "\n").encode())
         self._taps = SegmentWriter(self.folder / TAPS_FILE)
 
     def keep(self, name: str, source: Source) -> None:

@@ -10,19 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hostcallback.receiver import limits
-from hostcallback.receiver.errors import HostCallbackError
-from hostcallback.receiver.files import PRIVATE
-from hostcallback.receiver.processes import is_alive, is_run
+from hostcallback.receiver import errors, files, limits, processes
 from hostcallback.receiver.sources.source import Frame
-from hostcallback.receiver.taplog.flight.recorder import (
-    PROCESS_FILE,
-    SUFFIX,
-    TAPS_FILE,
-    RecoveredFrame,
-    RingContents,
-    read_ring,
-)
+from hostcallback.receiver.taplog.flight import recorder
 from hostcallback.receiver.taplog.format.layout import NO_STEP, Damage, Lost, TapLogError, segment_name
 from hostcallback.receiver.taplog.format.steps import StepFinder
 from hostcallback.receiver.taplog.reading.segment_reader import SegmentReader
@@ -35,7 +25,7 @@ MAX_WORDS = 1000
 """Words of a process's command line that are shown."""
 
 
-class NoFlightError(HostCallbackError):
+class NoFlightError(errors.HostCallbackError):
     """A folder has no files of a flight recorder."""
 
 
@@ -66,7 +56,7 @@ class Flight:
 
     folder: Path
     process: dict[str, Any]
-    rings: list[RingContents] = field(default_factory=list)
+    rings: list[recorder.RingContents] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
     @property
@@ -75,7 +65,7 @@ class Flight:
         pid = self.process.get("pid")
         if self.process.get("host") != os.uname().nodename or not isinstance(pid, int):
             return False
-        return is_alive(pid)
+        return processes.is_alive(pid)
 
     @property
     def run(self) -> str:
@@ -102,11 +92,11 @@ def find_flights(directory: Path) -> list[Flight]:
         OSError: the folder cannot be read.
     """
     folders = [directory, *sorted(entry for entry in directory.iterdir() if entry.is_dir())]
-    flights = [_read(folder) for folder in folders if any(folder.glob(f"*{SUFFIX}"))]
+    flights = [_read(folder) for folder in folders if any(folder.glob(f"*{recorder.SUFFIX}"))]
     if not flights:
         raise NoFlightError(
-            f"{directory} has no files of a flight recorder (*{SUFFIX}, in a folder per process): a process that ends "
-            "normally removes its own"
+            f"{directory} has no files of a flight recorder (*{recorder.SUFFIX}, in a folder per process): a process "
+            "that ends normally removes its own"
         )
     return sorted(flights, key=lambda flight: flight.process.get("started_ns", 0))
 
@@ -114,15 +104,15 @@ def find_flights(directory: Path) -> list[Flight]:
 def _read(folder: Path) -> Flight:
     flight = Flight(folder, {})
     try:
-        with (folder / PROCESS_FILE).open("rb") as file:
+        with (folder / recorder.PROCESS_FILE).open("rb") as file:
             data = file.read(limits.FILE_BYTES + 1)
         flight.process = _process(data)
     except (OSError, ValueError, RecursionError) as error:
-        flight.problems.append(f"{folder / PROCESS_FILE} does not identify the process: {error}")
-    for path in sorted(folder.glob(f"*{SUFFIX}")):
+        flight.problems.append(f"{folder / recorder.PROCESS_FILE} does not identify the process: {error}")
+    for path in sorted(folder.glob(f"*{recorder.SUFFIX}")):
         try:
-            flight.rings.append(read_ring(path))
-        except (OSError, HostCallbackError) as error:
+            flight.rings.append(recorder.read_ring(path))
+        except (OSError, errors.HostCallbackError) as error:
             flight.problems.append(str(error))
     return flight
 
@@ -145,7 +135,7 @@ def _process(data: bytes) -> dict[str, Any]:
         "pid": pid,
         "started_ns": started_ns,
         "command": words,
-        "run": run if is_run(run) else "",
+        "run": run if processes.is_run(run) else "",
     }
 
 
@@ -164,7 +154,7 @@ def write_log(flight: Flight, directory: Path, *, delivered: bool = True) -> Pat
         OSError: it cannot be written.
     """
     consumers = _described(flight)
-    PRIVATE.make_folder(directory)
+    files.PRIVATE.make_folder(directory)
     path = directory / segment_name(time.time_ns(), 1)
     info: dict[str, Any] = {"process": flight.folder.name}
     info |= {key: flight.process[key] for key in ("host", "pid", "run") if key in flight.process}
@@ -180,7 +170,11 @@ def write_log(flight: Flight, directory: Path, *, delivered: bool = True) -> Pat
 
 
 def _write_ring(
-    ring: RingContents, writer: SegmentWriter, consumers: dict[int, TapDescriptor], *, delivered: bool
+    ring: recorder.RingContents,
+    writer: SegmentWriter,
+    consumers: dict[int, TapDescriptor],
+    *,
+    delivered: bool,
 ) -> None:
     steps = StepFinder(consumers)
     step = NO_STEP
@@ -207,13 +201,13 @@ def _write_ring(
             )  # fmt: skip
 
 
-def _chunks(messages: Sequence[RecoveredFrame]) -> Iterator[Sequence[RecoveredFrame]]:
+def _chunks(messages: Sequence[recorder.RecoveredFrame]) -> Iterator[Sequence[recorder.RecoveredFrame]]:
     for start in range(0, len(messages), CHUNK_FRAMES):
         yield messages[start : start + CHUNK_FRAMES]
 
 
 def _described(flight: Flight) -> dict[int, TapDescriptor]:
-    path = flight.folder / TAPS_FILE
+    path = flight.folder / recorder.TAPS_FILE
     try:
         reader = SegmentReader(path)
         for chunk in reader.chunks():

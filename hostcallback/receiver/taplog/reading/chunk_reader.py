@@ -9,19 +9,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from hostcallback.receiver import limits
-from hostcallback.receiver.taplog.format import layout
+from hostcallback.receiver.taplog.format import compression, layout
 from hostcallback.receiver.taplog.format.block import FrameBlock
-from hostcallback.receiver.taplog.format.compression import decompress
-from hostcallback.receiver.taplog.format.layout import (
-    CHUNK_HEADER_BYTES,
-    PAGE_BYTES,
-    ChunkHeader,
-    Codec,
-    Damage,
-    Kind,
-    page_checksums,
-    page_count,
-)
 from hostcallback.receiver.wire.array_types import Array
 from hostcallback.receiver.wire.frame import HEADER, MAGIC, VERSION
 
@@ -32,7 +21,7 @@ _LOOK = struct.Struct("<II36xIQQ")
 _RING_ONLY = 1 << 2 | 1 << 3 | 1 << 30 | 1 << 31
 
 
-_KINDS: dict[int, Kind] = {int(kind): kind for kind in Kind}
+_KINDS: dict[int, layout.Kind] = {int(kind): kind for kind in layout.Kind}
 
 
 class File(Protocol):
@@ -51,7 +40,7 @@ class Chunk(NamedTuple):
         is_torn: whether the file ends before the chunk does.
     """
 
-    kind: Kind | int
+    kind: layout.Kind | int
     codec: int
     stream: int
     offset: int
@@ -69,7 +58,7 @@ class Chunk(NamedTuple):
     is_torn: bool
 
     @classmethod
-    def of(cls, header: ChunkHeader, file_bytes: int) -> Chunk:
+    def of(cls, header: layout.ChunkHeader, file_bytes: int) -> Chunk:
         """Creates it from a header in a file of `file_bytes`."""
         end = header.offset + layout.chunk_bytes(header.stored_bytes)
         return cls(_KINDS.get(header.kind, header.kind), *header[1:], is_torn=end > file_bytes)
@@ -79,65 +68,67 @@ class Chunk(NamedTuple):
         """Offset of the next chunk."""
         return self.offset + layout.chunk_bytes(self.stored_bytes)
 
-    def damage(self, path: Path, reason: str) -> Damage:
+    def damage(self, path: Path, reason: str) -> layout.Damage:
         """Describes the whole chunk as damaged."""
-        return Damage(path, self.offset, self.end - self.offset, self.messages, reason, self.is_torn)
+        return layout.Damage(path, self.offset, self.end - self.offset, self.messages, reason, self.is_torn)
 
 
-def read_whole(file: File, chunk: Chunk) -> bytes | Damage:
+def read_whole(file: File, chunk: Chunk) -> bytes | layout.Damage:
     """Reads the content of a chunk if all of it is intact. Not for chunks of the kind FRAMES."""
-    most = limits.COMPRESSED_RAW_BYTES if chunk.kind is Kind.INDEX else limits.DESCRIPTIONS_BYTES
+    most = limits.COMPRESSED_RAW_BYTES if chunk.kind is layout.Kind.INDEX else limits.DESCRIPTIONS_BYTES
     if max(chunk.stored_bytes, chunk.raw_bytes) > most:
         return chunk.damage(file.path, f"longer than {most} bytes")
     data, good = _stored(file, chunk)
     if not good.all() or len(data) < chunk.stored_bytes:
         reason = "the file ends in a chunk" if chunk.is_torn else "checksums do not match"
         return chunk.damage(file.path, reason)
-    if chunk.codec == Codec.ZSTD:
-        data = decompress(data, chunk.raw_bytes)
-    elif chunk.codec != Codec.NONE:
+    if chunk.codec == layout.Codec.ZSTD:
+        data = compression.decompress(data, chunk.raw_bytes)
+    elif chunk.codec != layout.Codec.NONE:
         return chunk.damage(file.path, f"stored by the unknown method {chunk.codec}")
     if len(data) != chunk.raw_bytes:
         return chunk.damage(file.path, "not as long as its header says")
     return data
 
 
-def read_frames(file: File, chunk: Chunk) -> tuple[FrameBlock, Damage | None]:
+def read_frames(file: File, chunk: Chunk) -> tuple[FrameBlock, layout.Damage | None]:
     """Reads the intact frames of a chunk, and describes the damage of the others."""
     reason = excess(chunk)
     if reason:
         return _block(b"", []), chunk.damage(file.path, reason)
     data, good = _stored(file, chunk)
     usable = len(data)
-    if chunk.codec == Codec.ZSTD:
+    if chunk.codec == layout.Codec.ZSTD:
         bad = np.flatnonzero(~good)
-        data = decompress(data[: int(bad[0]) * PAGE_BYTES] if bad.size else data, chunk.raw_bytes)
-        good = np.ones(page_count(len(data)), np.bool_)
+        data = compression.decompress(
+            data[: int(bad[0]) * layout.PAGE_BYTES] if bad.size else data, chunk.raw_bytes
+        )
+        good = np.ones(layout.page_count(len(data)), np.bool_)
         usable = len(data)
-    elif chunk.codec != Codec.NONE:
+    elif chunk.codec != layout.Codec.NONE:
         return _block(b"", []), chunk.damage(file.path, f"stored by the unknown method {chunk.codec}")
-    elif chunk.is_torn and usable % PAGE_BYTES:
+    elif chunk.is_torn and usable % layout.PAGE_BYTES:
         # An incomplete page has no valid checksum; its frames are checked one by one.
         good[-1:] = True
-    most = limits.COMPRESSED_MESSAGES if chunk.codec == Codec.ZSTD else len(data)
+    most = limits.COMPRESSED_MESSAGES if chunk.codec == layout.Codec.ZSTD else len(data)
     offsets = _frames_in(data[:usable], good, chunk.messages, most)
     block = _block(data, offsets)
     missing = chunk.messages - len(offsets)
     if (
         missing <= 0
         and good.all()
-        and (chunk.codec == Codec.NONE or usable == chunk.raw_bytes or chunk.is_torn)
+        and (chunk.codec == layout.Codec.NONE or usable == chunk.raw_bytes or chunk.is_torn)
     ):
         return block, None
     reason = "the file ends in a chunk" if chunk.is_torn else "checksums do not match"
     return block, chunk.damage(file.path, reason)._replace(messages=max(0, missing))
 
 
-def excess(chunk: Chunk | ChunkHeader) -> str:
+def excess(chunk: Chunk | layout.ChunkHeader) -> str:
     """Describes why a chunk is too large to be read; empty if it is not."""
     if chunk.stored_bytes > limits.CHUNK_BYTES:
         return f"longer than {limits.CHUNK_BYTES} bytes"
-    if chunk.codec == Codec.NONE:
+    if chunk.codec == layout.Codec.NONE:
         return ""
     if chunk.raw_bytes > limits.COMPRESSED_RAW_BYTES:
         return f"longer than {limits.COMPRESSED_RAW_BYTES} bytes when it is decompressed"
@@ -148,9 +139,9 @@ def excess(chunk: Chunk | ChunkHeader) -> str:
 
 def _stored(file: File, chunk: Chunk) -> tuple[bytes, Array]:
     # The stored bytes that exist, and for each page whether it matches its checksum.
-    start = chunk.offset + CHUNK_HEADER_BYTES
+    start = chunk.offset + layout.CHUNK_HEADER_BYTES
     data = file.read_at(start + layout.table_bytes(chunk.stored_bytes), chunk.stored_bytes)
-    found = page_checksums(data)
+    found = layout.page_checksums(data)
     table = file.read_at(start, 4 * len(found)).ljust(4 * len(found), b"\0")
     return data, found == np.frombuffer(table, "<u4")
 
@@ -162,7 +153,7 @@ def _frames_in(data: bytes, good: Array, messages: int, most: int) -> list[int] 
         if alike is not None:
             return alike
     offsets: list[int] = []
-    bad = np.flatnonzero(~good) * PAGE_BYTES
+    bad = np.flatnonzero(~good) * layout.PAGE_BYTES
     end = len(data)
     at, limit = 0, int(bad[0]) if bad.size else end
     while at + HEADER.size <= end and len(offsets) < most:
@@ -212,7 +203,11 @@ def _frame_bytes(data: bytes, at: int) -> int:
 
 def _next_frame(data: bytes, good: Array, start: int) -> int | None:
     for at in range(layout.align(start), len(data) - HEADER.size + 1, 64):
-        if good[at // PAGE_BYTES] and good[(at + HEADER.size - 1) // PAGE_BYTES] and _frame_bytes(data, at):
+        if (
+            good[at // layout.PAGE_BYTES]
+            and good[(at + HEADER.size - 1) // layout.PAGE_BYTES]
+            and _frame_bytes(data, at)
+        ):
             return at
     return None
 

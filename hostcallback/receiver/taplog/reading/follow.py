@@ -9,36 +9,22 @@ from pathlib import Path
 
 import numpy as np
 
-from hostcallback.receiver.taplog.format.layout import (
-    CutOffLogError,
-    Damage,
-    Kind,
-    NotATapLogError,
-    segments_of,
-)
+from hostcallback.receiver.taplog.format import layout
 from hostcallback.receiver.taplog.format.steps import StepFinder
-from hostcallback.receiver.taplog.reading.chunk_reader import Chunk, read_frames
-from hostcallback.receiver.taplog.reading.logged_message import (
-    LoggedMessage,
-    MessageDecoder,
-    ShardMerger,
-    is_alone,
-)
-from hostcallback.receiver.taplog.reading.merge import NOTES, LostNote, Stretch, read_note
-from hostcallback.receiver.taplog.reading.segment_reader import SegmentReader, Writer
+from hostcallback.receiver.taplog.reading import chunk_reader, logged_message, merge, segment_reader
 from hostcallback.receiver.taplog.reading.selection import RunCatalog, Selection, is_run as matches
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 
 AT_ONCE = 64
 """Number of chunks that are decoded and sorted by time together."""
 
-Found = LoggedMessage | LostNote | Damage
+Found = logged_message.LoggedMessage | merge.LostNote | layout.Damage
 
 
 @dataclass(slots=True)
 class _Followed:
     # A segment, and the end of its part that has been read.
-    reader: SegmentReader
+    reader: segment_reader.SegmentReader
     offset: int = 0
     folded: dict[int, dict[int, int]] = field(default_factory=dict)  # by stream
 
@@ -79,20 +65,22 @@ class Follower:
         self._selection = selection
         self._wait = wait
         self._followed: dict[Path, _Followed | None] = {}
-        self._decoder = MessageDecoder()
+        self._decoder = logged_message.MessageDecoder()
         self._wholes = None if shards or selection.devices else self._merger()
-        self._described: dict[Writer, tuple[dict[int, TapDescriptor], StepFinder]] = {}
-        self.writers: set[Writer] = set()
-        self._refused: list[Damage] = []
+        self._described: dict[segment_reader.Writer, tuple[dict[int, TapDescriptor], StepFinder]] = {}
+        self.writers: set[segment_reader.Writer] = set()
+        self._refused: list[layout.Damage] = []
         self._run = run
         self._catalog = RunCatalog()
         self._look(first=True)
         self._choose_run()
         if not self._followed and not wait:
-            raise NotATapLogError(f"{self._paths[0]}: this tap log ends before its header does")
+            raise layout.NotATapLogError(f"{self._paths[0]}: this tap log ends before its header does")
 
-    def _merger(self) -> ShardMerger:
-        return ShardMerger(shows_incomplete=False, is_alone=lambda writer: is_alone(writer, self.writers))
+    def _merger(self) -> logged_message.ShardMerger:
+        return logged_message.ShardMerger(
+            shows_incomplete=False, is_alone=lambda writer: logged_message.is_alone(writer, self.writers)
+        )
 
     def last(self, count: int) -> list[Found]:
         """Returns the last messages so far, of all devices together; `poll` then continues after them.
@@ -100,9 +88,9 @@ class Follower:
         Shards of incomplete values are left out.
         """
         chunks = list(self._new_chunks())
-        whole = [item for item in chunks if not isinstance(item, Damage)]
-        self._decoded([item for item in whole if item[1].kind is Kind.FOLDED])
-        messages = [item for item in whole if item[1].kind is Kind.FRAMES]
+        whole = [item for item in chunks if not isinstance(item, layout.Damage)]
+        self._decoded([item for item in whole if item[1].kind is layout.Kind.FOLDED])
+        messages = [item for item in whole if item[1].kind is layout.Kind.FRAMES]
         messages.sort(key=lambda item: item[1].max_time_ns, reverse=True)
         kept: list[Found] = []
         found: list[Found] = []
@@ -120,7 +108,7 @@ class Follower:
             kept += self._decoded(messages[start:taken][::-1])
             wanted *= 4
             found = self._together_anew(kept)
-        damaged = [item for item in chunks if isinstance(item, Damage)]
+        damaged = [item for item in chunks if isinstance(item, layout.Damage)]
         return [*damaged, *(found[-count:] if count else [])]
 
     def poll(self) -> Iterator[Found]:
@@ -128,9 +116,9 @@ class Follower:
         self._look(first=False)
         yield from self._refused
         self._refused.clear()
-        portion: list[tuple[_Followed, Chunk]] = []
+        portion: list[tuple[_Followed, chunk_reader.Chunk]] = []
         for item in self._new_chunks():
-            if isinstance(item, Damage):
+            if isinstance(item, layout.Damage):
                 yield item
                 continue
             portion.append(item)
@@ -148,7 +136,7 @@ class Follower:
     def _together(self, found: list[Found]) -> Iterator[Found]:
         wholes = self._wholes
         for item in found:
-            if wholes is None or not isinstance(item, LoggedMessage):
+            if wholes is None or not isinstance(item, logged_message.LoggedMessage):
                 yield item
                 continue
             yield from wholes.take(item)
@@ -159,8 +147,8 @@ class Follower:
     def _look(self, *, first: bool) -> None:
         for given in self._paths:
             try:
-                found = segments_of(given)
-            except NotATapLogError:
+                found = layout.segments_of(given)
+            except layout.NotATapLogError:
                 if not self._wait:
                     raise
                 continue
@@ -174,14 +162,14 @@ class Follower:
 
     def _open(self, path: Path, *, first: bool) -> None:
         try:
-            reader = SegmentReader(path)
-        except CutOffLogError:
+            reader = segment_reader.SegmentReader(path)
+        except layout.CutOffLogError:
             return  # the segment is being created; the next look finds it complete
-        except (NotATapLogError, OSError) as error:
+        except (layout.NotATapLogError, OSError) as error:
             if first:
                 raise
             self._followed[path] = None
-            self._refused.append(Damage(path, 0, 0, -1, str(error)))
+            self._refused.append(layout.Damage(path, 0, 0, -1, str(error)))
             return
         self._catalog.add(reader.writer.run, reader.writer.process, reader.info.get("created_ns"))
         is_wanted = self._run is None or matches(reader.writer.run, self._run)
@@ -209,14 +197,14 @@ class Follower:
             followed.reader.writer for followed in self._followed.values() if followed is not None
         }
 
-    def _new_chunks(self) -> Iterator[tuple[_Followed, Chunk] | Damage]:
+    def _new_chunks(self) -> Iterator[tuple[_Followed, chunk_reader.Chunk] | layout.Damage]:
         for path, followed in list(self._followed.items()):
             if followed is None:
                 continue
             reader = followed.reader
             closed = reader.is_closed()
             for item in reader.chunks(followed.offset):
-                if isinstance(item, Damage):
+                if isinstance(item, layout.Damage):
                     if item.torn:
                         break
                     followed.offset = item.offset + item.nbytes
@@ -229,17 +217,17 @@ class Follower:
             if closed:  # the segment is complete
                 self._followed[path] = None
 
-    def _decoded(self, chunks: Sequence[tuple[_Followed, Chunk]]) -> list[Found]:
+    def _decoded(self, chunks: Sequence[tuple[_Followed, chunk_reader.Chunk]]) -> list[Found]:
         found: list[Found] = []
         for followed, chunk in chunks:
             reader = followed.reader
-            if chunk.kind in NOTES:
-                found += read_note(reader, chunk, followed.folded.setdefault(chunk.stream, {}))
-            elif chunk.kind is Kind.FRAMES:
+            if chunk.kind in merge.NOTES:
+                found += merge.read_note(reader, chunk, followed.folded.setdefault(chunk.stream, {}))
+            elif chunk.kind is layout.Kind.FRAMES:
                 found += self._messages(followed, chunk)
         return found
 
-    def _messages(self, followed: _Followed, chunk: Chunk) -> list[Found]:
+    def _messages(self, followed: _Followed, chunk: chunk_reader.Chunk) -> list[Found]:
         reader, selection = followed.reader, self._selection
         device = reader.devices.get(chunk.stream, "")
         wanted = {number: selection.wants_name(tap.name) for number, tap in reader.consumers.values()}
@@ -249,7 +237,7 @@ class Follower:
             and selection.wants_steps(chunk)
         ):
             return []
-        block, damage = read_frames(reader, chunk)
+        block, damage = chunk_reader.read_frames(reader, chunk)
         found: list[Found] = [] if damage is None else [damage]
         if not len(block):
             return found
@@ -258,7 +246,7 @@ class Follower:
         mask = selection.choose(block.times_ns, steps)
         folded = followed.folded.get(chunk.stream, {})
         block = block.chosen(mask)
-        run = Stretch(
+        run = merge.Stretch(
             reader.writer,
             device,
             block,
@@ -272,11 +260,11 @@ class Follower:
         found += [
             message
             for message in self._decoder.messages(run)
-            if isinstance(message, Damage) or selection.wants_name(message.message.consumer.name)
+            if isinstance(message, layout.Damage) or selection.wants_name(message.message.consumer.name)
         ]
         return found
 
-    def _known(self, reader: SegmentReader) -> tuple[dict[int, TapDescriptor], StepFinder]:
+    def _known(self, reader: segment_reader.SegmentReader) -> tuple[dict[int, TapDescriptor], StepFinder]:
         if reader.writer not in self._described:
             described: dict[int, TapDescriptor] = {}
             self._described[reader.writer] = described, StepFinder(described)
@@ -288,8 +276,8 @@ class Follower:
 
 def _by_time(found: list[Found]) -> list[Found]:
     def time_of(item: Found) -> int:
-        if isinstance(item, LoggedMessage):
+        if isinstance(item, logged_message.LoggedMessage):
             return item.message.time_ns
-        return item.lost.time_ns if isinstance(item, LostNote) else 0
+        return item.lost.time_ns if isinstance(item, merge.LostNote) else 0
 
     return sorted(found, key=time_of)

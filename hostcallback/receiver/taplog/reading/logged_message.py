@@ -19,14 +19,9 @@ from hostcallback.receiver.sinks.sharding.shard_record import PLACES_FROM, Recor
 from hostcallback.receiver.taplog.format.layout import NO_STEP, Damage
 from hostcallback.receiver.taplog.reading.merge import Stretch
 from hostcallback.receiver.taplog.reading.segment_reader import Writer
-from hostcallback.receiver.wire import pytree as tree
-from hostcallback.receiver.wire.array_types import Array
-from hostcallback.receiver.wire.decoder import Decoder
-from hostcallback.receiver.wire.frame import Flags
-from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
-from hostcallback.receiver.wire.truncation import TruncatedArray, split_truncated
+from hostcallback.receiver.wire import array_types, decoder, frame, pytree as tree, tap_descriptor, truncation
 
-_TRUNCATED = int(Flags.TRUNCATED)
+_TRUNCATED = int(frame.Flags.TRUNCATED)
 
 MAX_EXPORTED = 4096
 
@@ -41,13 +36,13 @@ class Leaf(NamedTuple):
     """
 
     name: str
-    array: Array
+    array: array_types.Array
     place: tuple[slice, ...] | None
 
     @property
     def whole_shape(self) -> tuple[int, ...] | None:
         """Shape of the array that was tapped, if a rule truncated it."""
-        return self.array.whole_shape if isinstance(self.array, TruncatedArray) else None
+        return self.array.whole_shape if isinstance(self.array, truncation.TruncatedArray) else None
 
 
 class LoggedTap:
@@ -59,7 +54,7 @@ class LoggedTap:
         consumer: the tap as a consumer whose sink does nothing.
     """
 
-    def __init__(self, consumer_id: int, described: TapDescriptor | None) -> None:
+    def __init__(self, consumer_id: int, described: tap_descriptor.TapDescriptor | None) -> None:
         """`described` is None for a consumer without a descriptor in the log."""
         self.described = described
         self.records = RecordReader() if described is not None and described.shards is not None else None
@@ -95,7 +90,9 @@ class LoggedTap:
                     self._names = array_names(self.described.tap_kind, self.unflatten, count)
         return self._names
 
-    def leaves(self, arrays: Sequence[Array], places: Sequence[tuple[slice, ...]] | None) -> list[Leaf]:
+    def leaves(
+        self, arrays: Sequence[array_types.Array], places: Sequence[tuple[slice, ...]] | None
+    ) -> list[Leaf]:
         """The arrays of its messages by name; `places` as in `Message.shard_index`."""
         names = self.leaf_names(len(arrays))
         each = [None] * len(arrays) if places is None else places
@@ -152,7 +149,7 @@ class MessageDecoder:
 
     def __init__(self) -> None:
         """No tap is known yet."""
-        self._decoder = Decoder()
+        self._decoder = decoder.Decoder()
         self._taps: dict[tuple[str, int], LoggedTap] = {}
         self._exported: dict[bytes, LoggedTap] = {}
 
@@ -171,7 +168,7 @@ class MessageDecoder:
         # None for a message of which no element takes part.
         consumer_id, flags, seq, time_ns, run_id, _, arrays = self._decoder.decode(run.block.data, offset)
         if flags & _TRUNCATED:
-            arrays = split_truncated(arrays, 0)
+            arrays = truncation.split_truncated(arrays, 0)
         tap, arrays = self._tap_of(run, consumer_id, arrays)
         message = Message(tap.consumer, arrays, seq, time_ns, run_id, run.device, None)
         shard = None
@@ -211,7 +208,7 @@ class MessageDecoder:
         if tap is None:
             if len(self._exported) >= MAX_EXPORTED:  # each message may bring another descriptor
                 self._exported.clear()
-            described = TapDescriptor.unpack(description)
+            described = tap_descriptor.TapDescriptor.unpack(description)
             tap = self._exported[description] = LoggedTap(described.consumer_id, described)
         return tap
 

@@ -13,15 +13,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from hostcallback.receiver import limits
+from hostcallback.receiver.taplog.format import layout
 from hostcallback.receiver.taplog.format.block import FrameBlock
-from hostcallback.receiver.taplog.format.layout import (
-    NO_STEP,
-    CutOffLogError,
-    Damage,
-    Kind,
-    Lost,
-    NotATapLogError,
-)
 from hostcallback.receiver.taplog.format.steps import (
     AHEAD_BYTES,
     AHEAD_CHUNKS,
@@ -70,21 +63,23 @@ class LostNote(NamedTuple):
     """A note of lost messages, and the process that wrote it."""
 
     writer: Writer
-    lost: Lost
+    lost: layout.Lost
 
 
-Record = Stretch | LostNote | Damage
+Record = Stretch | LostNote | layout.Damage
 
-NOTES = (Kind.LOST, Kind.FOLDED)
+NOTES = (layout.Kind.LOST, layout.Kind.FOLDED)
 """Kinds of chunks that describe messages that are not in the log."""
 
 
-def read_note(segment: SegmentReader, chunk: Chunk, folded: dict[int, int]) -> Iterator[LostNote | Damage]:
+def read_note(
+    segment: SegmentReader, chunk: Chunk, folded: dict[int, int]
+) -> Iterator[LostNote | layout.Damage]:
     """Reads a chunk of such a kind. Counts of left out failures go into `folded`, by sequence number."""
-    found = segment.lost_in(chunk) if chunk.kind is Kind.LOST else segment.folded_in(chunk)
-    if isinstance(found, Damage):
+    found = segment.lost_in(chunk) if chunk.kind is layout.Kind.LOST else segment.folded_in(chunk)
+    if isinstance(found, layout.Damage):
         yield found
-    elif isinstance(found, Lost):
+    elif isinstance(found, layout.Lost):
         yield LostNote(segment.writer, found)
     else:
         room = max(0, limits.FOLDED - len(folded))
@@ -106,7 +101,7 @@ class _Placed(NamedTuple):
 class _Read(NamedTuple):
     # A chunk that was read.
     block: FrameBlock
-    damage: Damage | None
+    damage: layout.Damage | None
     columns: Columns
 
 
@@ -148,7 +143,7 @@ class _Process:
         self._streams: dict[str, _Stream] = {}
         self._next: list[tuple[str, _Placed]] | None = None
         self._steps = StepFinder(self.described)
-        self.damage: list[Damage] = []
+        self.damage: list[layout.Damage] = []
 
     @property
     def device_count(self) -> int:
@@ -176,14 +171,17 @@ class _Process:
             segment = SegmentReader(path)
         except FileNotFoundError:  # its writer deletes old segments
             return None
-        except (NotATapLogError, OSError) as error:  # it was damaged since its first look
+        except (layout.NotATapLogError, OSError) as error:  # it was damaged since its first look
             self.damage.append(_of_file(path, error))
             return None
         chunks: list[tuple[str, Chunk]] = []
         for item in segment.chunks():
-            if isinstance(item, Damage):
+            if isinstance(item, layout.Damage):
                 self.damage.append(item)
-            elif item.kind not in (Kind.RULES, Kind.EXCEPTIONS):  # the reader, and `hcb ui`, ask for them
+            elif item.kind not in (
+                layout.Kind.RULES,
+                layout.Kind.EXCEPTIONS,
+            ):  # the reader, and `hcb ui`, ask for them
                 chunks.append((segment.devices.get(item.stream, ""), item))
         # Descriptors stay for later segments: runs that were yielded refer to this dict.
         for consumer_id, (_, described) in segment.consumers.items():
@@ -209,7 +207,7 @@ class _Process:
             segment, chunk = placed.segment, placed.chunk
             if chunk.kind in NOTES:
                 yield from read_note(segment, chunk, stream.folded)
-            elif chunk.kind is not Kind.FRAMES:
+            elif chunk.kind is not layout.Kind.FRAMES:
                 yield chunk.damage(segment.path, f"a chunk of the unknown kind {int(chunk.kind)}")
             elif placed.is_wanted and self._may_have_steps(stream, placed):
                 read = stream.ahead.pop(placed.key, None) or self._read(placed)
@@ -225,10 +223,10 @@ class _Process:
     def _upcoming(self, stream: _Stream) -> Iterator[_Placed]:
         # The next chunks of messages of a device.
         for placed in stream.chunks:
-            if placed.chunk.kind is Kind.FRAMES:
+            if placed.chunk.kind is layout.Kind.FRAMES:
                 yield placed
         for device, placed in self._next or ():
-            if device == stream.device and placed.chunk.kind is Kind.FRAMES:
+            if device == stream.device and placed.chunk.kind is layout.Kind.FRAMES:
                 yield placed
 
     def _may_have_steps(self, stream: _Stream, placed: _Placed) -> bool:
@@ -313,16 +311,16 @@ class _Process:
 
 def _start_of(placed: _Placed) -> Earlier:
     # What is known before a chunk by its header alone.
-    return BEGINNING if placed.chunk.step_before == NO_STEP else UNKNOWN
+    return BEGINNING if placed.chunk.step_before == layout.NO_STEP else UNKNOWN
 
 
-def _of_file(path: Path, error: Exception) -> Damage:
-    torn = isinstance(error, CutOffLogError)
+def _of_file(path: Path, error: Exception) -> layout.Damage:
+    torn = isinstance(error, layout.CutOffLogError)
     try:
         nbytes = path.stat().st_size
     except OSError:
         nbytes = 0
-    return Damage(path, 0, nbytes, 0 if torn else -1, str(error), torn)
+    return layout.Damage(path, 0, nbytes, 0 if torn else -1, str(error), torn)
 
 
 class Order(Protocol):
@@ -397,7 +395,7 @@ def _let_go(heap: list[Any], held: list[Any], order: Order) -> list[Any]:
     return left
 
 
-def _feed(heap: list[Any], count: Iterator[int], process: _Process) -> Iterator[Damage]:
+def _feed(heap: list[Any], count: Iterator[int], process: _Process) -> Iterator[layout.Damage]:
     time_ns = process.peek()
     yield from process.damage
     process.damage.clear()

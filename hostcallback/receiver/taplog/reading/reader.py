@@ -9,37 +9,14 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from hostcallback.receiver.log import logger
-from hostcallback.receiver.taplog.format.layout import (
-    CutOffLogError,
-    Damage,
-    DamagedLogError,
-    Kind,
-    NotATapLogError,
-    ThinnedTap,
-    segments_of,
-)
-from hostcallback.receiver.taplog.reading.chunk_reader import Chunk
-from hostcallback.receiver.taplog.reading.logged_message import (
-    LoggedMessage,
-    MessageDecoder,
-    ShardMerger,
-    is_alone,
-)
-from hostcallback.receiver.taplog.reading.merge import (
-    LostNote,
-    Order,
-    Record,
-    SequenceDeduplicator,
-    Stretch,
-    merged,
-)
-from hostcallback.receiver.taplog.reading.segment_reader import SegmentReader, Writer
+from hostcallback.receiver.taplog.format import layout
+from hostcallback.receiver.taplog.reading import chunk_reader, logged_message, merge, segment_reader
 from hostcallback.receiver.taplog.reading.selection import LoggedRun, RunCatalog, Selection
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 EVERYTHING = Selection()
-Watch = Callable[[Selection, Iterator[Record]], Iterator[Record]]
+Watch = Callable[[Selection, Iterator[merge.Record]], Iterator[merge.Record]]
 
 
 LISTED_AGAIN = 5
@@ -81,14 +58,16 @@ class LogReader:
         self.strays: list[Path] = []
         self.watch: Watch | None = None
         self._cut_off: list[Path] = []
-        self._copies = SequenceDeduplicator()
+        self._copies = merge.SequenceDeduplicator()
         self._catalog = RunCatalog()
-        self._problem: Exception = NotATapLogError("no tap log was given")
-        known: dict[Path, Writer] = {}
+        self._problem: Exception = layout.NotATapLogError("no tap log was given")
+        known: dict[Path, segment_reader.Writer] = {}
         chosen: dict[Path, None] = {}
         for item in given:
             for _ in range(LISTED_AGAIN):
-                in_item = {path: known.get(path) or self._note(path, files) for path in segments_of(item)}
+                in_item = {
+                    path: known.get(path) or self._note(path, files) for path in layout.segments_of(item)
+                }
                 found = {path: writer for path, writer in in_item.items() if writer is not None}
                 if found or all(path.exists() for path in in_item):
                     break  # otherwise all that were listed have been deleted since, and there are others
@@ -102,7 +81,7 @@ class LogReader:
         if self.strays:
             logger.warning("left out, because no tap logs: %s", ", ".join(map(str, self.strays)))
         wanted = None if run is None else self._catalog.chosen(run)
-        segments: dict[Writer, list[Path]] = {}
+        segments: dict[segment_reader.Writer, list[Path]] = {}
         for path in chosen:
             if wanted is None or known[path].run in wanted:
                 segments.setdefault(known[path], []).append(path)
@@ -110,16 +89,16 @@ class LogReader:
             (writer, sorted(of_writer, key=lambda path: path.name)) for writer, of_writer in segments.items()
         ]
 
-    def _note(self, path: Path, given: Sequence[Path]) -> Writer | None:
+    def _note(self, path: Path, given: Sequence[Path]) -> segment_reader.Writer | None:
         # Returns the writer of a segment; None if the file is none yet or was deleted.
         try:
-            segment = SegmentReader(path)
-        except CutOffLogError as error:
+            segment = segment_reader.SegmentReader(path)
+        except layout.CutOffLogError as error:
             self._cut_off.append(path)
             self._problem = error
         except FileNotFoundError as error:  # its writer deletes old segments
             self._problem = error
-        except NotATapLogError as error:
+        except layout.NotATapLogError as error:
             if path in given:
                 raise
             self.strays.append(path)
@@ -137,33 +116,33 @@ class LogReader:
         return self._catalog.runs
 
     @property
-    def writers(self) -> list[Writer]:
+    def writers(self) -> list[segment_reader.Writer]:
         """The processes that wrote the logs, in the order of their start."""
         return [writer for writer, _ in self._processes]
 
-    def is_alone(self, writer: Writer) -> bool:
+    def is_alone(self, writer: segment_reader.Writer) -> bool:
         """Whether no other process of the program run of that process is in the logs."""
-        return is_alone(writer, self.writers)
+        return logged_message.is_alone(writer, self.writers)
 
-    def segments(self) -> Iterator[tuple[Writer, SegmentReader]]:
+    def segments(self) -> Iterator[tuple[segment_reader.Writer, segment_reader.SegmentReader]]:
         """The segments of each process in order. Each one is open until the next one is taken."""
         for writer, paths in self._processes:
             for path in paths:
                 try:
-                    segment = SegmentReader(path)
+                    segment = segment_reader.SegmentReader(path)
                 except FileNotFoundError:  # its writer deletes old segments
                     continue
                 yield writer, segment
                 segment.close()
 
-    def of(self, writer: Writer) -> LogReader:
+    def of(self, writer: segment_reader.Writer) -> LogReader:
         """A reader of one process's segments."""
         reader = copy.copy(self)
         reader._processes = [item for item in self._processes if item[0] == writer]
         reader._cut_off = []
         return reader
 
-    def thinned(self) -> dict[str, ThinnedTap]:
+    def thinned(self) -> dict[str, layout.ThinnedTap]:
         """The taps that rules thin out, or thinned out, by name: all rules, and the number of suppressed messages."""
         rules: dict[str, dict[str, None]] = {}
         last: dict[str, str] = {}
@@ -171,24 +150,26 @@ class LogReader:
         for _, segment in self.segments():
             for chunk in segment.chunks():
                 noted = (
-                    segment.rules_in(chunk) if isinstance(chunk, Chunk) and chunk.kind is Kind.RULES else []
+                    segment.rules_in(chunk)
+                    if isinstance(chunk, chunk_reader.Chunk) and chunk.kind is layout.Kind.RULES
+                    else []
                 )
-                for tap in [] if isinstance(noted, Damage) else noted:
+                for tap in [] if isinstance(noted, layout.Damage) else noted:
                     rules.setdefault(tap.name, {})[tap.rules] = None
                     last[tap.name] = tap.rules
                     counts[tap.name] += tap.suppressed
         return {
-            name: ThinnedTap(name, "; ".join(filter(None, rules[name])), counts[name])
+            name: layout.ThinnedTap(name, "; ".join(filter(None, rules[name])), counts[name])
             for name in sorted(rules)
             if last[name] or counts[name]
         }
 
-    def devices(self, selection: Selection = EVERYTHING) -> list[tuple[Writer, str]]:
+    def devices(self, selection: Selection = EVERYTHING) -> list[tuple[segment_reader.Writer, str]]:
         """The devices of each process that recorded messages. Reads the headers of all segments."""
-        found: dict[tuple[Writer, str], None] = {}
+        found: dict[tuple[segment_reader.Writer, str], None] = {}
         for writer, segment in self.segments():
             for chunk in segment.chunks():
-                if isinstance(chunk, Chunk) and chunk.kind is Kind.FRAMES:
+                if isinstance(chunk, chunk_reader.Chunk) and chunk.kind is layout.Kind.FRAMES:
                     found[writer, segment.devices.get(chunk.stream, "")] = None
         return [key for key in found if selection.wants_device(key[1])]
 
@@ -202,8 +183,8 @@ class LogReader:
         return names
 
     def message_runs(
-        self, selection: Selection = EVERYTHING, *, by_time: bool = True, order: Order | None = None
-    ) -> Iterator[Record]:
+        self, selection: Selection = EVERYTHING, *, by_time: bool = True, order: merge.Order | None = None
+    ) -> Iterator[merge.Record]:
         """Yields recorded messages in runs of one device, notes of lost messages, and damage.
 
         A message that is in several of the logs, as in those of several collectors, is yielded once. Messages of
@@ -215,11 +196,13 @@ class LogReader:
             order: further conditions for the order of processes.
         """
         for path in self._cut_off:
-            yield Damage(path, 0, path.stat().st_size, 0, "ends in its header", torn=True)
-        records = self._copies.once(merged(self._processes, selection, by_time=by_time, order=order))
+            yield layout.Damage(path, 0, path.stat().st_size, 0, "ends in its header", torn=True)
+        records = self._copies.once(merge.merged(self._processes, selection, by_time=by_time, order=order))
         yield from records if self.watch is None else self.watch(selection, records)
 
-    def values(self, selection: Selection = EVERYTHING) -> Iterator[LoggedMessage | LostNote | Damage]:
+    def values(
+        self, selection: Selection = EVERYTHING
+    ) -> Iterator[logged_message.LoggedMessage | merge.LostNote | layout.Damage]:
         """Yields as `records` does, but assembles the shards of programs of several processes: a value is one message.
 
         Shards of incomplete values come late, one by one. If only some devices are selected, all shards come one by
@@ -228,28 +211,28 @@ class LogReader:
         if selection.devices:
             yield from self.records(selection)
             return
-        wholes = ShardMerger(shows_incomplete=True, is_alone=self.is_alone)
+        wholes = logged_message.ShardMerger(shows_incomplete=True, is_alone=self.is_alone)
         for record in self.records(selection, order=wholes.jobs):
-            if isinstance(record, LoggedMessage):
+            if isinstance(record, logged_message.LoggedMessage):
                 yield from wholes.take(record)
             else:
                 yield record
         yield from wholes.finish()
 
     def records(
-        self, selection: Selection = EVERYTHING, *, order: Order | None = None
-    ) -> Iterator[LoggedMessage | LostNote | Damage]:
+        self, selection: Selection = EVERYTHING, *, order: merge.Order | None = None
+    ) -> Iterator[logged_message.LoggedMessage | merge.LostNote | layout.Damage]:
         """Yields messages, with notes of lost messages and damage in their places; `order`: see `message_runs`."""
-        decoder = MessageDecoder()
+        decoder = logged_message.MessageDecoder()
         for record in self.message_runs(selection, order=order):
-            if not isinstance(record, Stretch):
+            if not isinstance(record, merge.Stretch):
                 yield record
                 continue
             for message in decoder.messages(record):
-                if isinstance(message, Damage) or selection.wants_name(message.message.consumer.name):
+                if isinstance(message, layout.Damage) or selection.wants_name(message.message.consumer.name):
                     yield message
 
-    def messages(self, selection: Selection = EVERYTHING) -> Iterator[LoggedMessage]:
+    def messages(self, selection: Selection = EVERYTHING) -> Iterator[logged_message.LoggedMessage]:
         """Yields messages: those of a process by time, those of a device in the order of their emission.
 
         Raises:
@@ -257,12 +240,12 @@ class LogReader:
             incomplete
                 message at the end, as a killed process leaves it, is not damage.
         """
-        damaged: list[Damage] = []
+        damaged: list[layout.Damage] = []
         for record in self.records(selection):
-            if isinstance(record, LoggedMessage):
+            if isinstance(record, logged_message.LoggedMessage):
                 yield record
-            elif isinstance(record, Damage) and not record.torn:
+            elif isinstance(record, layout.Damage) and not record.torn:
                 damaged.append(record)
         if damaged:
             more = f" (and {len(damaged) - 1} more damaged parts)" if len(damaged) > 1 else ""
-            raise DamagedLogError(f"{damaged[0]}{more}")
+            raise layout.DamagedLogError(f"{damaged[0]}{more}")

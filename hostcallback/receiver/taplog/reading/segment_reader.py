@@ -12,20 +12,8 @@ from typing import Any, NamedTuple
 import msgpack
 import numpy as np
 
-from hostcallback.receiver import limits
-from hostcallback.receiver.processes import is_run
+from hostcallback.receiver import limits, processes
 from hostcallback.receiver.taplog.format import layout
-from hostcallback.receiver.taplog.format.layout import (
-    CHUNK_HEADER_BYTES,
-    HEADER_BYTES,
-    TRAILER_BYTES,
-    ChunkHeader,
-    Damage,
-    Kind,
-    Lost,
-    NotATapLogError,
-    ThinnedTap,
-)
 from hostcallback.receiver.taplog.reading.chunk_reader import Chunk, read_whole
 from hostcallback.receiver.wire.pytree import unpack_plain
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
@@ -91,15 +79,15 @@ class SegmentReader:
         try:
             name = str(self.path)
             if not stat.S_ISREG(os.fstat(self._fd).st_mode):
-                raise NotATapLogError(f"{name} is no regular file, expected a segment of a tap log")
-            info_bytes, crc = layout.decode_file_header(self.read_at(0, HEADER_BYTES), name)
-            info = self.read_at(HEADER_BYTES, info_bytes)
+                raise layout.NotATapLogError(f"{name} is no regular file, expected a segment of a tap log")
+            info_bytes, crc = layout.decode_file_header(self.read_at(0, layout.HEADER_BYTES), name)
+            info = self.read_at(layout.HEADER_BYTES, info_bytes)
             self.info = layout.decode_info(info, info_bytes, crc, name)
             self.writer = _writer(self.info, name)
         except BaseException:
             self.close()
             raise
-        self._first = HEADER_BYTES + layout.align(info_bytes)
+        self._first = layout.HEADER_BYTES + layout.align(info_bytes)
         self._devices: dict[int, str] = {}
         self._consumers: dict[int, tuple[int, TapDescriptor]] = {}
         self._described_bytes: dict[int, int] = {}  # by offset of the chunk: chunks may be read again
@@ -123,7 +111,7 @@ class SegmentReader:
         """Whether the segment is complete, with an index."""
         return self._index_offset() is not None
 
-    def chunks(self, start: int = 0) -> Iterator[Chunk | Damage]:
+    def chunks(self, start: int = 0) -> Iterator[Chunk | layout.Damage]:
         """Yields the chunks of messages and losses, in order, from file offset `start` on (0 for the first).
 
         Descriptors are collected on the way. A chunk that continues beyond the end of the file is the last one. The
@@ -132,14 +120,14 @@ class SegmentReader:
         headers = self._read_index() if not start else None
         found = self._walk(max(start, self._first)) if headers is None else self._listed(headers)
         for item in found:
-            if isinstance(item, Chunk) and item.kind is Kind.DESCRIPTIONS:
+            if isinstance(item, Chunk) and item.kind is layout.Kind.DESCRIPTIONS:
                 damage = self._take_descriptions(item)
                 if damage is not None:
                     yield damage
-            elif isinstance(item, Damage) or item.kind is not Kind.INDEX:
+            elif isinstance(item, layout.Damage) or item.kind is not layout.Kind.INDEX:
                 yield item
 
-    def headers(self, start: int = 0) -> Iterator[Chunk | Damage]:
+    def headers(self, start: int = 0) -> Iterator[Chunk | layout.Damage]:
         """Yields all chunks, descriptors too, from file offset `start` on. Reads only their headers."""
         return self._walk(max(start, self._first))
 
@@ -155,38 +143,40 @@ class SegmentReader:
             data += more
         return data
 
-    def lost_in(self, chunk: Chunk) -> Lost | Damage:
+    def lost_in(self, chunk: Chunk) -> layout.Lost | layout.Damage:
         """Decodes a chunk of the kind LOST."""
         data = read_whole(self, chunk)
-        if isinstance(data, Damage):
+        if isinstance(data, layout.Damage):
             return data
         try:
             return _lost(unpack_plain(data))
         except (ValueError, TypeError, msgpack.UnpackException) as error:
             return chunk.damage(self.path, f"a record of lost messages is damaged ({error})")
 
-    def folded_in(self, chunk: Chunk) -> dict[int, int] | Damage:
+    def folded_in(self, chunk: Chunk) -> dict[int, int] | layout.Damage:
         """Decodes a chunk of the kind FOLDED; returns counts by sequence number."""
         data = read_whole(self, chunk)
-        if isinstance(data, Damage):
+        if isinstance(data, layout.Damage):
             return data
         pairs = np.frombuffer(data[: len(data) // 16 * 16], "<u8").reshape(-1, 2)
         return dict(pairs.tolist())
 
-    def rules_in(self, chunk: Chunk) -> list[ThinnedTap] | Damage:
+    def rules_in(self, chunk: Chunk) -> list[layout.ThinnedTap] | layout.Damage:
         """Decodes a chunk of the kind RULES."""
         data = read_whole(self, chunk)
-        if isinstance(data, Damage):
+        if isinstance(data, layout.Damage):
             return data
         try:
-            found = [ThinnedTap(*item) for item in unpack_plain(data)[: limits.DESCRIPTIONS]]
+            found = [layout.ThinnedTap(*item) for item in unpack_plain(data)[: limits.DESCRIPTIONS]]
             if not all(
                 type(tap.name) is str and type(tap.rules) is str and type(tap.suppressed) is int
                 for tap in found
             ):
                 raise ValueError("a tap is none")
             return [
-                ThinnedTap(tap.name[: limits.NAME_CHARS], tap.rules[: limits.NAME_CHARS], tap.suppressed)
+                layout.ThinnedTap(
+                    tap.name[: limits.NAME_CHARS], tap.rules[: limits.NAME_CHARS], tap.suppressed
+                )
                 for tap in found
             ]
         except (ValueError, TypeError, msgpack.UnpackException) as error:
@@ -196,25 +186,27 @@ class SegmentReader:
         """Decodes a chunk of the kind EXCEPTIONS: plain data that the caller checks."""
         data = read_whole(self, chunk)
         try:
-            return data if isinstance(data, Damage) else unpack_plain(data)
+            return data if isinstance(data, layout.Damage) else unpack_plain(data)
         except ValueError as error:
             return chunk.damage(self.path, f"a record of exceptions is damaged ({error})")
 
     def _index_offset(self) -> int | None:
         nbytes = self.nbytes
-        if nbytes < self._first + TRAILER_BYTES:
+        if nbytes < self._first + layout.TRAILER_BYTES:
             return None
-        return layout.decode_trailer(self.read_at(nbytes - TRAILER_BYTES, TRAILER_BYTES), nbytes)
+        return layout.decode_trailer(
+            self.read_at(nbytes - layout.TRAILER_BYTES, layout.TRAILER_BYTES), nbytes
+        )
 
-    def _read_index(self) -> list[ChunkHeader] | None:
+    def _read_index(self) -> list[layout.ChunkHeader] | None:
         offset = self._index_offset()
         if offset is None:
             return None
-        header = layout.decode_chunk_header(self.read_at(offset, CHUNK_HEADER_BYTES), offset)
-        if header is None or header.kind != Kind.INDEX:
+        header = layout.decode_chunk_header(self.read_at(offset, layout.CHUNK_HEADER_BYTES), offset)
+        if header is None or header.kind != layout.Kind.INDEX:
             return None
         data = read_whole(self, Chunk.of(header, self.nbytes))
-        if isinstance(data, Damage) or len(data) % CHUNK_HEADER_BYTES or len(data) > offset:
+        if isinstance(data, layout.Damage) or len(data) % layout.CHUNK_HEADER_BYTES or len(data) > offset:
             return None
         headers = layout.decode_index(data)
         # In the order of the file and apart from each other: no chunk is read twice.
@@ -222,15 +214,15 @@ class SegmentReader:
         is_ordered = all(header.offset >= end for header, end in zip(headers, ends, strict=False))
         return headers if is_ordered and ends[-1] <= offset else None
 
-    def _listed(self, headers: Sequence[ChunkHeader]) -> Iterator[Chunk | Damage]:
+    def _listed(self, headers: Sequence[layout.ChunkHeader]) -> Iterator[Chunk | layout.Damage]:
         nbytes = self.nbytes
         for header in headers:
             yield Chunk.of(header, nbytes)
 
-    def _walk(self, offset: int) -> Iterator[Chunk | Damage]:
+    def _walk(self, offset: int) -> Iterator[Chunk | layout.Damage]:
         nbytes = self.nbytes
         while offset < nbytes:
-            data = self.read_at(offset, CHUNK_HEADER_BYTES)
+            data = self.read_at(offset, layout.CHUNK_HEADER_BYTES)
             header = layout.decode_chunk_header(data, offset)
             if header is None:
                 if self._is_trailer(data, nbytes - offset):
@@ -250,27 +242,29 @@ class SegmentReader:
 
     def _is_trailer(self, data: bytes, left: int) -> bool:
         # The trailer of a complete file whose index is damaged, or a part of a trailer.
-        return left <= TRAILER_BYTES and data[:8] == layout.END_MAGIC[: len(data[:8])]
+        return left <= layout.TRAILER_BYTES and data[:8] == layout.END_MAGIC[: len(data[:8])]
 
-    def _resynchronize(self, offset: int, nbytes: int) -> Damage:
+    def _resynchronize(self, offset: int, nbytes: int) -> layout.Damage:
         # Chunks start at multiples of 64, and their headers contain their own offsets.
         at = self._data_from(offset + 64)
         while at < nbytes:
-            data = self.read_at(at, SCAN_BYTES + CHUNK_HEADER_BYTES)
-            if len(data) < CHUNK_HEADER_BYTES:
+            data = self.read_at(at, SCAN_BYTES + layout.CHUNK_HEADER_BYTES)
+            if len(data) < layout.CHUNK_HEADER_BYTES:
                 break
             words = np.frombuffer(data[: len(data) // 64 * 64], "<u4")[::16]
             magic = int.from_bytes(layout.CHUNK_MAGIC, "little")
             for place in np.flatnonzero(words == magic).tolist():
                 start = place * 64
-                piece = data[start : start + CHUNK_HEADER_BYTES]
+                piece = data[start : start + layout.CHUNK_HEADER_BYTES]
                 if layout.decode_chunk_header(piece, at + start) is not None:
                     found = at + start
-                    return Damage(self.path, offset, found - offset, -1, "damaged: no chunk starts here")
+                    return layout.Damage(
+                        self.path, offset, found - offset, -1, "damaged: no chunk starts here"
+                    )
             at = self._data_from(at + SCAN_BYTES)
-        torn = nbytes - offset < CHUNK_HEADER_BYTES
+        torn = nbytes - offset < layout.CHUNK_HEADER_BYTES
         reason = "ends in a chunk's header" if torn else "damaged: no chunk starts here, or after it"
-        return Damage(self.path, offset, nbytes - offset, 0 if torn else -1, reason, torn)
+        return layout.Damage(self.path, offset, nbytes - offset, 0 if torn else -1, reason, torn)
 
     def _data_from(self, offset: int) -> int:
         # Holes of a sparse file, which may be of any length, are left out.
@@ -279,7 +273,7 @@ class SegmentReader:
         except OSError:  # no data follow
             return self.nbytes
 
-    def _take_descriptions(self, chunk: Chunk) -> Damage | None:
+    def _take_descriptions(self, chunk: Chunk) -> layout.Damage | None:
         self._described_bytes[chunk.offset] = chunk.raw_bytes
         if sum(self._described_bytes.values()) > limits.DESCRIPTIONS_BYTES:
             self._described_bytes[chunk.offset] = 0
@@ -287,7 +281,7 @@ class SegmentReader:
                 self.path, f"more than {limits.DESCRIPTIONS_BYTES} bytes of descriptors of taps in a segment"
             )._replace(messages=0)
         data = read_whole(self, chunk)
-        if isinstance(data, Damage):
+        if isinstance(data, layout.Damage):
             return data._replace(messages=0, reason=f"descriptors of taps: {data.reason}")
         unpacker = msgpack.Unpacker(
             max_buffer_size=max(len(data), 1), max_array_len=16, max_map_len=16, max_ext_len=0
@@ -311,10 +305,10 @@ class SegmentReader:
         return None
 
 
-def _lost(found: Any) -> Lost:
+def _lost(found: Any) -> layout.Lost:
     if not isinstance(found, dict):
         raise ValueError("no map")
-    lost = Lost(**found)
+    lost = layout.Lost(**found)
     numbers = lost.first_seq, lost.last_seq, lost.messages, lost.nbytes, lost.time_ns
     if not all(type(number) is int for number in numbers):
         raise ValueError("a number is none")
@@ -329,7 +323,12 @@ def _writer(info: dict[str, Any], name: str) -> Writer:
         process, host = (str(info[name])[: limits.NAME_CHARS] for name in ("process", "host"))
         run = str(info.get("run", ""))
         return Writer(
-            process, host, int(info["pid"]), index, job[: limits.NAME_CHARS], run if is_run(run) else ""
+            process,
+            host,
+            int(info["pid"]),
+            index,
+            job[: limits.NAME_CHARS],
+            run if processes.is_run(run) else "",
         )
     except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise NotATapLogError(f"{name}: the header of this tap log is damaged: {error!r}") from error
+        raise layout.NotATapLogError(f"{name}: the header of this tap log is damaged: {error!r}") from error

@@ -18,23 +18,14 @@ from hostcallback.receiver.log import logger
 from hostcallback.receiver.taplog.format.block import FrameBlock
 from hostcallback.receiver.taplog.format.layout import Lost, ThinnedTap
 from hostcallback.receiver.taplog.format.steps import StepFinder
-from hostcallback.receiver.taplog.writing.frame_copier import Room
-from hostcallback.receiver.taplog.writing.rotation import (
-    Folded,
-    LogCounters,
-    LogOptions,
-    LogSegments,
-    Losses,
-    Segments,
-)
-from hostcallback.receiver.taplog.writing.segment_writer import SegmentWriter, WriteBuffer
+from hostcallback.receiver.taplog.writing import frame_copier, rotation, segment_writer
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 
 RETRY_SEC = 1.0
 """Seconds after a failed write in which nothing is written: messages that come meanwhile are lost."""
 
 
-Messages = tuple[FrameBlock, Folded, bool]
+Messages = tuple[FrameBlock, rotation.Folded, bool]
 """Messages of one device in order, what was folded into them, and whether they must be written at once."""
 
 
@@ -48,8 +39,8 @@ class LogWriter:
     def __init__(
         self,
         directory: str | os.PathLike[str],
-        options: LogOptions | None = None,
-        segments: Segments | None = None,
+        options: rotation.LogOptions | None = None,
+        segments: rotation.Segments | None = None,
     ) -> None:
         """Creates the first segment; by default those of a tap log in a folder, which is created if it does not exist.
 
@@ -58,11 +49,11 @@ class LogWriter:
             TapLogError: compression is requested, and its package is missing.
         """
         self.directory = Path(directory)
-        self.options = options or LogOptions()
-        self._segments = segments or LogSegments(self.directory, self.options)
+        self.options = options or rotation.LogOptions()
+        self._segments = segments or rotation.LogSegments(self.directory, self.options)
         self._described: dict[int, TapDescriptor] = {}
         self._steps = StepFinder(self._described)
-        self._segment: SegmentWriter | None = None
+        self._segment: segment_writer.SegmentWriter | None = None
         self._start_anew()
         self._segment = self._new_segment()
         _open_writers.add(self)
@@ -70,8 +61,8 @@ class LogWriter:
     def _start_anew(self) -> None:
         self._lock = threading.Lock()  # protects everything below, and the segments
         self._due = threading.Condition(self._lock)
-        self._pending: dict[str, WriteBuffer] = {}
-        self._losses = Losses()
+        self._pending: dict[str, segment_writer.WriteBuffer] = {}
+        self._losses = rotation.Losses()
         self._number = 0
         self._flush_at: float | None = None
         self._retry_at = 0.0
@@ -80,7 +71,7 @@ class LogWriter:
         self._segments.begin(self._lock, self._losses)
 
     @property
-    def counters(self) -> LogCounters:
+    def counters(self) -> rotation.LogCounters:
         """A copy of the current counters."""
         with self._lock:
             unfinished = 0 if self._segment is None else self._segment.nbytes
@@ -103,7 +94,7 @@ class LogWriter:
         """Takes ownership of messages of one device, in order; with `at_once` they are written immediately."""
         self.record(device, lambda room: (block, (), at_once))
 
-    def record(self, device: str, collect: Callable[[Room], Messages | None]) -> None:
+    def record(self, device: str, collect: Callable[[frame_copier.Room], Messages | None]) -> None:
         """Takes messages of one device, in order: `collect` copies them into the memory that it is given.
 
         `collect` must not call the log, except for `describe` and `knows`. Its exceptions are raised here, and
@@ -112,7 +103,7 @@ class LogWriter:
         with self._lock:
             pending = self._pending.get(device)
             if pending is None:
-                pending = self._pending[device] = WriteBuffer()
+                pending = self._pending[device] = segment_writer.WriteBuffer()
             messages = collect(pending.room)
             if messages is None:
                 return
@@ -142,7 +133,7 @@ class LogWriter:
         """Notes the exceptions of tap functions so far, see `FailureHistory.as_dicts`. Does not raise OSError."""
         self._note(lambda segment: segment.exceptions(told, time.time_ns()))
 
-    def _note(self, write: Callable[[SegmentWriter], None]) -> None:
+    def _note(self, write: Callable[[segment_writer.SegmentWriter], None]) -> None:
         with self._lock:
             try:
                 segment = self._open_segment()
@@ -185,7 +176,7 @@ class LogWriter:
         self._segment = None
         self._start_anew()
 
-    def _write(self, device: str, pending: WriteBuffer) -> None:
+    def _write(self, device: str, pending: segment_writer.WriteBuffer) -> None:
         if not pending.nbytes:
             return
         self._segments.wait_for_room(pending.nbytes)
@@ -253,7 +244,7 @@ class LogWriter:
         else:
             self._due.notify_all()
 
-    def _open_segment(self) -> SegmentWriter:
+    def _open_segment(self) -> segment_writer.SegmentWriter:
         """Returns the segment to append to, after writing the notes of lost messages into it.
 
         Raises:
@@ -270,7 +261,7 @@ class LogWriter:
             logger.warning("%s: recording works again", self.directory)
         return segment
 
-    def _new_segment(self) -> SegmentWriter:
+    def _new_segment(self) -> segment_writer.SegmentWriter:
         self._number += 1
         segment = self._segments.new(self._number)
         self._begun = time.monotonic()
@@ -301,7 +292,7 @@ class LogWriter:
             segment.close()
         self._finished(segment)
 
-    def _finished(self, segment: SegmentWriter) -> None:
+    def _finished(self, segment: segment_writer.SegmentWriter) -> None:
         self._losses.counters.nbytes += segment.nbytes
         self._segments.finished(segment)
 

@@ -10,25 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from hostcallback.receiver.errors import TapFailure, WireError
+from hostcallback.receiver import errors, files, processes
 from hostcallback.receiver.failures.failure_report import FailureHistory
-from hostcallback.receiver.files import PRIVATE, Closing
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.messages import Consumer, Find, Message, device_text
-from hostcallback.receiver.processes import checked_run, own_run
 from hostcallback.receiver.sinks.sharding.shard_record import shard_record
 from hostcallback.receiver.sources.source import Batch
 from hostcallback.receiver.taplog.format.block import FrameBlock
 from hostcallback.receiver.taplog.format.layout import ThinnedTap
-from hostcallback.receiver.taplog.writing.frame_copier import Room, collect, shortened
-from hostcallback.receiver.taplog.writing.log_writer import LogWriter, Messages
-from hostcallback.receiver.taplog.writing.rotation import (
-    SEGMENT_BYTES,
-    SEGMENT_SEC,
-    LogCounters,
-    LogOptions,
-    plain_config,
-)
+from hostcallback.receiver.taplog.writing import frame_copier, log_writer, rotation
 from hostcallback.receiver.wire.array_types import decode_metadata
 from hostcallback.receiver.wire.frame import Flags, encode_frame
 from hostcallback.receiver.wire.tap_descriptor import LOGGED_ELEMENTS, UNDESCRIBED, TapDescriptor
@@ -44,7 +34,7 @@ _AS_SINKS_SEE = int.from_bytes(b"as seen", "little")
 """Added to the consumer ids of taps of shards, for records of the values that a sink received instead of shards."""
 
 
-class Recorder(Closing):
+class Recorder(files.Closing):
     """Writes messages to a log, see docs/tap-log.md. Any thread.
 
     A receiver that records passes all batches of its devices. The recorder is a sink too: called with a message, it
@@ -56,7 +46,7 @@ class Recorder(Closing):
         print(recorder.directory)
     """
 
-    def __init__(self, log: LogWriter) -> None:
+    def __init__(self, log: log_writer.LogWriter) -> None:
         """Called by `record`."""
         self._log = log
         self._exceptions = FailureHistory()
@@ -70,7 +60,7 @@ class Recorder(Closing):
         return self._log.directory
 
     @property
-    def counters(self) -> LogCounters:
+    def counters(self) -> rotation.LogCounters:
         """Counters of recorded and lost messages."""
         return self._log.counters
 
@@ -78,7 +68,7 @@ class Recorder(Closing):
         """Notes which taps rules thin out, and the messages suppressed since the last note, for `hcb stats`."""
         self._log.note_rules(thinned)
 
-    def note_exception(self, failure: TapFailure) -> None:
+    def note_exception(self, failure: errors.TapFailure) -> None:
         """Notes an exception of a tap function, for `hcb ui`: at once, or with later messages if there are many."""
         self._exceptions.add_exception(failure)
         self._has_unnoted = True
@@ -113,15 +103,15 @@ class Recorder(Closing):
         """
         is_end = False
 
-        def take(room: Room) -> Messages | None:
+        def take(room: frame_copier.Room) -> log_writer.Messages | None:
             nonlocal is_end
-            block = collect(batch, room)
+            block = frame_copier.collect(batch, room)
             is_end = bool(block.flags[-1] & _END)  # such a frame is always alone in its batch
             if is_end:
                 return None
             self._describe(block, find)
             if self._elements and not self._elements.keys().isdisjoint(block.consumers):
-                block = shortened(block, self._elements)
+                block = frame_copier.shortened(block, self._elements)
             folded: list[tuple[int, int]] = []
             if batch.folded:
                 pairs = zip(block.seqs.tolist(), batch.folded, strict=True)
@@ -202,7 +192,7 @@ class Recorder(Closing):
             index = int((block.consumer_ids == np.uint64(consumer_id)).argmax())
             try:
                 arrays = len(decode_metadata(block.metadata(index)))
-            except WireError:
+            except errors.WireError:
                 arrays = 0
             described = description_of(consumer, arrays)
             if LOGGED_ELEMENTS in described.params:
@@ -259,14 +249,14 @@ def _as_seen(
 def record(
     path: str | os.PathLike[str],
     *,
-    segment_bytes: int = SEGMENT_BYTES,
-    segment_sec: float = SEGMENT_SEC,
+    segment_bytes: int = rotation.SEGMENT_BYTES,
+    segment_sec: float = rotation.SEGMENT_SEC,
     keep_bytes: int | None = None,
     compress: bool = False,
     fsync: bool = False,
     process_index: int | None = None,
     job: str = "",
-    mode: int = PRIVATE.mode,
+    mode: int = files.PRIVATE.mode,
     run: str = "",
     config: Mapping[str, Any] | None = None,
 ) -> Recorder:
@@ -307,12 +297,13 @@ def record(
             with hcb.outfeed_receiver(record=log):
                 train()
     """
-    options = LogOptions(
+    options = rotation.LogOptions(
         segment_bytes, segment_sec, keep_bytes, compress, fsync, process_index, job=job, mode=mode,
-        run=checked_run(run) if run else own_run(), config=None if config is None else plain_config(config),
+        run=processes.checked_run(run) if run else processes.own_run(),
+        config=None if config is None else rotation.plain_config(config),
     )  # fmt: skip
     try:
-        return Recorder(LogWriter(path, options))
+        return Recorder(log_writer.LogWriter(path, options))
     except OSError as error:
         if error.errno is None:
             raise

@@ -15,24 +15,10 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from hostcallback.receiver import limits, processes
-from hostcallback.receiver.files import PRIVATE, Permissions
-from hostcallback.receiver.taplog.format import layout
+from hostcallback.receiver import files, limits, processes
+from hostcallback.receiver.taplog.format import compression, layout
 from hostcallback.receiver.taplog.format.block import FrameBlock
-from hostcallback.receiver.taplog.format.compression import Compressor
-from hostcallback.receiver.taplog.format.layout import (
-    ALL_CONSUMERS,
-    NO_STEP,
-    ChunkHeader,
-    Codec,
-    Kind,
-    Lost,
-    ThinnedTap,
-    page_checksums,
-)
-from hostcallback.receiver.wire.array_types import Array
-from hostcallback.receiver.wire.frame import VERSION
-from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
+from hostcallback.receiver.wire import array_types, frame, tap_descriptor
 
 _process = uuid.uuid4().hex[:16]
 """Identifies this process: process ids repeat, over time and between machines."""
@@ -62,7 +48,7 @@ def segment_info(number: int) -> dict[str, Any]:
         "created_ns": time.time_ns(),
         "monotonic_ns": time.monotonic_ns(),
         "segment": number,
-        "wire_version": VERSION,
+        "wire_version": frame.VERSION,
         "hostcallback": package,
     }
 
@@ -84,8 +70,8 @@ class SegmentWriter:
         *,
         number: int = 1,
         info: Mapping[str, Any] | None = None,
-        compressor: Compressor | None = None,
-        permissions: Permissions = PRIVATE,
+        compressor: compression.Compressor | None = None,
+        permissions: files.Permissions = files.PRIVATE,
     ) -> None:
         """Creates the file.
 
@@ -129,7 +115,7 @@ class SegmentWriter:
             or self._described_bytes >= limits.DESCRIPTIONS_BYTES // 2
         )
 
-    def describe(self, *described: TapDescriptor) -> None:
+    def describe(self, *described: tap_descriptor.TapDescriptor) -> None:
         """Writes descriptors that are not in the file, before the consumers' first frames.
 
         Raises:
@@ -145,10 +131,10 @@ class SegmentWriter:
         self,
         device: str,
         block: FrameBlock,
-        described: Mapping[int, TapDescriptor],
+        described: Mapping[int, tap_descriptor.TapDescriptor],
         *,
-        step_before: int = NO_STEP,
-        steps: Array | None = None,
+        step_before: int = layout.NO_STEP,
+        steps: array_types.Array | None = None,
         folded: Sequence[tuple[int, int]] = (),
     ) -> None:
         """Appends messages of one device, after the descriptors that they need. Takes ownership of the block.
@@ -170,7 +156,7 @@ class SegmentWriter:
         stream = streams.setdefault(device, len(streams))
         if len(streams) > len(self._streams):
             items.append({"stream": stream, "device": device})
-        chunks: list[tuple[Kind, Any, dict[str, int]]] = [self._descriptions(items)] if items else []
+        chunks: list[tuple[layout.Kind, Any, dict[str, int]]] = [self._descriptions(items)] if items else []
         known = {**self._consumers, **numbers}
         bounds = {
             "stream": stream,
@@ -183,21 +169,21 @@ class SegmentWriter:
         if folded:
             pairs = np.array(folded, "<u8").tobytes()
             counted = sum(count for _, count in folded)
-            chunks.append((Kind.FOLDED, pairs, {**bounds, "messages": counted}))
+            chunks.append((layout.Kind.FOLDED, pairs, {**bounds, "messages": counted}))
         if steps is not None:
             bounds.update(step_before=step_before, min_step=int(steps.min()), max_step=int(steps.max()))
         # A mask of 64 bits, by consumer number: readers skip chunks without wanted taps. Numbers above 63 share bits,
         # and undescribed consumers set all bits, because a reader cannot know whether it wants them.
         bounds["consumers"] = sum({1 << (known[i] & 63) for i in found if i in known})
         if any(i not in known for i in found):
-            bounds["consumers"] = ALL_CONSUMERS
+            bounds["consumers"] = layout.ALL_CONSUMERS
         block.set_positions()
-        chunks.append((Kind.FRAMES, block.data, bounds))
+        chunks.append((layout.Kind.FRAMES, block.data, bounds))
         self._write_chunks(chunks)
         # Only after the write: if it raises, the next one must write the descriptors again.
         self._streams, self._consumers = streams, known
 
-    def lost(self, lost: Lost) -> None:
+    def lost(self, lost: layout.Lost) -> None:
         """Writes a note of lost messages.
 
         Raises:
@@ -212,15 +198,15 @@ class SegmentWriter:
             "min_time_ns": lost.time_ns,
             "max_time_ns": lost.time_ns,
         }
-        self._write_chunks([(Kind.LOST, packed, bounds)])
+        self._write_chunks([(layout.Kind.LOST, packed, bounds)])
 
-    def rules(self, thinned: Sequence[ThinnedTap], time_ns: int) -> None:
+    def rules(self, thinned: Sequence[layout.ThinnedTap], time_ns: int) -> None:
         """Writes which taps rules thin out.
 
         Raises:
             OSError: it cannot be written.
         """
-        self._note(Kind.RULES, [list(tap) for tap in thinned], time_ns)
+        self._note(layout.Kind.RULES, [list(tap) for tap in thinned], time_ns)
 
     def exceptions(self, told: list[dict[str, Any]], time_ns: int) -> None:
         """Writes the exceptions of tap functions so far.
@@ -228,9 +214,9 @@ class SegmentWriter:
         Raises:
             OSError: it cannot be written.
         """
-        self._note(Kind.EXCEPTIONS, told, time_ns)
+        self._note(layout.Kind.EXCEPTIONS, told, time_ns)
 
-    def _note(self, kind: Kind, told: list[Any], time_ns: int) -> None:
+    def _note(self, kind: layout.Kind, told: list[Any], time_ns: int) -> None:
         times = {"stream": -1, "min_time_ns": time_ns, "max_time_ns": time_ns}
         # Texts of exceptions may have surrogates, such as those of file names.
         packed = msgpack.packb(told, unicode_errors="backslashreplace")
@@ -251,7 +237,7 @@ class SegmentWriter:
         try:
             index_offset = self.nbytes
             index = b"".join(self._headers)
-            _, parts = self._chunk(Kind.INDEX, index, index_offset, {})
+            _, parts = self._chunk(layout.Kind.INDEX, index, index_offset, {})
             nbytes = index_offset + layout.chunk_bytes(len(index)) + layout.TRAILER_BYTES
             self._write([*parts, layout.encode_trailer(index_offset, nbytes)])
         finally:
@@ -264,17 +250,19 @@ class SegmentWriter:
                 os.close(self._fd)
             self._fd = -1
 
-    def _new_consumers(self, described: Sequence[TapDescriptor]) -> tuple[list[Any], dict[int, int]]:
+    def _new_consumers(
+        self, described: Sequence[tap_descriptor.TapDescriptor]
+    ) -> tuple[list[Any], dict[int, int]]:
         new = {d.consumer_id: d for d in described if d.consumer_id not in self._consumers}
         first = len(self._consumers)
         numbers = {consumer_id: first + place for place, consumer_id in enumerate(new)}
         return [{"number": numbers[i], "consumer": d.pack().tobytes()} for i, d in new.items()], numbers
 
     @staticmethod
-    def _descriptions(items: Sequence[Any]) -> tuple[Kind, Any, dict[str, int]]:
-        return Kind.DESCRIPTIONS, b"".join(map(msgpack.packb, items)), {}
+    def _descriptions(items: Sequence[Any]) -> tuple[layout.Kind, Any, dict[str, int]]:
+        return layout.Kind.DESCRIPTIONS, b"".join(map(msgpack.packb, items)), {}
 
-    def _write_chunks(self, chunks: Sequence[tuple[Kind, Any, dict[str, int]]]) -> None:
+    def _write_chunks(self, chunks: Sequence[tuple[layout.Kind, Any, dict[str, int]]]) -> None:
         parts: list[Any] = []
         headers: list[bytes] = []
         offset = self.nbytes
@@ -285,20 +273,24 @@ class SegmentWriter:
             parts += chunk
         self._write(parts)
         self._headers += headers
-        self._described_bytes += sum(len(data) for kind, data, _ in chunks if kind is Kind.DESCRIPTIONS)
+        self._described_bytes += sum(
+            len(data) for kind, data, _ in chunks if kind is layout.Kind.DESCRIPTIONS
+        )
 
-    def _chunk(self, kind: Kind, data: Any, offset: int, fields: dict[str, int]) -> tuple[bytes, list[Any]]:
+    def _chunk(
+        self, kind: layout.Kind, data: Any, offset: int, fields: dict[str, int]
+    ) -> tuple[bytes, list[Any]]:
         raw_bytes = memoryview(data).nbytes
-        codec = Codec.NONE
+        codec = layout.Codec.NONE
         is_small = raw_bytes <= limits.COMPRESSED_RAW_BYTES
         is_small = is_small and fields.get("messages", 0) <= limits.COMPRESSED_MESSAGES
-        if self._compressor is not None and kind is Kind.FRAMES and is_small:
-            codec, data = Codec.ZSTD, self._compressor(data)
+        if self._compressor is not None and kind is layout.Kind.FRAMES and is_small:
+            codec, data = layout.Codec.ZSTD, self._compressor(data)
         stored_bytes = memoryview(data).nbytes
-        table = page_checksums(data).tobytes()
+        table = layout.page_checksums(data).tobytes()
         stream = fields.pop("stream", -1)
         header = layout.encode_chunk_header(
-            ChunkHeader(kind, codec, stream, offset, stored_bytes, raw_bytes, **fields)
+            layout.ChunkHeader(kind, codec, stream, offset, stored_bytes, raw_bytes, **fields)
         )
         parts = [header, table, layout.padding(len(table)), data, layout.padding(stored_bytes)]
         return header, parts
@@ -345,13 +337,13 @@ class WriteBuffer:
     def __init__(self) -> None:
         """The buffer is empty."""
         self.nbytes = 0
-        self.step = NO_STEP
+        self.step = layout.NO_STEP
         self._memory = np.empty(0, np.uint8)
         self._used = 0
         self._blocks: list[FrameBlock] = []
         self._folded: list[tuple[int, int]] = []
 
-    def room(self, nbytes: int) -> Array:
+    def room(self, nbytes: int) -> array_types.Array:
         """Memory for the next block, uint8, shape (nbytes,): right after the earlier blocks if it fits, else new."""
         if not self._memory.size and nbytes > 1 << 12:
             self._memory = np.empty(MEMORY_BYTES, np.uint8)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from hostcallback.receiver.native import bindings as native_library
-from hostcallback.receiver.taplog.format import compression
+from hostcallback.receiver.taplog.format import layout
 from hostcallback.receiver.taplog.format.layout import PAGE_BYTES, page_checksums
 
 LENGTHS = [

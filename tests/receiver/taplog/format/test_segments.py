@@ -358,7 +358,7 @@ def test_newer_versions_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(UnsupportedVersionError, match="of version 2, this package reads up to 1"):
         LogReader(newer)
     with monkeypatch.context() as patch:
-        patch.setattr(layout.wire, "VERSION", 2)
+        patch.setattr(layout.frame, "VERSION", 2)
         newer = write_small(tmp_path / "b.hcblog", close=True)
     with pytest.raises(UnsupportedVersionError, match="wire format 2, this package reads up to 1"):
         LogReader(newer)
