@@ -19,7 +19,7 @@ from jax import lax
 
 import hostcallback as hcb
 from hostcallback._jax_compat import sync
-from hostcallback.lifecycle import readiness
+from hostcallback.api import accelerate
 from hostcallback.receiver.native import bindings as native_library
 from hostcallback.receiver.sources.settled import settled
 
@@ -134,7 +134,7 @@ def test_once_all_is_delivered_a_wait_does_not_look_at_the_receivers(monkeypatch
     with hcb.accelerate():
         ready = jax.jit(lambda x: [jax.debug.print("{}", x), x][1])(X)
         ready.block_until_ready()
-        monkeypatch.setattr(readiness.runtime, "receivers", None)
+        monkeypatch.setattr(accelerate.runtime, "receivers", None)
         for wait in WAYS.values():
             wait(ready)
 
@@ -228,17 +228,17 @@ def test_an_interrupt_is_not_lost_that_comes_before_the_wait_begins(monkeypatch:
     with monkeypatch.context() as interrupted, hcb.accelerate():  # `hcb.accelerate` hands the wait over
         ready = jax.jit(lambda x: [jax.debug.callback(seen.append, x), x + 1][1])(X).block_until_ready()
         hcb.barrier_wait()
-        interrupted.setattr(readiness, "_WAIT_IN_BUFFER", _AT_ONCE)
-        readiness.end()
-        readiness.begin()
+        interrupted.setattr(accelerate, "_WAIT_IN_BUFFER", _AT_ONCE)
+        accelerate._restore_waits()
+        accelerate._extend_waits()
         try:
             settled().settle(settled().emissions() + 1)
             with pytest.raises(KeyboardInterrupt):
                 [np.asarray(ready), sum(range(1000))]
         finally:
             interrupted.undo()
-            readiness.end()
-            readiness.begin()
+            accelerate._restore_waits()
+            accelerate._extend_waits()
 
 
 def test_callbacks_may_call_it() -> None:
@@ -266,7 +266,7 @@ def test_host_functions_may_call_it() -> None:
 def test_a_callback_that_waits_for_the_blocked_thread_delays_it_for_a_while_only(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(readiness, "STALL_SEC", 0.1)
+    monkeypatch.setattr(accelerate, "STALL_SEC", 0.1)
     held = Held()
     with hcb.accelerate(), caplog.at_level(logging.WARNING, logger="hostcallback"):
         f = jax.jit(lambda x: [jax.debug.callback(held, x), x][1])
@@ -285,7 +285,7 @@ def test_a_batch_of_many_short_callbacks_is_waited_for(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """They are one message, and the limit is for one callback."""
-    monkeypatch.setattr(readiness, "STALL_SEC", 0.2)
+    monkeypatch.setattr(accelerate, "STALL_SEC", 0.2)
     never, seen = threading.Event(), []
 
     def callback(value: Any) -> None:

@@ -14,7 +14,7 @@ from hostcallback.receiver import limits
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.remote.forwarding_protocol import StreamKey, StreamOffset
 from hostcallback.receiver.taplog.format.layout import Damage, Kind, NotATapLogError
-from hostcallback.receiver.taplog.format.steps import StepFinder
+from hostcallback.receiver.taplog.format.step_finder import StepFinder
 from hostcallback.receiver.taplog.reading.chunk_reader import Chunk, read_frames
 from hostcallback.receiver.taplog.reading.merge import NOTES, Record, Stretch, read_note
 from hostcallback.receiver.taplog.reading.segment_reader import SegmentReader, Writer

@@ -14,7 +14,7 @@ from hostcallback.receiver import errors, files, limits, processes
 from hostcallback.receiver.sources.source import Frame
 from hostcallback.receiver.taplog.flight import recorder
 from hostcallback.receiver.taplog.format.layout import NO_STEP, Damage, Lost, TapLogError, segment_name
-from hostcallback.receiver.taplog.format.steps import StepFinder
+from hostcallback.receiver.taplog.format.step_finder import StepFinder
 from hostcallback.receiver.taplog.reading.segment_reader import SegmentReader
 from hostcallback.receiver.taplog.writing.frame_copier import collect
 from hostcallback.receiver.taplog.writing.segment_writer import SegmentWriter

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from hostcallback.receiver.taplog.format import layout
-from hostcallback.receiver.taplog.format.steps import StepFinder
+from hostcallback.receiver.taplog.format.step_finder import StepFinder
 from hostcallback.receiver.taplog.reading import chunk_reader, logged_message, merge, segment_reader
 from hostcallback.receiver.taplog.reading.selection import RunCatalog, Selection, is_run as matches
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor

@@ -13,19 +13,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from hostcallback.receiver import limits
-from hostcallback.receiver.taplog.format import layout
+from hostcallback.receiver.taplog.format import layout, step_finder
 from hostcallback.receiver.taplog.format.block import FrameBlock
-from hostcallback.receiver.taplog.format.steps import (
-    AHEAD_BYTES,
-    AHEAD_CHUNKS,
-    AHEAD_MESSAGES,
-    BEGINNING,
-    UNKNOWN,
-    Columns,
-    Earlier,
-    StepFinder,
-    Steps,
-)
 from hostcallback.receiver.taplog.reading.chunk_reader import Chunk, read_frames
 from hostcallback.receiver.taplog.reading.segment_reader import SegmentReader, Writer
 from hostcallback.receiver.taplog.reading.selection import Selection
@@ -102,7 +91,7 @@ class _Read(NamedTuple):
     # A chunk that was read.
     block: FrameBlock
     damage: layout.Damage | None
-    columns: Columns
+    columns: step_finder.Columns
 
 
 class _Stream:
@@ -112,7 +101,7 @@ class _Stream:
         self.device = device
         self.chunks: deque[_Placed] = deque()
         self.ahead: dict[tuple[Path, int], _Read] = {}
-        self.earlier: Earlier | None = None  # than the next chunk; None before the first one
+        self.earlier: step_finder.Earlier | None = None  # than the next chunk; None before the first one
         self.left_out: list[_Placed] = []  # the first chunk and the last one, if they are not wanted
         self.block: FrameBlock | None = None
         self.path = Path()
@@ -142,7 +131,7 @@ class _Process:
         self._selection = selection
         self._streams: dict[str, _Stream] = {}
         self._next: list[tuple[str, _Placed]] | None = None
-        self._steps = StepFinder(self.described)
+        self._steps = step_finder.StepFinder(self.described)
         self.damage: list[layout.Damage] = []
 
     @property
@@ -217,7 +206,7 @@ class _Process:
                 self._begin(stream, read, placed)
             else:
                 stream.ahead.pop(placed.key, None)
-                stream.earlier = UNKNOWN
+                stream.earlier = step_finder.UNKNOWN
                 stream.left_out = [*stream.left_out[:1], placed]
 
     def _upcoming(self, stream: _Stream) -> Iterator[_Placed]:
@@ -239,7 +228,10 @@ class _Process:
                 return True
             chunk = later.chunk
             messages += chunk.messages
-            if messages >= AHEAD_MESSAGES or not chunk.min_step == chunk.max_step == chunk.step_before:
+            if (
+                messages >= step_finder.AHEAD_MESSAGES
+                or not chunk.min_step == chunk.max_step == chunk.step_before
+            ):
                 return False
         return False
 
@@ -264,7 +256,7 @@ class _Process:
         if earlier is None:
             earlier = _start_of(placed)
         found = self._steps.find(read.columns, earlier)
-        if found.need_earlier and stream.left_out and earlier is UNKNOWN:
+        if found.need_earlier and stream.left_out and earlier is step_finder.UNKNOWN:
             for left_out in stream.left_out:
                 before, start = self._read(left_out).columns, _start_of(left_out)
                 self._steps.find(before, start)  # learns of the taps
@@ -276,12 +268,18 @@ class _Process:
         stream.earlier = earlier.and_then(read.columns)
         return found.steps
 
-    def _with_later(self, stream: _Stream, read: _Read, earlier: Earlier, segment: SegmentReader) -> Steps:
+    def _with_later(
+        self, stream: _Stream, read: _Read, earlier: step_finder.Earlier, segment: SegmentReader
+    ) -> step_finder.Steps:
         # Looks into the next chunks of the device for the end of the launch, each time into twice as many.
-        later: list[Columns] = []
+        later: list[step_finder.Columns] = []
         messages, nbytes, look_at = 0, 0, 1
         for placed in self._upcoming(stream):
-            if messages >= AHEAD_MESSAGES or nbytes >= AHEAD_BYTES or len(later) >= AHEAD_CHUNKS:
+            if (
+                messages >= step_finder.AHEAD_MESSAGES
+                or nbytes >= step_finder.AHEAD_BYTES
+                or len(later) >= step_finder.AHEAD_CHUNKS
+            ):
                 return self._steps.find(read.columns, earlier, later, guess=True)
             known = stream.ahead.get(placed.key)
             if known is None:
@@ -309,9 +307,9 @@ class _Process:
         return ~np.isin(block.consumer_ids, np.array(unwanted, np.uint64))
 
 
-def _start_of(placed: _Placed) -> Earlier:
+def _start_of(placed: _Placed) -> step_finder.Earlier:
     # What is known before a chunk by its header alone.
-    return BEGINNING if placed.chunk.step_before == layout.NO_STEP else UNKNOWN
+    return step_finder.BEGINNING if placed.chunk.step_before == layout.NO_STEP else step_finder.UNKNOWN
 
 
 def _of_file(path: Path, error: Exception) -> layout.Damage:

@@ -17,7 +17,7 @@ from hostcallback.receiver import processes
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.taplog.format.block import FrameBlock
 from hostcallback.receiver.taplog.format.layout import Lost, ThinnedTap
-from hostcallback.receiver.taplog.format.steps import StepFinder
+from hostcallback.receiver.taplog.format.step_finder import StepFinder
 from hostcallback.receiver.taplog.writing import frame_copier, rotation, segment_writer
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 

@@ -15,7 +15,7 @@ from hostcallback.receiver.processes import is_alive
 from hostcallback.receiver.sinks.call import SHARDS_ID, WHOLE_ID
 from hostcallback.receiver.taplog.format.block import FrameBlock
 from hostcallback.receiver.taplog.format.layout import ALL_CONSUMERS, NO_STEP, Damage, Kind
-from hostcallback.receiver.taplog.format.steps import (
+from hostcallback.receiver.taplog.format.step_finder import (
     AHEAD_BYTES,
     AHEAD_CHUNKS,
     AHEAD_MESSAGES,

@@ -25,7 +25,7 @@ from hostcallback.receiver.taplog.format.layout import (
     Lost,
     NotATapLogError,
 )
-from hostcallback.receiver.taplog.format.steps import StepFinder
+from hostcallback.receiver.taplog.format.step_finder import StepFinder
 from hostcallback.receiver.taplog.reading.chunk_reader import Chunk
 from hostcallback.receiver.taplog.reading.reader import LogReader
 from hostcallback.receiver.taplog.reading.segment_reader import SegmentReader
