@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hostcallback.receiver.errors import CorruptFrameError, UnsupportedDtypeError
+from hostcallback.receiver.wire import frame
 from hostcallback.receiver.wire.array_types import (
     ALIGNMENT,
     BY_CODE,
@@ -18,20 +19,6 @@ from hostcallback.receiver.wire.array_types import (
     decode_metadata,
     payload_layout,
     unpack_subbyte,
-)
-from hostcallback.receiver.wire.frame import (
-    EVERYWHERE,
-    HEADER,
-    MAGIC,
-    NO_MESSAGE,
-    VERSION,
-    Buffer,
-    Flags,
-    Header,
-    align,
-    decode_header,
-    read_metadata,
-    truncated,
 )
 
 ndarray: Any = np.ndarray  # untyped: mypy would require its buffer to be an array
@@ -87,7 +74,7 @@ def make_plan(metadata: bytes) -> Plan:
     """
     specs = decode_metadata(metadata)
     offsets, sizes, payload_bytes = payload_layout(specs)
-    payload_start = HEADER.size + align(len(metadata))
+    payload_start = frame.HEADER.size + frame.align(len(metadata))
     entries: list[_Entry] = []
     for spec, offset, nbytes in zip(specs, offsets, sizes, strict=True):
         try:
@@ -101,7 +88,7 @@ def make_plan(metadata: bytes) -> Plan:
     return Plan(
         len(metadata),
         payload_bytes,
-        payload_start + align(payload_bytes),
+        payload_start + frame.align(payload_bytes),
         payload_start,
         tuple(entries),
         sum(math.prod(spec.shape) * BY_CODE[spec.type_code].itemsize for spec in specs),
@@ -109,29 +96,31 @@ def make_plan(metadata: bytes) -> Plan:
     )
 
 
-def read_start(buffer: Buffer, offset: int, external_payload: Array | None) -> tuple[Header, bytes]:
+def read_start(
+    buffer: frame.Buffer, offset: int, external_payload: Array | None
+) -> tuple[frame.Header, bytes]:
     """Reads the header and the metadata of the frame at `offset`.
 
     Raises:
         WireError: it is not a message, or continues beyond the buffer.
     """
-    header = decode_header(buffer, offset)
-    if header.flags & NO_MESSAGE:
+    header = frame.decode_header(buffer, offset)
+    if header.flags & frame.NO_MESSAGE:
         raise CorruptFrameError(
             f"the frame at offset {offset} has flags {header.flags!r} and is not a message; "
             "a ring's reader must not pass it on"
         )
-    if bool(header.flags & Flags.EXTERNAL) != (external_payload is not None):
+    if bool(header.flags & frame.Flags.EXTERNAL) != (external_payload is not None):
         raise CorruptFrameError(
             f"the frame at offset {offset} has flags {header.flags!r}, but "
             f"{'no' if external_payload is None else 'an'} external payload came with it; "
             "EXTERNAL and such a payload go together: discard it"
         )
-    return header, read_metadata(buffer, offset, header)
+    return header, frame.read_metadata(buffer, offset, header)
 
 
 def check_payload(
-    buffer: Buffer, offset: int, external_payload: Array | None, header: Header, plan: Plan
+    buffer: frame.Buffer, offset: int, external_payload: Array | None, header: frame.Header, plan: Plan
 ) -> None:
     """Raises WireError if the payload's length differs from the metadata's, or the buffer ends before it."""
     if header.payload_bytes != plan.payload_bytes:
@@ -146,10 +135,10 @@ def check_payload(
         )
     available = memoryview(buffer).nbytes - offset
     if available < header.frame_bytes:
-        raise truncated(offset, "it", header.frame_bytes, available)
+        raise frame.truncated(offset, "it", header.frame_bytes, available)
 
 
-def make_arrays(buffer: Buffer, offset: int, external_payload: Array | None, plan: Plan) -> list[Array]:
+def make_arrays(buffer: frame.Buffer, offset: int, external_payload: Array | None, plan: Plan) -> list[Array]:
     """Returns the arrays of a frame, as `Decoder.decode` describes them."""
     if external_payload is None:
         base, start = buffer, offset + plan.payload_start
@@ -172,8 +161,8 @@ Decoded = tuple[int, int, int, int, int, int, list[Array]]
 
 
 def decode_frame(
-    buffer: Buffer, offset: int = 0, external_payload: Array | None = None
-) -> tuple[Header, list[Array]]:
+    buffer: frame.Buffer, offset: int = 0, external_payload: Array | None = None
+) -> tuple[frame.Header, list[Array]]:
     """Decodes the frame at `offset` into its header and arrays, which are as from `Decoder.decode`.
 
     Raises:
@@ -189,9 +178,9 @@ def decode_frame(
 _START = struct.Struct("<IIQQqqiIQ8x64s")
 """The header with magic and version as one number and without position, and 64 bytes of metadata."""
 
-_TAG = int.from_bytes(MAGIC + bytes([VERSION]), "little")
-_NOT_INLINE = 0xFFFFFFFF & ~int(EVERYWHERE)
-_EXTERNAL = int(Flags.EXTERNAL)
+_TAG = int.from_bytes(frame.MAGIC + bytes([frame.VERSION]), "little")
+_NOT_INLINE = 0xFFFFFFFF & ~int(frame.EVERYWHERE)
+_EXTERNAL = int(frame.Flags.EXTERNAL)
 _unpack_start = _START.unpack_from
 _KNOWN_PLANS = 1024
 _KNOWN_BYTES = 1 << 20
@@ -216,7 +205,7 @@ class Decoder:
         self._known: dict[bytes, _Known] = {}
         self._known_bytes = 0
 
-    def decode(self, buffer: Buffer, offset: int = 0, external_payload: Array | None = None) -> Decoded:
+    def decode(self, buffer: frame.Buffer, offset: int = 0, external_payload: Array | None = None) -> Decoded:
         """Decodes the frame at `offset`.
 
         Args:
@@ -247,7 +236,7 @@ class Decoder:
             return self._decode_carefully(buffer, offset, external_payload)
         if 64 < meta_bytes <= _KNOWN_BYTES:
             start = offset + 64
-            key = memoryview(buffer)[start : start + align(meta_bytes)].tobytes()
+            key = memoryview(buffer)[start : start + frame.align(meta_bytes)].tobytes()
         known = self._known.get(key)
         if known is None:
             return self._decode_carefully(buffer, offset, external_payload)
@@ -274,7 +263,7 @@ class Decoder:
             arrays = make_arrays(buffer, offset, external_payload, plan)
         return consumer_id, flags, seq, time_ns, run_id, device, arrays
 
-    def plan(self, buffer: Buffer, offset: int) -> Plan:
+    def plan(self, buffer: frame.Buffer, offset: int) -> Plan:
         """Returns the plan for the frame at `offset`, whose payload is inline.
 
         Raises:
@@ -282,7 +271,7 @@ class Decoder:
         """
         *_, meta_bytes, _, key = _unpack_start(buffer, offset)
         if meta_bytes > 64:
-            key = memoryview(buffer)[offset + 64 : offset + 64 + align(meta_bytes)].tobytes()
+            key = memoryview(buffer)[offset + 64 : offset + 64 + frame.align(meta_bytes)].tobytes()
         known = self._known.get(key)
         if known is not None and known[0] == meta_bytes:
             return known[-1]
@@ -290,7 +279,7 @@ class Decoder:
         return self._plan_of(metadata)
 
     def _plan_of(self, metadata: bytes) -> Plan:
-        key = metadata.ljust(align(len(metadata)), b"\0")
+        key = metadata.ljust(frame.align(len(metadata)), b"\0")
         known = self._known.get(key)
         if known is not None and known[0] == len(metadata):
             return known[-1]
@@ -298,7 +287,7 @@ class Decoder:
         self._remember(key, plan)
         return plan
 
-    def _decode_carefully(self, buffer: Buffer, offset: int, external_payload: Array | None) -> Decoded:
+    def _decode_carefully(self, buffer: frame.Buffer, offset: int, external_payload: Array | None) -> Decoded:
         header, metadata = read_start(buffer, offset, external_payload)
         plan = self._plan_of(metadata)
         check_payload(buffer, offset, external_payload, header, plan)

@@ -17,16 +17,8 @@ from hostcallback.receiver.sinks.sharding.sinks import AssemblingSink
 from hostcallback.receiver.sinks.tap import batch_axes
 from hostcallback.receiver.taplog.format.block import FrameBlock, alike_groups, even_stride, words_of
 from hostcallback.receiver.taplog.format.layout import NO_STEP, Damage
-from hostcallback.receiver.taplog.reading.logged_message import (
-    MAX_EXPORTED,
-    Leaf,
-    LoggedMessage,
-    LoggedTap,
-    MessageDecoder,
-)
-from hostcallback.receiver.taplog.reading.merge import LostNote, Stretch
+from hostcallback.receiver.taplog.reading import logged_message, merge, segment_reader
 from hostcallback.receiver.taplog.reading.reader import LogReader
-from hostcallback.receiver.taplog.reading.segment_reader import Writer
 from hostcallback.receiver.taplog.reading.selection import Selection
 from hostcallback.receiver.wire.array_types import Array
 from hostcallback.receiver.wire.decoder import Decoder, Plan
@@ -129,7 +121,7 @@ class Layouts:
         return found
 
     def _new(self, described: TapDescriptor | None, arrays: Sequence[tuple[tuple[int, ...], Any]]) -> Any:
-        names = LoggedTap(0, described).leaf_names(len(arrays))
+        names = logged_message.LoggedTap(0, described).leaf_names(len(arrays))
         dims = [] if described is None else batchings_of(described.transforms)
         columns, orders = [], []
         for index, (name, (shape, dtype)) in enumerate(zip(names, arrays, strict=False)):
@@ -153,7 +145,9 @@ class ColumnReader:
         self._reader = reader
         self._alike = AlikeReader()
         self._layouts = Layouts()
-        self._processes: dict[Writer, int] = {writer: n for n, writer in enumerate(reader.writers)}
+        self._processes: dict[segment_reader.Writer, int] = {
+            writer: n for n, writer in enumerate(reader.writers)
+        }
 
     def batches(
         self, wants: Wants, selection: Selection, *, whole: bool, warns: bool = True
@@ -169,23 +163,23 @@ class ColumnReader:
         At the end it logs a warning if messages are missing, because parts of the log are damaged or messages were
         dropped before they were recorded.
         """
-        missing: list[Damage | LostNote] = []
+        missing: list[Damage | merge.LostNote] = []
         assembler = _Assembler()
         records = (
             self._reader.values(selection) if whole else self._reader.message_runs(selection, by_time=False)
         )
         for record in records:
-            if isinstance(record, Stretch):
+            if isinstance(record, merge.Stretch):
                 found = self._alike.of_run(record, wants)
                 yield from _in_order(self._batch(each) for each in found if not isinstance(each, Damage))
-            elif isinstance(record, LoggedMessage):
+            elif isinstance(record, logged_message.LoggedMessage):
                 if wants(record.tap.described, record.message.consumer.name):
                     yield from (self._batch(AlikeMessages.one(each)) for each in assembler.take(record))
-            elif isinstance(record, LostNote) or not record.torn:
+            elif isinstance(record, merge.LostNote) or not record.torn:
                 missing.append(record)
         assembler.warn()
         if missing and warns:
-            first = missing[0].lost.reason if isinstance(missing[0], LostNote) else missing[0]
+            first = missing[0].lost.reason if isinstance(missing[0], merge.LostNote) else missing[0]
             logger.warning("messages are missing in %d place(s) of the log, first: %s", len(missing), first)
 
     def exported(self) -> list[TapDescriptor]:
@@ -193,7 +187,7 @@ class ColumnReader:
         found: dict[tuple[str, int], TapDescriptor] = {}
 
         def take(described: TapDescriptor | None, name: str) -> bool:
-            if described is not None and len(found) < MAX_EXPORTED:
+            if described is not None and len(found) < logged_message.MAX_EXPORTED:
                 found.setdefault((described.name, described.consumer_id), described)
             return False
 
@@ -230,7 +224,7 @@ class _Assembler:
         self._found: list[Message] = []
         self._lost = 0
 
-    def take(self, logged: LoggedMessage) -> Iterator[LoggedMessage]:
+    def take(self, logged: logged_message.LoggedMessage) -> Iterator[logged_message.LoggedMessage]:
         described, shard = logged.tap.described, logged.shard
         if shard is None or described is None or (described.shards, described.sharding) != ("all", "global"):
             yield logged
@@ -282,8 +276,8 @@ class AlikeMessages(NamedTuple):
         places: of each array its position in the whole array, if that was partitioned over devices; else None.
     """
 
-    tap: LoggedTap
-    writer: Writer
+    tap: logged_message.LoggedTap
+    writer: segment_reader.Writer
     device: str
     steps: Array
     times_ns: Array
@@ -305,12 +299,12 @@ class AlikeMessages(NamedTuple):
         return self.tap, self.places is None, *leaves
 
     @property
-    def leaves(self) -> list[Leaf]:
+    def leaves(self) -> list[logged_message.Leaf]:
         """The arrays by name."""
         return self.tap.leaves(self.arrays, self.places)
 
     @classmethod
-    def one(cls, logged: LoggedMessage) -> AlikeMessages:
+    def one(cls, logged: logged_message.LoggedMessage) -> AlikeMessages:
         """A decoded message."""
         message = logged.message
         numbers = (
@@ -332,17 +326,17 @@ class AlikeReader:
     def __init__(self) -> None:
         """No tap is known yet."""
         self._decoder = Decoder()
-        self._taps = MessageDecoder()
+        self._taps = logged_message.MessageDecoder()
 
     def read(self, reader: LogReader, selection: Selection) -> Iterator[AlikeMessages | Damage]:
         """Yields the messages of a log as the devices sent them, by time, with damage in its place."""
         for record in reader.message_runs(selection):
-            if isinstance(record, Stretch):
+            if isinstance(record, merge.Stretch):
                 yield from self.of_run(record, lambda described, name: selection.wants_name(name))
             elif isinstance(record, Damage):
                 yield record
 
-    def of_run(self, run: Stretch, wants: Wants) -> Iterator[AlikeMessages | Damage]:
+    def of_run(self, run: merge.Stretch, wants: Wants) -> Iterator[AlikeMessages | Damage]:
         """Yields the wanted messages of a run, those of a tap and layout together."""
         block = run.block.part(run.start, run.stop)
         parts: list[tuple[int, Array]] = []
@@ -378,7 +372,9 @@ class AlikeReader:
         fits = plan.stackable and plan.payload_bytes == int(block.payload_bytes[places[0]])
         return plan if fits else None
 
-    def _one_by_one(self, run: Stretch, places: Array, wants: Wants) -> Iterator[AlikeMessages | Damage]:
+    def _one_by_one(
+        self, run: merge.Stretch, places: Array, wants: Wants
+    ) -> Iterator[AlikeMessages | Damage]:
         for place in (places + run.start).tolist():
             for logged in self._taps.messages(run._replace(start=place, stop=place + 1)):
                 if isinstance(logged, Damage):
@@ -388,7 +384,7 @@ class AlikeReader:
 
     def _exported(
         self, block: FrameBlock, places: Array, plan: Plan
-    ) -> Iterator[tuple[Array, LoggedTap | None]]:
+    ) -> Iterator[tuple[Array, logged_message.LoggedTap | None]]:
         # Messages of exported programs carry their tap's descriptor as the first array: those of each descriptor.
         # None for one that is not valid.
         descriptions = np.ascontiguousarray(array_views(block, places, plan)[0])
@@ -402,7 +398,7 @@ class AlikeReader:
 
 
 def _stacked(
-    run: Stretch, block: FrameBlock, places: Array, tap: LoggedTap, arrays: list[Array]
+    run: merge.Stretch, block: FrameBlock, places: Array, tap: logged_message.LoggedTap, arrays: list[Array]
 ) -> AlikeMessages:
     if 2 * sum(array.nbytes for array in arrays) < block.data.nbytes:
         arrays = [array.copy() for array in arrays]  # views would keep the whole block

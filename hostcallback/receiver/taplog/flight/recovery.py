@@ -16,7 +16,7 @@ from hostcallback.receiver.taplog.flight import recorder
 from hostcallback.receiver.taplog.format.layout import NO_STEP, Damage, Lost, TapLogError, segment_name
 from hostcallback.receiver.taplog.format.step_finder import StepFinder
 from hostcallback.receiver.taplog.reading.segment_reader import SegmentReader
-from hostcallback.receiver.taplog.writing.frame_copier import collect
+from hostcallback.receiver.taplog.writing.recorder import collect
 from hostcallback.receiver.taplog.writing.segment_writer import SegmentWriter
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 

@@ -18,7 +18,8 @@ from hostcallback.receiver.log import logger
 from hostcallback.receiver.taplog.format.block import FrameBlock
 from hostcallback.receiver.taplog.format.layout import Lost, ThinnedTap
 from hostcallback.receiver.taplog.format.step_finder import StepFinder
-from hostcallback.receiver.taplog.writing import frame_copier, rotation, segment_writer
+from hostcallback.receiver.taplog.writing import rotation, segment_writer
+from hostcallback.receiver.wire.array_types import Array
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 
 RETRY_SEC = 1.0
@@ -27,6 +28,10 @@ RETRY_SEC = 1.0
 
 Messages = tuple[FrameBlock, rotation.Folded, bool]
 """Messages of one device in order, what was folded into them, and whether they must be written at once."""
+
+
+Room = Callable[[int], Array]
+"""Returns that many bytes of memory, uint8, aligned to 8."""
 
 
 class LogWriter:
@@ -94,7 +99,7 @@ class LogWriter:
         """Takes ownership of messages of one device, in order; with `at_once` they are written immediately."""
         self.record(device, lambda room: (block, (), at_once))
 
-    def record(self, device: str, collect: Callable[[frame_copier.Room], Messages | None]) -> None:
+    def record(self, device: str, collect: Callable[[Room], Messages | None]) -> None:
         """Takes messages of one device, in order: `collect` copies them into the memory that it is given.
 
         `collect` must not call the log, except for `describe` and `knows`. Its exceptions are raised here, and

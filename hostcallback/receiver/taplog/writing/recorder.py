@@ -1,8 +1,10 @@
-"""Records messages into a tap log: whole batches of a device, or single messages as a sink."""
+"""Records messages into a tap log: whole batches, copied out of their source's memory, or single messages as a sink."""
 
 from __future__ import annotations
 
+import itertools
 import os
+import struct
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -15,12 +17,15 @@ from hostcallback.receiver.failures.failure_report import FailureHistory
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.messages import Consumer, Find, Message, device_text
 from hostcallback.receiver.sinks.sharding.shard_record import shard_record
+from hostcallback.receiver.sources.columns import BatchColumns
 from hostcallback.receiver.sources.source import Batch
 from hostcallback.receiver.taplog.format.block import FrameBlock
-from hostcallback.receiver.taplog.format.layout import ThinnedTap
-from hostcallback.receiver.taplog.writing import frame_copier, log_writer, rotation
-from hostcallback.receiver.wire.array_types import decode_metadata
-from hostcallback.receiver.wire.frame import Flags, encode_frame
+from hostcallback.receiver.taplog.format.layout import ThinnedTap, align, padding
+from hostcallback.receiver.taplog.writing import log_writer, rotation
+from hostcallback.receiver.taplog.writing.log_writer import Room
+from hostcallback.receiver.wire.array_types import Array, decode_metadata
+from hostcallback.receiver.wire.decoder import decode_frame
+from hostcallback.receiver.wire.frame import HEADER, Flags, encode_frame
 from hostcallback.receiver.wire.tap_descriptor import LOGGED_ELEMENTS, UNDESCRIBED, TapDescriptor
 from hostcallback.receiver.wire.truncation import encode_truncated, head, row
 
@@ -103,15 +108,15 @@ class Recorder(files.Closing):
         """
         is_end = False
 
-        def take(room: frame_copier.Room) -> log_writer.Messages | None:
+        def take(room: Room) -> log_writer.Messages | None:
             nonlocal is_end
-            block = frame_copier.collect(batch, room)
+            block = collect(batch, room)
             is_end = bool(block.flags[-1] & _END)  # such a frame is always alone in its batch
             if is_end:
                 return None
             self._describe(block, find)
             if self._elements and not self._elements.keys().isdisjoint(block.consumers):
-                block = frame_copier.shortened(block, self._elements)
+                block = shortened(block, self._elements)
             folded: list[tuple[int, int]] = []
             if batch.folded:
                 pairs = zip(block.seqs.tolist(), batch.folded, strict=True)
@@ -312,3 +317,93 @@ def record(
             "you may create files; it is made if it does not exist"
         )
         raise type(error)(error.errno, text, error.filename) from None
+
+
+MIN_FRAMES = 12
+"""Fewer frames are copied one by one: computing runs costs more than it saves."""
+
+_FLAGS = struct.Struct("<4xI")
+_LENGTHS = struct.Struct("<44xIQ")
+_EXTERNAL = int(Flags.EXTERNAL)
+_FLAGS_AT = 4
+
+
+def collect(batch: Batch, room: Room = lambda nbytes: np.empty(nbytes, np.uint8)) -> FrameBlock:
+    """Copies the frames of a batch, before it is released. EXTERNAL frames become inline ones.
+
+    Args:
+        batch: the frames.
+        room: provides the memory of the block; new memory by default.
+    """
+    if batch.columns is not None and batch.count >= MIN_FRAMES:
+        block = _collect_runs(batch.columns, batch.count, room)
+        if block is not None:
+            return block
+    parts: list[Any] = []
+    offsets: list[int] = []
+    end = 0
+    for memory, offset, external in batch.frames:
+        frame = memoryview(memory)[offset:]
+        meta_bytes, payload_bytes = _LENGTHS.unpack_from(frame)
+        start_bytes = HEADER.size + align(meta_bytes)
+        offsets.append(end)
+        if external is None:
+            end += start_bytes + align(payload_bytes)
+            parts.append(frame[: end - offsets[-1]])
+            continue
+        head = bytearray(frame[:start_bytes])
+        (flags,) = _FLAGS.unpack_from(head)
+        struct.pack_into("<I", head, _FLAGS_AT, flags & ~_EXTERNAL)
+        parts += [head, external, padding(payload_bytes)]
+        end += start_bytes + align(payload_bytes)
+    data = room(end)
+    done = 0
+    for part in parts:
+        size = len(part)
+        data[done : done + size] = np.frombuffer(part, np.uint8)
+        done += size
+    return FrameBlock(data, np.array(offsets, np.int64))
+
+
+def shortened(block: FrameBlock, limits: Mapping[int, int]) -> FrameBlock:
+    """Returns the frames with truncated arrays where their consumer id has a limit, in elements of each array."""
+    frames: list[Array] = []
+    for start, stop in itertools.pairwise([*block.starts, block.data.size]):
+        frame = block.data[start:stop]
+        header, arrays = decode_frame(frame)
+        elements = limits.get(header.consumer_id)
+        if elements is not None and not header.flags & Flags.TRUNCATED:
+            arrays, is_truncated = encode_truncated([head(array, elements) for array in arrays])
+            flags = header.flags | (Flags.TRUNCATED if is_truncated else Flags(0))
+            encoded = encode_frame(
+                arrays, consumer_id=header.consumer_id, flags=flags, seq=header.seq, time_ns=header.time_ns,
+                run_id=header.run_id, device=header.device,
+            )  # fmt: skip
+            frame = np.frombuffer(encoded, np.uint8)
+        frames.append(frame)
+    offsets = np.cumsum([0, *(len(frame) for frame in frames[:-1])])
+    return FrameBlock(np.concatenate(frames), offsets)
+
+
+def _collect_runs(columns: BatchColumns, count: int, room: Room) -> FrameBlock | None:
+    # Frames follow each other, except at the ring's end and where frames were folded. None if any payload is outside.
+    at = columns.offsets(count)
+    words = columns.words
+    index = at >> 3
+    if (words[index] & np.uint64(_EXTERNAL << 32)).any():
+        return None
+    sixty_three, mask = np.uint64(63), np.uint64(2**64 - 64)
+    meta = ((words[index + 5] >> np.uint64(32)) + sixty_three) & mask
+    payload = (words[index + 6] + sixty_three) & mask
+    ends = at + (meta + payload).view(np.int64) + HEADER.size
+    breaks = np.flatnonzero(at[1:] != ends[:-1])
+    starts = at[[0, *(breaks + 1)]].tolist()
+    stops = ends[[*breaks, count - 1]].tolist()
+    sizes = ends - at
+    offsets = np.cumsum(sizes) - sizes
+    data = room(int(offsets[-1] + sizes[-1]))
+    done = 0
+    for start, stop in zip(starts, stops, strict=True):
+        data[done : done + stop - start] = columns.bytes[start:stop]
+        done += stop - start
+    return FrameBlock(data, offsets)
