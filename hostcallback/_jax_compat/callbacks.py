@@ -19,7 +19,7 @@ from jax._src.interpreters import mlir as _mlir  # lower_fun, register_lowering,
 
 from hostcallback._jax_compat import versions
 from hostcallback._jax_compat.lowering import LoweringContext, ffi_call, ir_type, partitioned_op
-from hostcallback._jax_compat.types import Primitive
+from hostcallback._jax_compat.types import Aval, Effect, IrValue, LoweringRuleContext, Primitive
 
 
 def batch_call(primitive: Primitive, args: Any, dims: Any, **params: Any) -> Any:
@@ -30,11 +30,11 @@ def batch_call(primitive: Primitive, args: Any, dims: Any, **params: Any) -> Any
 def custom_call_with_results(
     context: LoweringContext,
     name: str,
-    token: Any,
-    operands: Sequence[Any],
-    results: Sequence[Any],
+    token: IrValue,
+    operands: Sequence[IrValue],
+    results: Sequence[Aval],
     attributes: dict[str, Any],
-) -> tuple[Any, list[Any]]:
+) -> tuple[IrValue, list[IrValue]]:
     """As `LoweringContext.custom_call`, with row-major results of the avals `results`; returns token and results."""
     op = ffi_call(name, token, operands, [ir_type(context, aval) for aval in results], attributes)
     # JAX's helper takes avals, and the token is a result without one: a scalar stands for it (0.8 to 0.12).
@@ -46,12 +46,12 @@ def custom_call_with_results(
 def pure_call(
     context: LoweringContext,
     name: str,
-    operands: Sequence[Any],
-    results: Sequence[Any],
+    operands: Sequence[IrValue],
+    results: Sequence[Aval],
     attributes: dict[str, Any],
     *,
     in_place: int = 0,
-) -> list[Any]:
+) -> list[IrValue]:
     """Emits a typed-FFI call without side effects on row-major operands; its row-major results have these avals.
 
     The first `in_place` results are in the memory of the operands of the same number.
@@ -62,7 +62,9 @@ def pure_call(
     return list(op.results)
 
 
-def call_of_shares(context: LoweringContext, name: str, operand: Any, result: Any, config: str) -> Any:
+def call_of_shares(
+    context: LoweringContext, name: str, operand: IrValue, result: Aval, config: str
+) -> IrValue:
     """Emits a call without side effects that a partitioner registered as `name` replaces; returns its result.
 
     Each device has the row of its number of the result, whose aval has an axis of devices and another one.
@@ -75,14 +77,18 @@ def call_of_shares(context: LoweringContext, name: str, operand: Any, result: An
     dims = tuple(_sharding_impls.SdyDim(axes=axes, is_open=False) for axes in (("d",), ()))
     mesh = (("d", result.shape[0]),)
     sharding = _sharding_impls.SdyArray(mesh_shape=mesh, dim_shardings=dims, logical_device_ids=())
-    constrained: Any = _mlir.wrap_with_sharding_op
-    return constrained(context.raw, out, result, sharding, allow_shardy_lowering=True)
+    constrain: Any = _mlir.wrap_with_sharding_op
+    constrained: IrValue = constrain(context.raw, out, result, sharding, allow_shardy_lowering=True)
+    return constrained
 
 
-def lower_function(context: LoweringContext, function: Callable[..., Any], operands: Sequence[Any]) -> Any:
+def lower_function(
+    context: LoweringContext, function: Callable[..., Any], operands: Sequence[IrValue]
+) -> Sequence[IrValue]:
     """Lowers what a function of arrays that returns a list of them traces to, in place of the equation."""
     to_rule: Any = _mlir.lower_fun
-    return to_rule(function, multiple_results=True)(context.raw, *operands)
+    results: Sequence[IrValue] = to_rule(function, multiple_results=True)(context.raw, *operands)
+    return results
 
 
 def call_when_run(primitive: Primitive, function: Callable[[], None]) -> None:
@@ -94,7 +100,7 @@ def call_when_run(primitive: Primitive, function: Callable[[], None]) -> None:
         function()
         return (np.zeros(0, np.uint8),)
 
-    def lower(ctx: Any) -> Any:
+    def lower(ctx: LoweringRuleContext) -> Any:
         return _callback.emit_python_callback(ctx, call, None, [], [], [aval], has_side_effect=True, **extra)[
             0
         ]
@@ -166,7 +172,7 @@ def restore_bind(primitive: Primitive, bind: Callable[..., Any]) -> None:
         del primitive.bind
 
 
-def is_ordered_debug_effect(effect: Any) -> bool:
+def is_ordered_debug_effect(effect: Effect) -> bool:
     """Whether a debug callback with this effect keeps program order."""
     return bool(_effects.ordered_effects.contains(effect))
 

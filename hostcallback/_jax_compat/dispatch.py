@@ -33,7 +33,15 @@ from jax._src.interpreters import (
 )
 from jax._src.lib.mlir import ir as _ir  # StringAttr
 
-from hostcallback._jax_compat.types import AnyJaxpr, Aval, ClosedJaxpr, JaxprEqn, Primitive
+from hostcallback._jax_compat.types import (
+    AnyJaxpr,
+    Aval,
+    ClosedJaxpr,
+    Effect,
+    JaxprEqn,
+    LoweringRuleContext,
+    Primitive,
+)
 
 
 def call_after_each_jit(function: Callable[[Any], None]) -> Callable[[], None]:
@@ -270,7 +278,9 @@ def _devices(args: Sequence[Any]) -> int:
     return next((arg for arg in reversed(args) if type(arg) is int), 1)
 
 
-def as_one_equation(closed: ClosedJaxpr, inner: ClosedJaxpr, primitive: Primitive, effects: set[Any]) -> Any:
+def as_one_equation(
+    closed: ClosedJaxpr, inner: ClosedJaxpr, primitive: Primitive, effects: set[Effect]
+) -> Any:
     """Wraps the program `closed` into one equation of `primitive` that has these effects.
 
     Args:
@@ -290,10 +300,7 @@ def as_one_equation(closed: ClosedJaxpr, inner: ClosedJaxpr, primitive: Primitiv
     return closed.replace(jaxpr=outer)
 
 
-Effect: Any = _effects.Effect
-
-
-def register_effect(effect_type: type[Any], *, ordered: bool) -> None:
+def register_effect(effect_type: type[Effect], *, ordered: bool) -> None:
     """Allows an effect in every place where JAX checks effects; an ordered one also on several devices.
 
     Without it, control flow, checkpoints, custom derivatives and lowering refuse programs with the effect (0.8 to
@@ -312,7 +319,7 @@ def register_effect(effect_type: type[Any], *, ordered: bool) -> None:
         types.add_type(effect_type)
 
 
-def has_effect(program: AnyJaxpr | JaxprEqn, effect_type: type[Any]) -> bool:
+def has_effect(program: AnyJaxpr | JaxprEqn, effect_type: type[Effect]) -> bool:
     """Whether a closed jaxpr, or an equation, has an effect of that type."""
     return any(isinstance(effect, effect_type) for effect in program.effects)
 
@@ -327,13 +334,13 @@ def has_ordered_io_effect(closed: ClosedJaxpr) -> bool:
     return _callback._OrderedIOEffect in closed.effects
 
 
-def add_effects(primitive: Any, effects_of: Callable[[dict[str, Any]], set[Any]]) -> None:
+def add_effects(primitive: Primitive, effects_of: Callable[[dict[str, Any]], set[Any]]) -> None:
     """Gives the equations of one of JAX's primitives more effects: those that `effects_of` finds for its parameters.
 
     Without it, the primitives of kernels and of custom partitioning hide the effects of the programs they hold (0.8 to
     0.12): the program around them has no token for the taps in there.
     """
-    evaluate = primitive.abstract_eval  # which returns effects as well, however it was registered
+    evaluate: Any = primitive.abstract_eval  # which returns effects as well, however it was registered
 
     @functools.wraps(evaluate)
     def evaluate_with_effects(*avals: Aval, **params: Any) -> Any:
@@ -344,12 +351,12 @@ def add_effects(primitive: Any, effects_of: Callable[[dict[str, Any]], set[Any]]
     primitive.def_effectful_abstract_eval(evaluate_with_effects)
 
 
-def tokens_are_set(ctx: Any) -> bool:
+def tokens_are_set(ctx: LoweringRuleContext) -> bool:
     """Whether a lowering rule has set the tokens of its equation's ordered effects."""
     return ctx.tokens_out is not None
 
 
-def pass_tokens(ctx: Any) -> None:
+def pass_tokens(ctx: LoweringRuleContext) -> None:
     """Passes an equation's tokens through unchanged."""
     ctx.set_tokens_out(ctx.tokens_in)
 
@@ -373,13 +380,13 @@ def asks_for_token(frame: FrameType) -> bool:
     return any(caller.f_code.co_name == "get_token_input" for caller, _ in nearest)
 
 
-def ordered_tokens(tokens: dict[str, Any], effect: Any) -> list[jax.Array]:
+def ordered_tokens(tokens: dict[str, Any], effect: Effect) -> list[jax.Array]:
     """The array to wait on for what a thread dispatched with the ordered `effect`: one or none."""
     buffer = getattr(dict(tokens.get("current_tokens", {})).get(effect), "_buf", None)
     return [] if buffer is None else [buffer]
 
 
-def drop_token(tokens: dict[str, Any], effect: Any) -> None:
+def drop_token(tokens: dict[str, Any], effect: Effect) -> None:
     """Makes a thread's next computation with `effect` begin with a new token.
 
     Without it, the token of a program that failed goes into the next program with the effect (0.8 to 0.12), which then
@@ -412,7 +419,7 @@ def drop_failed_runtime_tokens(tokens: dict[str, Any]) -> None:
 # ---- Exported programs -----------------------------------------------------------------------------------------------
 
 
-def rewrite_in_exported(name: str, effect_type: type[Any], rewrite: Callable[[Any, str], str]) -> None:
+def rewrite_in_exported(name: str, effect_type: type[Effect], rewrite: Callable[[Any, str], str]) -> None:
     """Lets `rewrite(ctx, config)` replace the configuration of the calls `name` in exported programs with the effect.
 
     JAX merges an exported program into the one that calls it when it lowers that one, and its rule for that (0.8 to
@@ -424,10 +431,10 @@ def rewrite_in_exported(name: str, effect_type: type[Any], rewrite: Callable[[An
     primitive, rule = _export.call_exported_p, _export._call_exported_lowering
     needs_devices = _dispatch.jaxpr_has_prim_requiring_devices
 
-    def has_effect(effects: Iterable[Any]) -> bool:
+    def has_effect(effects: Iterable[Effect]) -> bool:
         return any(isinstance(effect, effect_type) for effect in effects)
 
-    def lower(ctx: Any, *args: Any, exported: Any) -> Any:
+    def lower(ctx: LoweringRuleContext, *args: Any, exported: Any) -> Any:
         results = rule(ctx, *args, exported=exported)
         tapped = has_effect((*exported.ordered_effects, *exported.unordered_effects))
         if tapped and not ctx.module_context.lowering_parameters.for_export:
@@ -443,7 +450,7 @@ def rewrite_in_exported(name: str, effect_type: type[Any], rewrite: Callable[[An
     _mlir.register_lowering(primitive, lower)
 
 
-def _rewrite(ctx: Any, name: str, rewrite: Callable[[Any, str], str], operation: Any) -> Any:
+def _rewrite(ctx: LoweringRuleContext, name: str, rewrite: Callable[[Any, str], str], operation: Any) -> Any:
     attributes = operation.attributes
     if (
         operation.name == "stablehlo.custom_call"

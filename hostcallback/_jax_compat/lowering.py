@@ -21,7 +21,7 @@ from jax._src.lib.mlir import ir as _ir  # types of lowered values
 from jax._src.lib.mlir.dialects import hlo as _hlo  # TokenType, PartitionIdOp
 
 from hostcallback._jax_compat import versions
-from hostcallback._jax_compat.types import Aval, ClosedJaxpr, Primitive
+from hostcallback._jax_compat.types import Aval, ClosedJaxpr, Effect, IrValue, LoweringRuleContext, Primitive
 
 
 def register_lowering(primitive: Primitive, rule: Callable[..., Any], platform: str | None = None) -> None:
@@ -41,19 +41,19 @@ class _Discharging(threading.local):
 
     def __init__(self) -> None:
         # By effect: what the program on which the innermost of them works does at its end.
-        self.at_end: dict[Any, Callable[[LoweringContext, Any], Any]] = {}
+        self.at_end: dict[Effect, Callable[[LoweringContext, IrValue], IrValue]] = {}
 
 
 _discharging = _Discharging()  # how many `lower_discharged` the thread is in
 
 
 def lower_discharged(
-    ctx: Any,
+    ctx: LoweringRuleContext,
     closed: ClosedJaxpr,
-    args: Sequence[Any],
-    effect_type: type[Any],
-    keep: Callable[[LoweringContext, Any, Any, Aval], Any] | None = None,
-) -> Sequence[Any]:
+    args: Sequence[IrValue],
+    effect_type: type[Effect],
+    keep: Callable[[LoweringContext, IrValue, IrValue, Aval], object] | None = None,
+) -> Sequence[IrValue]:
     """Lowers a closed jaxpr inline, with a fresh token for its effect of that type, dropped at the end.
 
     Its other ordered effects take their tokens from the surrounding program.
@@ -76,6 +76,7 @@ def lower_discharged(
     _discharging.depth += 1
     outer, _discharging.at_end = _discharging.at_end, {}
     try:
+        outs: Any
         outs, tokens = _mlir.jaxpr_subcomp(
             ctx.module_context, closed.jaxpr, ctx.name_stack, tokens, [_mlir.ir_constant(c) for c in closed.consts],
             *args, dim_var_values=ctx.dim_var_values, const_lowering=ctx.const_lowering, **extra,
@@ -91,7 +92,8 @@ def lower_discharged(
         _discharging.at_end = outer
     if others:
         ctx.set_tokens_out(ctx.tokens_in.update_tokens(tokens.subset(others)))
-    return outs
+    results: Sequence[IrValue] = outs
+    return results
 
 
 FUSED_ELEMENTS = 1024
@@ -116,10 +118,10 @@ def _is_token(value: Any) -> bool:
 class LoweringContext:
     """What a tap's lowering rule needs of JAX's lowering context, under one name in all versions."""
 
-    def __init__(self, ctx: Any) -> None:
+    def __init__(self, ctx: LoweringRuleContext) -> None:
         """Wraps the context that JAX passes to a lowering rule."""
         self.raw = ctx
-        self.axis_context = ctx.module_context.axis_context
+        self.axis_context: Any = ctx.module_context.axis_context  # one of two classes, see `manual`
 
     @property
     def platforms(self) -> Sequence[str]:
@@ -136,7 +138,7 @@ class LoweringContext:
         """Whether the program is lowered to be run by other processes (`jax.export`)."""
         return bool(self.raw.module_context.lowering_parameters.for_export)
 
-    def constant(self, value: np.ndarray[Any, Any]) -> Any:
+    def constant(self, value: np.ndarray[Any, Any]) -> IrValue:
         """Embeds an array in the program as a constant."""
         return _mlir.ir_constant(value)
 
@@ -170,7 +172,7 @@ class LoweringContext:
             return int(self.axis_context.mesh.size)
         return getattr(self.axis_context, "num_devices", 1)
 
-    def devices(self) -> list[Any] | None:
+    def devices(self) -> list[jax.Device] | None:
         """The program's devices in partition order; None where JAX does not know them yet."""
         context = self.axis_context
         if self.manual:
@@ -183,7 +185,7 @@ class LoweringContext:
         assigned = getattr(context, "device_assignment", None)
         return None if assigned is None else list(assigned)
 
-    def local_devices(self) -> list[Any]:
+    def local_devices(self) -> list[jax.Device]:
         """This process's devices among the program's, or all of the platform's where JAX does not know them."""
         devices = self.devices()
         if devices is None:
@@ -210,11 +212,12 @@ class LoweringContext:
         if affected and not _discharging.depth:
             self.raw.module_context.add_host_callback(lambda *args: ())
 
-    def token_in(self, effect: Any) -> Any:
+    def token_in(self, effect: Effect) -> IrValue:
         """The token that the equation must wait for: the one JAX threads for the effect, or else the block's own."""
         if effect in self.raw.tokens_in.effects():
             return self.raw.tokens_in.get(effect)
         # The last token that a call in this block of code made.
+        result: IrValue
         for op in reversed(list(_ir.InsertionPoint.current.block.operations)):
             if op.operation.name == "stablehlo.custom_call":
                 for result in op.results:
@@ -222,12 +225,12 @@ class LoweringContext:
                         return result
         return _hlo.create_token()
 
-    def set_token_out(self, effect: Any, token: Any) -> None:
+    def set_token_out(self, effect: Effect, token: IrValue) -> None:
         """The token that later equations wait for."""
         if effect in self.raw.tokens_in.effects():
             self.raw.set_tokens_out(self.raw.tokens_in.update_tokens(_mlir.TokenSet({effect: token})))
 
-    def at_end(self, effect: Any, emit: Callable[[LoweringContext, Any], Any]) -> bool:
+    def at_end(self, effect: Effect, emit: Callable[[LoweringContext, IrValue], IrValue]) -> bool:
         """Has `emit(context, token)` called, once, where the whole program has been lowered, with its last token.
 
         Returns whether it will be: without fast dispatch it is not.
@@ -236,26 +239,32 @@ class LoweringContext:
             _discharging.at_end[effect] = emit
         return bool(_discharging.depth)
 
-    def unless(self, predicate: Any, token: Any, emit: Callable[[], Any]) -> Any:
+    def unless(self, predicate: IrValue, token: IrValue, emit: Callable[[], IrValue]) -> IrValue:
         """Emits a branch that does what `emit` does, unless all of a boolean array holds; returns the new token."""
         branch = _hlo.IfOp([_hlo.TokenType.get()], _all(predicate))
         with _ir.InsertionPoint(branch.regions[0].blocks.append()):
             _hlo.return_([token])
         with _ir.InsertionPoint(branch.regions[1].blocks.append()):
             _hlo.return_([emit()])
-        return branch.results[0]
+        token_out: IrValue = branch.results[0]
+        return token_out
 
-    def negated(self, array: Any) -> Any:
+    def negated(self, array: IrValue) -> IrValue:
         """A boolean array with the other values."""
         return _hlo.NotOp(array).result
 
-    def custom_call(self, name: str, token: Any, operands: Sequence[Any], attributes: dict[str, Any]) -> Any:
+    def custom_call(
+        self, name: str, token: IrValue, operands: Sequence[IrValue], attributes: dict[str, Any]
+    ) -> IrValue:
         """Emits a side-effecting typed-FFI call on a token and row-major operands; returns its token."""
         op = ffi_call(name, token, operands, [], attributes)
         self.run_on_every_device(op, [])
-        return op.results[0]
+        token_out: IrValue = op.results[0]
+        return token_out
 
-    def partitioned_call(self, name: str, token: Any, operands: Sequence[Any], config: str) -> Any:
+    def partitioned_call(
+        self, name: str, token: IrValue, operands: Sequence[IrValue], config: str
+    ) -> IrValue:
         """Emits a side-effecting call that a partitioner registered as `name` replaces; returns its token."""
         return partitioned_op(name, _hlo.TokenType.get(), [token, *operands], config, has_side_effect=True)
 
@@ -266,7 +275,7 @@ class LoweringContext:
             The call's target and the callback's number, its attribute `index` (0.8 to 0.12).
         """
 
-        def on_token(token: Any, *operands: Any) -> tuple[Any, ...]:
+        def on_token(token: IrValue, *operands: IrValue) -> tuple[IrValue, ...]:
             function(*operands)
             return (token,)
 
@@ -275,12 +284,12 @@ class LoweringContext:
         device = "cpu" if self.platform == "cpu" else "gpu"
         return f"xla_ffi_python_{device}_callback", len(module.host_callbacks) - 1
 
-    def widen(self, operands: Sequence[Any], avals: Sequence[Any]) -> list[Any]:
+    def widen(self, operands: Sequence[IrValue], avals: Sequence[Aval]) -> list[IrValue]:
         """Converts operands to the dtypes that `widened` returns."""
         # JAX 0.8.0 hands packed elements of less than a byte to Python as they lie: without this, values are wrong.
         return [_widen(operand, aval) for operand, aval in zip(operands, avals, strict=True)]
 
-    def sharding_of_one_device(self, avals: Sequence[Any]) -> Any:
+    def sharding_of_one_device(self, avals: Sequence[Aval]) -> Any:
         """The sharding of a Python callback with such results that the program's first device calls (0.8 to 0.12).
 
         XLA's partitioner refuses every other custom call on one device.
@@ -290,7 +299,7 @@ class LoweringContext:
         """
         return _callback._callback_op_sharding(self.axis_context, None, avals)
 
-    def run_on_every_device(self, op: Any, results: Sequence[Any]) -> None:
+    def run_on_every_device(self, op: Any, results: Sequence[Aval]) -> None:
         """Where each device runs its own call, has XLA's partitioner leave the call as it is.
 
         Args:
@@ -307,8 +316,8 @@ class LoweringContext:
             set_sharding(op, sharding)
 
     def python_callback(
-        self, function: Callable[..., Any], token: Any, operands: Sequence[Any], avals: Sequence[Any]
-    ) -> Any:
+        self, function: Callable[..., Any], token: IrValue, operands: Sequence[IrValue], avals: Sequence[Aval]
+    ) -> IrValue:
         """Emits `function(partition, *operands)` on the device's execution thread; returns the new token.
 
         `partition` is the index of the running device in the program's device list. Where the compiler partitions, only
@@ -330,7 +339,7 @@ class LoweringContext:
             return False
         return True
 
-    def partition_index(self) -> Any:
+    def partition_index(self) -> IrValue:
         """Emits the index of the running device in the program's device list."""
         if isinstance(self.axis_context, versions.ReplicaAxisContext):
             return _hlo.ReplicaIdOp().result
@@ -341,8 +350,8 @@ class LoweringContext:
 
 def ffi_call(
     name: str,
-    token: Any,
-    operands: Sequence[Any],
+    token: IrValue | None,
+    operands: Sequence[IrValue],
     result_types: Sequence[Any],
     attributes: dict[str, Any],
     *,
@@ -372,8 +381,8 @@ def _row_major(array_type: Any) -> tuple[int, ...]:
 
 
 def partitioned_op(
-    name: str, result_type: Any, operands: Sequence[Any], config: str, *, has_side_effect: bool
-) -> Any:
+    name: str, result_type: Any, operands: Sequence[IrValue], config: str, *, has_side_effect: bool
+) -> IrValue:
     """Emits a call that a partitioner registered as `name` replaces; returns its result."""
     op = _hlo.CustomCallOp(
         [result_type],
@@ -386,10 +395,11 @@ def partitioned_op(
         operand_layouts=None,
         result_layouts=None,
     )
-    return op.results[0]
+    result: IrValue = op.results[0]
+    return result
 
 
-def _all(predicate: Any) -> Any:
+def _all(predicate: IrValue) -> IrValue:
     rank = len(_ir.RankedTensorType(predicate.type).shape)
     if not rank:
         return predicate
@@ -399,17 +409,18 @@ def _all(predicate: Any) -> Any:
     block = reduce.regions[0].blocks.append(scalar, scalar)
     with _ir.InsertionPoint(block):
         _hlo.return_([_hlo.AndOp(*block.arguments).result])
-    return reduce.results[0]
+    result: IrValue = reduce.results[0]
+    return result
 
 
 def python_callback_with_results(
     context: LoweringContext,
     function: Callable[..., Any],
-    token: Any,
-    operands: Sequence[Any],
-    avals: Sequence[Any],
-    results: Sequence[Any],
-) -> tuple[Any, list[Any]]:
+    token: IrValue | None,
+    operands: Sequence[IrValue],
+    avals: Sequence[Aval],
+    results: Sequence[Aval],
+) -> tuple[IrValue, list[IrValue]]:
     """As `LoweringContext.python_callback`; the function returns arrays of the avals `results`, widened.
 
     Without a token it is in no order, and returns none.
@@ -425,6 +436,7 @@ def python_callback_with_results(
     if context.automatic:
         sharding = context.sharding_of_one_device(avals_out)
     extra = {"returns_token": token is not None} if versions.CALLBACK_RETURNS_TOKEN else {}
+    outs: Any
     outs, token_out, _ = _callback.emit_python_callback(
         ctx, function, token, [context.partition_index(), *operands], avals_in, avals_out,
         has_side_effect=True, sharding=sharding, **extra,
@@ -459,7 +471,7 @@ class _BackendElsewhere:
         return None
 
 
-def sharding_of_per_device_calls(avals: Iterable[Any]) -> Any:
+def sharding_of_per_device_calls(avals: Iterable[Aval]) -> Any:
     """The sharding of a call that each device runs for itself: replicated and "manual" (0.8 to 0.12 under Shardy)."""
     return _callback._get_sdy_array_list_for_callbacks(list(avals))
 
@@ -474,7 +486,7 @@ def widened(dtype: Any) -> np.dtype[Any]:
     return np.dtype(np.uint8 if name in ("uint1", "uint2", "uint4") else dtype)
 
 
-def _widen(operand: Any, aval: Aval) -> Any:
+def _widen(operand: IrValue, aval: Aval) -> IrValue:
     if widened(aval.dtype) == aval.dtype:
         return operand
     element = _mlir.dtype_to_ir_type(widened(aval.dtype))

@@ -26,7 +26,7 @@ from jax._src.lib.mlir.dialects import func as _func, hlo as _hlo  # FuncOp; Tok
 
 from hostcallback._jax_compat import versions
 from hostcallback._jax_compat.lowering import ffi_call
-from hostcallback._jax_compat.types import JaxprEqn, Primitive
+from hostcallback._jax_compat.types import Aval, JaxprEqn, LoweringRuleContext, Primitive
 
 custom_partitioning_p: Any = _custom_partitioning.custom_partitioning_p
 
@@ -49,7 +49,7 @@ def mark_side_effect(results: Sequence[Any]) -> None:
         result.owner.attributes["has_side_effect"] = _ir.BoolAttr.get(True)
 
 
-def keeping_alive_in(ctx: Any, kept: list[Any]) -> Any:
+def keeping_alive_in(ctx: LoweringRuleContext, kept: list[Any]) -> Any:
     """Returns the lowering context with the list `kept` in place of JAX's own list of objects to keep alive."""
     return ctx.replace(module_context=ctx.module_context.replace(keepalives=kept))
 
@@ -90,7 +90,7 @@ def collective_under_vmap(equation: JaxprEqn, values: Sequence[Any]) -> list[Any
     return None
 
 
-def varying_axes(avals: Iterable[Any]) -> frozenset[Any]:
+def varying_axes(avals: Iterable[Aval]) -> frozenset[Any]:
     """The manual mesh axes over which any of the avals varies; see `results_that_vary_as`."""
     axes: frozenset[Any] = frozenset()
     arrays: list[Any] = [aval for aval in avals if isinstance(aval, _core.ShapedArray)]
@@ -108,7 +108,7 @@ def vary_over(axes: frozenset[Any], value: Any) -> Any:
     return lax.pcast(value, missing, to="varying") if hasattr(lax, "pcast") else lax.pvary(value, missing)
 
 
-def results_that_vary_as(avals: Sequence[Any], results: Sequence[Any]) -> list[Any]:
+def results_that_vary_as(avals: Sequence[Aval], results: Sequence[Any]) -> list[Any]:
     """The avals of results that depend on all operands: they vary over every manual mesh axis that one of those does.
 
     JAX's own rule for its callbacks and FFI calls leaves the axes out, or demands that all operands agree (0.8 to

@@ -242,7 +242,7 @@ def lower_to_primitives(closed: ClosedJaxpr) -> ClosedJaxpr:
     return lowered
 
 
-def bind_equation(equation: Any, values: Sequence[Any]) -> list[Any]:
+def bind_equation(equation: JaxprEqn, values: Sequence[Any]) -> list[Any]:
     """Evaluates one equation on other values; the rules of custom derivatives stay with it."""
     bind_params: Any = equation.primitive.get_bind_params(equation.params)
     functions: Sequence[Any] = ()

@@ -7,15 +7,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from jax._src import core as _core  # 0.8 to 0.12
+from jax._src import core as _core, effects as _effects  # 0.8 to 0.12
 from jax._src.interpreters import mlir as _mlir
+from jax._src.lib.mlir import ir as _ir
 
 if TYPE_CHECKING:
     ClosedJaxpr: TypeAlias = _core.ClosedJaxpr
     Tracer: TypeAlias = _core.Tracer[Any]
+    IrValue: TypeAlias = _ir.Value[Any]
 else:
     ClosedJaxpr = getattr(_core, "ClosedJaxpr", _core.Jaxpr)  # from 0.12 on one class for both
     Tracer = _core.Tracer  # generic in some versions only
+    IrValue = _ir.Value  # as above; the value of a variable where its program is lowered
 
 Jaxpr = _core.Jaxpr
 AnyJaxpr: TypeAlias = Jaxpr | ClosedJaxpr
@@ -25,6 +28,7 @@ Literal = _core.Literal
 Atom: TypeAlias = _core.Var | _core.Literal
 Primitive = _core.Primitive
 LoweringRuleContext = _mlir.LoweringRuleContext
+Effect = _effects.Effect
 Aval: TypeAlias = Any
 """The type of a value. JAX's base class, by which it annotates most of them, says nothing of shape and dtype."""
 

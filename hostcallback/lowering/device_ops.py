@@ -32,7 +32,7 @@ CALLBACK_INTERVAL_US = 20_000
 """Microseconds between two readings through Python, which take some 50 microseconds each."""
 
 
-def _lower_clock(ctx: compat.LoweringRuleContext, step: Any) -> Any:
+def _lower_clock(ctx: compat.LoweringRuleContext, step: compat.IrValue) -> Sequence[compat.IrValue]:
     context = compat.LoweringContext(ctx)
     token = context.token_in(effects.TAP_EFFECT)
     # If the compiler partitions the program, all devices must read the same time, or they would take different
@@ -77,17 +77,21 @@ COPIED_DTYPES = (
 )  # fmt: skip
 
 
-def _lower_not_finite(ctx: compat.LoweringRuleContext, *operands: Any, groups: tuple[int, ...]) -> Any:
+def _lower_not_finite(
+    ctx: compat.LoweringRuleContext, *operands: compat.IrValue, groups: tuple[int, ...]
+) -> Sequence[compat.IrValue]:
     attributes = {"groups": np.asarray(groups, np.int32)}
     reference = functools.partial(device_ops.reduce_not_finite, groups=groups)
     return _lower_reduction(ctx, operands, NOT_FINITE_TARGET, attributes, reference)
 
 
-def _lower_statistics(ctx: compat.LoweringRuleContext, operand: Any) -> Any:
+def _lower_statistics(ctx: compat.LoweringRuleContext, operand: compat.IrValue) -> Sequence[compat.IrValue]:
     return _lower_reduction(ctx, [operand], STATISTICS_TARGET, {}, device_ops.reduce_statistics)
 
 
-def _lower_share_statistics(ctx: compat.LoweringRuleContext, operand: Any, devices: int) -> Any:
+def _lower_share_statistics(
+    ctx: compat.LoweringRuleContext, operand: compat.IrValue, devices: int
+) -> Sequence[compat.IrValue]:
     context = compat.LoweringContext(ctx)
     is_divided = context.automatic and not context.partially_manual and context.device_count == devices
     if not is_divided or not _is_native(context, ctx.avals_in, NATIVE_DTYPES):
@@ -98,8 +102,8 @@ def _lower_share_statistics(ctx: compat.LoweringRuleContext, operand: Any, devic
 
 
 def _lower_merged_statistics(
-    ctx: compat.LoweringRuleContext, operand: Any, shapes: tuple[tuple[int, ...], ...]
-) -> Any:
+    ctx: compat.LoweringRuleContext, operand: compat.IrValue, shapes: tuple[tuple[int, ...], ...]
+) -> Sequence[compat.IrValue]:
     # Each device gets all rows, which is the one exchange, and merges them.
     reference = functools.partial(device_ops.reduce_merged_statistics, shapes=shapes)
     return _lower_reduction(ctx, [operand], MERGE_TARGET, {}, reference, divided=True)
@@ -147,7 +151,7 @@ def shares_of_shards(
     return table
 
 
-def _lower_copies(ctx: compat.LoweringRuleContext, *operands: Any) -> Any:
+def _lower_copies(ctx: compat.LoweringRuleContext, *operands: compat.IrValue) -> Sequence[compat.IrValue]:
     # Elsewhere XLA copies what is read after it is written over.
     reference: Callable[..., Any] = lambda *arrays: [*arrays, *arrays]  # noqa: E731
     count = len(operands)
@@ -156,7 +160,7 @@ def _lower_copies(ctx: compat.LoweringRuleContext, *operands: Any) -> Any:
 
 def _lower_reduction(
     ctx: compat.LoweringRuleContext,
-    operands: Any,
+    operands: Sequence[compat.IrValue],
     target: str,
     attributes: dict[str, Any],
     reference: Callable[..., Any],
@@ -164,7 +168,7 @@ def _lower_reduction(
     dtypes: Sequence[str] = NATIVE_DTYPES,
     in_place: int = 0,
     divided: bool = False,
-) -> Any:
+) -> Sequence[compat.IrValue]:
     # Of what the compiler divides among devices it gives a call the whole: only `divided` ones are worth that.
     context = compat.LoweringContext(ctx)
     is_allowed = not context.automatic or (divided and not context.partially_manual)
@@ -174,7 +178,7 @@ def _lower_reduction(
     return compat.pure_call(context, target, operands, ctx.avals_out, attributes, in_place=in_place)
 
 
-def _is_native(context: compat.LoweringContext, avals: Any, dtypes: Sequence[str]) -> bool:
+def _is_native(context: compat.LoweringContext, avals: Sequence[compat.Aval], dtypes: Sequence[str]) -> bool:
     # Another process may lack the handlers.
     if context.for_export or tuple(context.platforms) != ("cpu",):
         return False
@@ -244,7 +248,9 @@ def _reference(failed: jax.Array) -> list[Any]:
     return [jnp.stack([first, jnp.uint32(NOT_COUNTED)])]
 
 
-def _lower_verdict(ctx: compat.LoweringRuleContext, failed: jax.Array, *, program: int) -> Any:
+def _lower_verdict(
+    ctx: compat.LoweringRuleContext, failed: compat.IrValue, *, program: int
+) -> Sequence[compat.IrValue]:
     context = compat.LoweringContext(ctx)
     if not _is_native(context, ctx.avals_in, ["bool"]) or context.manual or context.device_count > 1:
         return compat.lower_function(context, _reference, [failed])

@@ -12,7 +12,7 @@ through that loop.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -53,9 +53,11 @@ def _let_taps_in(name: str, module: Any) -> None:
         compat.add_effects(primitive, _effects_of_kernels)
 
 
-def _effects_of_kernels(params: dict[str, Any]) -> set[Any]:
+def _effects_of_kernels(params: dict[str, Any]) -> set[compat.Effect]:
     kernels = compat.kernel_jaxprs(params)
-    effects = {effect for kernel in kernels for effect in kernel.effects if isinstance(effect, TapEffect)}
+    effects: set[compat.Effect] = {
+        effect for kernel in kernels for effect in kernel.effects if isinstance(effect, TapEffect)
+    }
     if effects and not params.get("interpret"):
         raise NotImplementedError(_refusal(kernels))
     return effects
@@ -87,11 +89,13 @@ _body_p = Primitive("tapped_partition")
 _body_p.multiple_results = True
 
 
-def _abstract(*avals: Any, closed: compat.ClosedJaxpr, kept: Any) -> Any:
+def _abstract(*avals: compat.Aval, closed: compat.ClosedJaxpr, kept: Any) -> Any:
     return closed.out_avals, {e for e in closed.effects if not isinstance(e, TapEffect)}
 
 
-def _lower(ctx: compat.LoweringRuleContext, *operands: Any, closed: compat.ClosedJaxpr, kept: _Kept) -> Any:
+def _lower(
+    ctx: compat.LoweringRuleContext, *operands: compat.IrValue, closed: compat.ClosedJaxpr, kept: _Kept
+) -> Sequence[compat.IrValue]:
     _check_body(compat.LoweringContext(ctx), closed)
     return compat.lower_discharged(compat.keeping_alive_in(ctx, kept.leases), closed, operands, TapEffect)
 
@@ -114,8 +118,8 @@ def _lowering(lower: Callable[..., Any]) -> Callable[..., Any]:
     # JAX's rule, with taps in the bodies.
     @functools.wraps(lower)
     def lower_with_taps(
-        ctx: compat.LoweringRuleContext, *operands: Any, call: Any, partition: Any, **params: Any
-    ) -> Any:
+        ctx: compat.LoweringRuleContext, *operands: compat.IrValue, call: Any, partition: Any, **params: Any
+    ) -> Sequence[compat.IrValue]:
         kept = _Kept()
 
         @functools.wraps(partition)
@@ -123,7 +127,9 @@ def _lowering(lower: Callable[..., Any]) -> Callable[..., Any]:
             mesh, body, result_sharding, arg_shardings = partition(*args)
             return mesh, _with_taps(body, kept), result_sharding, arg_shardings
 
-        results = lower(ctx, *operands, call=call, partition=partition_with_taps, **params)
+        results: Sequence[compat.IrValue] = lower(
+            ctx, *operands, call=call, partition=partition_with_taps, **params
+        )
         if compat.tokens_are_set(ctx):  # it was inlined
             return results
         ctx.module_context.add_keepalive(kept)
@@ -153,7 +159,7 @@ def _check_body(context: compat.LoweringContext, closed: compat.ClosedJaxpr) -> 
         )
 
 
-def _tap_effects(params: dict[str, Any]) -> set[Any]:
+def _tap_effects(params: dict[str, Any]) -> set[compat.Effect]:
     return {effect for effect in params["call"].effects if isinstance(effect, TapEffect)}
 
 

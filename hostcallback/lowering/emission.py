@@ -33,11 +33,11 @@ MAX_BRANCHES = 32
 
 def _lower(
     ctx: compat.LoweringRuleContext,
-    *results: Any,
+    *results: compat.IrValue,
     tap: TapSpec,
     transforms: tuple[Transform, ...],
     float0_leaves: Float0Leaves,
-) -> Any:
+) -> Sequence[compat.IrValue]:
     context = compat.LoweringContext(ctx)
     _check_supported(context, tap, ctx.avals_in)
     levels = mask_levels(transforms)
@@ -100,7 +100,7 @@ def _is_awaited(context: compat.LoweringContext, tap: TapSpec) -> bool:
     return tap.options.awaited and here and not context.for_export
 
 
-def _wait_for_output(context: compat.LoweringContext, token: Any) -> Any:
+def _wait_for_output(context: compat.LoweringContext, token: compat.IrValue) -> Any:
     # JAX runs programs with callbacks on the thread that dispatches them, and so their output is there when it is back.
     compat.dispatch_synchronously(context)
     return context.custom_call(transport.FFI_OUTPUT_TARGET, token, [], {})
@@ -159,8 +159,8 @@ class _Emission(NamedTuple):
     """
 
     context: compat.LoweringContext
-    token: Any
-    operands: Sequence[Any]
+    token: compat.IrValue
+    operands: Sequence[compat.IrValue]
     avals: Sequence[compat.Aval]
     tap: TapSpec
     consumer: Consumer
@@ -172,7 +172,9 @@ class _Emission(NamedTuple):
     def dtypes(self) -> list[np.dtype[Any]]:
         return [np.dtype(aval.dtype) for aval in self.avals]
 
-    def partitioned_call(self, target: str, operands: Sequence[Any], **config: Any) -> Any:
+    def partitioned_call(
+        self, target: str, operands: Sequence[compat.IrValue], **config: Any
+    ) -> compat.IrValue:
         """Emits a custom call that the compiler partitions, so that each device sends its shard."""
         context = self.context
         text = partition.call_config(
@@ -182,7 +184,7 @@ class _Emission(NamedTuple):
         return context.partitioned_call(partition.CALL_NAME, self.token, operands, text)
 
 
-def _emit_natively(emission: _Emission) -> Any:
+def _emit_natively(emission: _Emission) -> compat.IrValue:
     context, tap = emission.context, emission.tap
     if context.automatic:
         prefix = (emission.consumer_id, int(_flags(tap) | _when(tap)))
@@ -193,7 +195,7 @@ def _emit_natively(emission: _Emission) -> Any:
     return context.custom_call(transport.FFI_TARGET, emission.token, emission.operands, attributes)
 
 
-def _emit_through_python(emission: _Emission) -> Any:
+def _emit_through_python(emission: _Emission) -> compat.IrValue:
     context, tap, avals = emission.context, emission.tap, emission.avals
     platform, devices = context.platform, context.devices()
     if not context.automatic:
@@ -292,7 +294,7 @@ def _call(sink: Sink, message: Message) -> tuple[()]:
     return ()
 
 
-def _emit_on_one_device(emission: _Emission) -> Any:
+def _emit_on_one_device(emission: _Emission) -> compat.IrValue:
     context, avals, dtypes = emission.context, emission.avals, emission.dtypes
     specs = [ArraySpec.of(dtype, aval.shape) for dtype, aval in zip(dtypes, avals, strict=True)]
     prefix = encode_prefix(emission.consumer_id, Flags.CALL | _flags(emission.tap), specs)
@@ -331,12 +333,12 @@ def _describe(call: TapSpec, transforms: tuple[Transform, ...], consumer_id: int
 
 def _lower_call(
     ctx: compat.LoweringRuleContext,
-    *operands: Any,
+    *operands: compat.IrValue,
     call: TapSpec,
     transforms: tuple[Transform, ...],
-    result_avals: Any,
+    result_avals: Sequence[compat.Aval],
     vmap_method: str | None,
-) -> Any:
+) -> Sequence[compat.IrValue]:
     context = compat.LoweringContext(ctx)
     _check_program(context, call)
     # Before the program can run, since its first message needs a reader.
@@ -366,8 +368,8 @@ def _lower_call(
             context, transport.FFI_CALL_TARGET, token, operands, ctx.avals_out, attributes
         )
     else:
-        results = [ArraySpec.of(np.dtype(aval.dtype), aval.shape) for aval in ctx.avals_out]
-        ask = transport.callback_caller(context.platform, prefix, dtypes, results, context.devices())
+        expected = [ArraySpec.of(np.dtype(aval.dtype), aval.shape) for aval in ctx.avals_out]
+        ask = transport.callback_caller(context.platform, prefix, dtypes, expected, context.devices())
         # Before JAX 0.10, XLA refuses callbacks with results on one device that take a token.
         ask_token = None if context.automatic and not call.options.ordered else token
         token_out, results = compat.python_callback_with_results(
@@ -398,7 +400,9 @@ def _check_program(context: compat.LoweringContext, call: TapSpec) -> None:
         )
 
 
-def _lower_where(ctx: compat.LoweringRuleContext, *operands: Any, **params: Any) -> Any:
+def _lower_where(
+    ctx: compat.LoweringRuleContext, *operands: compat.IrValue, **params: Any
+) -> Sequence[compat.IrValue]:
     return compat.lower_function(
         compat.LoweringContext(ctx), functools.partial(call_where, **params), operands
     )

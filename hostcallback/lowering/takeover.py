@@ -68,7 +68,7 @@ def _parts(callback: Any) -> tuple[Callable[..., Any], Any, Mapping[int, Any]]:
 
 
 def _callback(
-    args: Sequence[Any], arrays: Arrays, *, callback: Any, effect: Any, partitioned: bool
+    args: Sequence[Any], arrays: Arrays, *, callback: Any, effect: compat.Effect, partitioned: bool
 ) -> list[Any]:
     func, in_tree, static = _parts(callback)
     if compat.is_jaxs_own(func):
@@ -126,7 +126,13 @@ class _LogRecords:
 
 
 def _io_callback(
-    args: Sequence[Any], arrays: Arrays, *, callback: Any, result_avals: Any, sharding: Any, ordered: bool
+    args: Sequence[Any],
+    arrays: Arrays,
+    *,
+    callback: Any,
+    result_avals: Sequence[compat.Aval],
+    sharding: Any,
+    ordered: bool,
 ) -> list[Any]:
     if sharding is not None:
         raise StaysWithJaxError("its sharding= says which device calls")

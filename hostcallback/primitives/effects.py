@@ -50,7 +50,7 @@ def note_program(closed: compat.ClosedJaxpr) -> None:
         tapped_functions.add(name)
 
 
-class TapEffect(compat.Effect):  # type: ignore[misc]
+class TapEffect(compat.Effect):
     """Keeps JAX from dropping taps. Only its subclasses are instantiated.
 
     The lowering of a whole program removes the effect (see `discharge`). If that is off, JAX hashes the effect
@@ -141,11 +141,11 @@ boundary_p = compat.Primitive("tap_boundary")
 boundary_p.multiple_results = True
 
 
-def _other_effects(closed: compat.ClosedJaxpr) -> set[Any]:
+def _other_effects(closed: compat.ClosedJaxpr) -> set[compat.Effect]:
     return {effect for effect in closed.effects if not isinstance(effect, TapEffect)}
 
 
-def _abstract(*avals: Any, closed: compat.ClosedJaxpr) -> Any:
+def _abstract(*avals: compat.Aval, closed: compat.ClosedJaxpr) -> Any:
     return closed.out_avals, _other_effects(closed)
 
 
@@ -156,7 +156,7 @@ def _lower(ctx: compat.LoweringRuleContext, *args: Any, closed: compat.ClosedJax
 KEPT_NAME = "hostcallback_kept_result"
 
 
-def _keep(context: compat.LoweringContext, token: Any, result: Any, aval: compat.Aval) -> None:
+def _keep(context: compat.LoweringContext, token: compat.IrValue, result: compat.IrValue, aval: compat.Aval) -> None:
     # See `compat.lower_discharged`. The clock's handler takes any operands, and has no results here.
     if tuple(context.platforms) != ("cpu",) or jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended):
         return  # keys are not reduced

@@ -16,7 +16,7 @@ from jax.interpreters import partial_eval
 
 from hostcallback import _jax_compat as compat
 from hostcallback._jax_compat import scan_p, while_p
-from hostcallback._jax_compat.types import Aval, ClosedJaxpr, JaxprEqn, Primitive
+from hostcallback._jax_compat.types import Aval, ClosedJaxpr, Effect, JaxprEqn, Primitive
 
 # JAX's tables of rules for partial evaluation, which splits a program into a known part, run now, and an unknown part,
 # run later. The first table is for tracers; the second is for jaxprs, in scans and in code that jax.checkpoint
@@ -27,7 +27,7 @@ on_tracers: Any = partial_eval.custom_partial_eval_rules
 on_jaxprs: Any = partial_eval.partial_eval_jaxpr_custom_rules
 
 
-def keep_in_scans(effect_type: type[Any]) -> None:
+def keep_in_scans(effect_type: type[Effect]) -> None:
     """Keeps equations with an effect inside the scans they were written in, under differentiation.
 
     JAX moves equations that depend only on a scan's constants out of the scan. It moves effects too, which then occur
@@ -37,7 +37,7 @@ def keep_in_scans(effect_type: type[Any]) -> None:
     """
     split: Any = on_jaxprs[scan_p]
 
-    def wrap(equation: Any) -> Any:
+    def wrap(equation: JaxprEqn) -> Any:
         # JAX itself leaves equations that read or write references in the scan.
         if not compat.has_effect(equation, effect_type) or compat.has_input_effect(equation):
             return equation
@@ -69,7 +69,7 @@ def keep_in_scans(effect_type: type[Any]) -> None:
     on_jaxprs[scan_p] = split_the_rest
 
 
-def run_once_when_recomputed(effect_type: type[Any], primitive: Primitive, stand_in: Primitive) -> None:
+def run_once_when_recomputed(effect_type: type[Effect], primitive: Primitive, stand_in: Primitive) -> None:
     """Keeps an effect out of the code that jax.checkpoint recomputes.
 
     In that code, `stand_in` replaces `primitive`, an identity with the effect. Without this rule JAX would save the
@@ -136,7 +136,7 @@ def _stay_on_jaxprs(saveable: Any, unknown: Sequence[bool], there: Sequence[bool
     return known, later, *rest
 
 
-def _unwrap(equation: Any) -> Any:
+def _unwrap(equation: JaxprEqn) -> Any:
     if equation.primitive is not _scan_pin_p:
         return equation
     inner = equation.params["equation"]

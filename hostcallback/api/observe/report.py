@@ -52,7 +52,7 @@ def check_statistics(what: Any) -> tuple[str, ...] | None:
     return tuple(dict.fromkeys(what))
 
 
-def can_measure(aval: Any) -> bool:
+def can_measure(aval: compat.Aval) -> bool:
     """Whether a value of that type is an array of numbers that has elements."""
     dtype = getattr(aval, "dtype", None)
     if not isinstance(aval, jax.core.ShapedArray) or dtype is None:
