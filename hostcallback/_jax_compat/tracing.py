@@ -224,7 +224,7 @@ def equations_of(jaxprs: Iterable[AnyJaxpr], primitives: Sequence[Primitive]) ->
         yield from equations_of(_core.subjaxprs(open_jaxpr(jaxpr)[0]), primitives)
 
 
-def constants_to_inputs(closed: ClosedJaxpr) -> tuple[ClosedJaxpr, list[Any]]:
+def constants_to_inputs(closed: ClosedJaxpr) -> tuple[ClosedJaxpr, list[jax.Array]]:
     """The same program with its constants as leading inputs, and those constants."""
     jaxpr = _pe.convert_constvars_jaxpr(closed.jaxpr)
     return _pe.close_jaxpr(jaxpr), list(closed.consts)
@@ -242,7 +242,7 @@ def lower_to_primitives(closed: ClosedJaxpr) -> ClosedJaxpr:
     return lowered
 
 
-def bind_equation(equation: JaxprEqn, values: Sequence[Any]) -> list[Any]:
+def bind_equation(equation: JaxprEqn, values: Sequence[jax.Array]) -> list[Any]:
     """Evaluates one equation on other values; the rules of custom derivatives stay with it."""
     bind_params: Any = equation.primitive.get_bind_params(equation.params)
     functions: Sequence[Any] = ()
@@ -252,7 +252,7 @@ def bind_equation(equation: JaxprEqn, values: Sequence[Any]) -> list[Any]:
     return list(outs) if equation.primitive.multiple_results else [outs]
 
 
-def scan_groups(params: dict[str, Any], operands: Sequence[Any]) -> list[list[Any]]:
+def scan_groups(params: dict[str, Any], operands: Sequence[Any]) -> list[list[jax.Array]]:
     """A scan's operands as constants, carry and what is scanned over."""
     if "ft_in" in params:  # from 0.12 on
         return [list(group) for group in params["ft_in"].update(list(operands)).unpack()]

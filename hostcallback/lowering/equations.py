@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
+import jax
 import numpy as np
 
 from hostcallback import _jax_compat as compat
@@ -91,7 +92,7 @@ class Loop(NamedTuple):
         """The number of the iteration that runs after `step` others."""
         return self.length - 1 - step if self.length is not None and self.reverse else step
 
-    def iteration(self, step: Any, carry: Sequence[Any]) -> tuple[Any, ...]:
+    def iteration(self, step: Any, carry: Sequence[jax.Array]) -> tuple[Any, ...]:
         """That number as the user counts it, which two nested loops of ours have once: the outer one has none."""
         if self.paced is None:
             return (self.number(step),)

@@ -40,22 +40,27 @@ class Evaluator:
         """Whether to evaluate the programs of an equation, which is open, one equation at a time."""
         return False
 
-    def given(self, jaxpr: Jaxpr, values: Sequence[Any], position: Position, records: Records) -> None:
+    def given(self, jaxpr: Jaxpr, values: Sequence[jax.Array], position: Position, records: Records) -> None:
         """Called with the constants and inputs of a program."""
 
-    def bind(self, equation: JaxprEqn, values: Sequence[Any]) -> list[Any]:
+    def bind(self, equation: JaxprEqn, values: Sequence[jax.Array]) -> list[jax.Array]:
         """Evaluates an equation that is not entered."""
         return compat.bind_equation(equation, values)
 
     def made(
-        self, equation: JaxprEqn, values: list[Any], outs: Sequence[Any], position: Position, records: Records
+        self,
+        equation: JaxprEqn,
+        values: list[jax.Array],
+        outs: Sequence[jax.Array],
+        position: Position,
+        records: Records,
     ) -> None:
         """Called after each equation, with its operands and its results."""
 
     def ends(self, position: Position) -> None:
         """Called at the end of a program, and before each program inside it."""
 
-    def holds(self, jaxpr: AnyJaxpr, values: Sequence[Any]) -> Any:
+    def holds(self, jaxpr: AnyJaxpr, values: Sequence[jax.Array]) -> Any:
         """Evaluates the condition of a `while_loop`."""
         return compat.eval_jaxpr(jaxpr, *values)[0]
 
@@ -68,8 +73,8 @@ class Evaluator:
         records.update(inner)
 
     def evaluate(
-        self, jaxpr: AnyJaxpr, values: Sequence[Any], position: Position = OUTERMOST
-    ) -> tuple[list[Any], Records]:
+        self, jaxpr: AnyJaxpr, values: Sequence[jax.Array], position: Position = OUTERMOST
+    ) -> tuple[list[jax.Array], Records]:
         """Evaluates a jaxpr, closed or without constants; returns its results and the records."""
         records: Records = {}
         outs = self._evaluate(jaxpr, values, position, records)
@@ -77,12 +82,12 @@ class Evaluator:
         return outs, records
 
     def _evaluate(
-        self, jaxpr: AnyJaxpr, values: Sequence[Any], position: Position, records: Records
-    ) -> list[Any]:
+        self, jaxpr: AnyJaxpr, values: Sequence[jax.Array], position: Position, records: Records
+    ) -> list[jax.Array]:
         program, consts = compat.open_jaxpr(jaxpr)
         self.given(program, (*consts, *values), position, records)
 
-        def step(equation: JaxprEqn, operands: list[Any]) -> list[Any]:
+        def step(equation: JaxprEqn, operands: list[jax.Array]) -> list[jax.Array]:
             with compat.equation_context(equation):
                 if structure_of(equation).is_open and self.enters(equation, position):
                     outs = self._enter(equation, operands, position, records)
@@ -94,8 +99,8 @@ class Evaluator:
         return interpret(jaxpr, values, step)
 
     def _enter(
-        self, equation: JaxprEqn, values: list[Any], position: Position, records: Records
-    ) -> list[Any]:
+        self, equation: JaxprEqn, values: list[jax.Array], position: Position, records: Records
+    ) -> list[jax.Array]:
         kind, programs = structure_of(equation)
         if kind == "call" and not _shardings_of(equation):
             return self._evaluate(programs[0][0], values, position.inside(equation), records)
@@ -115,10 +120,10 @@ def _shardings_of(equation: JaxprEqn) -> dict[str, Any]:
 Results = tuple[list[Any], Records]
 
 
-def _jit(self: Evaluator, equation: JaxprEqn, values: Sequence[Any], position: Position) -> Results:
+def _jit(self: Evaluator, equation: JaxprEqn, values: Sequence[jax.Array], position: Position) -> Results:
     params = equation.params
 
-    def inside(*values: Any) -> Results:
+    def inside(*values: jax.Array) -> Results:
         return self.evaluate(params["jaxpr"], values, position.inside(equation))
 
     # Instead of the jit equation: same name, options and shardings; its second result is free.
@@ -130,7 +135,7 @@ def _jit(self: Evaluator, equation: JaxprEqn, values: Sequence[Any], position: P
     return outs, records
 
 
-def _cond(self: Evaluator, equation: JaxprEqn, values: Sequence[Any], position: Position) -> Results:
+def _cond(self: Evaluator, equation: JaxprEqn, values: Sequence[jax.Array], position: Position) -> Results:
     branches = equation.params["branches"]
     axes = compat.varying_axes(v.aval for v in (*equation.invars, *equation.outvars))
     inner, shapes = position.inside(equation), {}
@@ -138,7 +143,7 @@ def _cond(self: Evaluator, equation: JaxprEqn, values: Sequence[Any], position: 
         evaluate = functools.partial(self.evaluate, branch, position=inner)
         shapes.update(jax.eval_shape(lambda *xs, evaluate=evaluate: evaluate(xs)[1], *values[1:]))
 
-    def inside(branch: Any, *values: Any) -> Any:
+    def inside(branch: Any, *values: jax.Array) -> Any:
         outs, records = self.evaluate(branch, values, inner)
         nothing = {k: jax.tree.map(_nothing, shape) for k, shape in shapes.items() if k not in records}
         return outs, jax.tree.map(lambda value: compat.vary_over(axes, value), {**nothing, **records})
@@ -152,11 +157,11 @@ def _cond(self: Evaluator, equation: JaxprEqn, values: Sequence[Any], position: 
     return outs, records
 
 
-def _remat(self: Evaluator, equation: JaxprEqn, values: Sequence[Any], position: Position) -> Results:
+def _remat(self: Evaluator, equation: JaxprEqn, values: Sequence[jax.Array], position: Position) -> Results:
     params = dict(equation.params)
     jaxpr, tree = params.pop("jaxpr"), None
 
-    def inside(iterations: Any, *values: Any) -> Any:
+    def inside(iterations: Any, *values: jax.Array) -> Any:
         nonlocal tree
         outs, records = self.evaluate(
             jaxpr, values, replace(position.inside(equation), iterations=iterations)
@@ -173,12 +178,14 @@ def _remat(self: Evaluator, equation: JaxprEqn, values: Sequence[Any], position:
     return list(outs[:count]), jax.tree.unflatten(tree, outs[count:])
 
 
-def _shard_map(self: Evaluator, equation: JaxprEqn, values: Sequence[Any], position: Position) -> Results:
+def _shard_map(
+    self: Evaluator, equation: JaxprEqn, values: Sequence[jax.Array], position: Position
+) -> Results:
     params = equation.params
     axes = compat.shard_map_axes(params)
     varying = frozenset(axes) if params["check_vma"] else frozenset()
 
-    def inside(iterations: Any, *values: Any) -> Any:
+    def inside(iterations: Any, *values: jax.Array) -> Any:
         there = replace(position.inside(equation), iterations=iterations)
         outs, records = self.evaluate(params["jaxpr"], values, there)
         # Each device returns its own records along a new axis.
@@ -195,7 +202,7 @@ def _shard_map(self: Evaluator, equation: JaxprEqn, values: Sequence[Any], posit
     return outs, records
 
 
-def _scan(self: Evaluator, equation: JaxprEqn, values: Sequence[Any], position: Position) -> Results:
+def _scan(self: Evaluator, equation: JaxprEqn, values: Sequence[jax.Array], position: Position) -> Results:
     params, loop = equation.params, loop_of(equation, values)
 
     def step(state: Any, x: Any) -> Any:
@@ -217,10 +224,10 @@ def _scan(self: Evaluator, equation: JaxprEqn, values: Sequence[Any], position: 
     return [*carry, *ys], records
 
 
-def _while(self: Evaluator, equation: JaxprEqn, values: Sequence[Any], position: Position) -> Results:
+def _while(self: Evaluator, equation: JaxprEqn, values: Sequence[jax.Array], position: Position) -> Results:
     loop = loop_of(equation, values)
 
-    def iterate(i: Any, carry: Sequence[Any]) -> Results:
+    def iterate(i: Any, carry: Sequence[jax.Array]) -> Results:
         there = position.inside(equation, *(() if i is None else loop.iteration(i, carry)))
         outs, records = self.evaluate(loop.body, [*loop.consts, *carry], there)
         return outs, self.of_iteration(records)
@@ -230,7 +237,7 @@ def _while(self: Evaluator, equation: JaxprEqn, values: Sequence[Any], position:
     axes = compat.varying_axes(v.aval for v in (*equation.invars, *equation.outvars))
     none = {label: compat.vary_over(axes, jnp.zeros((), bool)) for label in shapes}
 
-    def goes_on(carry: Sequence[Any]) -> Any:
+    def goes_on(carry: Sequence[jax.Array]) -> Any:
         # A bool for each element if vmap has batched it: the loop goes on while any of them does.
         return self.holds(loop.condition, [*loop.condition_consts, *carry])
 
@@ -248,7 +255,7 @@ def _while(self: Evaluator, equation: JaxprEqn, values: Sequence[Any], position:
     return list(carry), held
 
 
-def where_it_goes_on(predicate: jax.Array, new: Sequence[Any], old: Sequence[Any]) -> list[Any]:
+def where_it_goes_on(predicate: jax.Array, new: Sequence[Any], old: Sequence[Any]) -> list[jax.Array]:
     """Selects the carry after an iteration of a while loop: after vmap the predicate has one value per element."""
     if not predicate.ndim:
         return list(new)
@@ -272,7 +279,7 @@ class Tester(Evaluator):
     """Evaluates a program in which subclasses test values; its one record, `FAILED`, says whether a test failed."""
 
     def failed(
-        self, jaxpr: AnyJaxpr, values: Sequence[Any], position: Position = OUTERMOST
+        self, jaxpr: AnyJaxpr, values: Sequence[jax.Array], position: Position = OUTERMOST
     ) -> tuple[list[Any], Any]:
         """Evaluates a program; returns its results, and whether a test failed: a bool scalar."""
         outs, records = self.evaluate(jaxpr, values, position)
@@ -319,7 +326,7 @@ class Silent(Evaluator):
     def enters(self, equation: JaxprEqn, position: Position) -> bool:
         return _is_loud(equation)
 
-    def bind(self, equation: JaxprEqn, values: Sequence[Any]) -> list[Any]:
+    def bind(self, equation: JaxprEqn, values: Sequence[jax.Array]) -> list[jax.Array]:
         """Evaluates an equation without its effects.
 
         Raises:
@@ -338,7 +345,7 @@ class Silent(Evaluator):
             self.callbacks.append(call)
         return compat.bind_equation(equation, values)
 
-    def holds(self, jaxpr: AnyJaxpr, values: Sequence[Any]) -> Any:
+    def holds(self, jaxpr: AnyJaxpr, values: Sequence[jax.Array]) -> Any:
         return self.evaluate(jaxpr, values)[0][0]
 
 

@@ -21,7 +21,7 @@ from hostcallback.tracing.tap_spec import LAST, TapOptions
 
 
 def run_keeping_inputs(
-    program: Program, values: Sequence[Any], run: Callable[[Sequence[Any]], Any]
+    program: Program, values: Sequence[jax.Array], run: Callable[[Sequence[Any]], Any]
 ) -> tuple[Any, list[Any]]:
     """Runs a program in a trace so that its inputs are still there at its end.
 
@@ -42,7 +42,7 @@ def run_keeping_inputs(
     return run(inner), kept
 
 
-def _apart(program: Program, values: Sequence[Any]) -> list[Any]:
+def _apart(program: Program, values: Sequence[jax.Array]) -> list[jax.Array]:
     # XLA counts the readers of a value: of a quotient by a scalar that nothing else reads it makes a product with the
     # reciprocal, with other last bits. Behind a barrier, what sends the inputs is no other reader. Only there: barriers
     # change what XLA fuses.
@@ -55,12 +55,12 @@ def _apart(program: Program, values: Sequence[Any]) -> list[Any]:
     ]
 
 
-def any_not_finite(values: Sequence[Any], devices: int = 1) -> Any:
+def any_not_finite(values: Sequence[jax.Array], devices: int = 1) -> Any:
     """Whether any element of any floating-point or complex array among the values is not finite: a bool scalar."""
     return jnp.any(groups_not_finite(values, devices))
 
 
-def groups_not_finite(values: Sequence[Any], devices: int = 1) -> Any:
+def groups_not_finite(values: Sequence[jax.Array], devices: int = 1) -> Any:
     """As `any_not_finite`, per group of arrays with one type: bool [groups]."""
     inexact = [value for value in values if is_inexact(value)]
     if devices > 1:
@@ -71,7 +71,7 @@ def groups_not_finite(values: Sequence[Any], devices: int = 1) -> Any:
     return not_finite(inexact, numbers)
 
 
-def is_inexact(value: Any) -> bool:
+def is_inexact(value: jax.Array | compat.Aval) -> bool:
     """Whether a value, or a type of values, can hold NaN."""
     aval = value if isinstance(value, jax.core.AbstractValue) else jax.typeof(value)
     return isinstance(aval, jax.core.ShapedArray) and bool(jnp.issubdtype(aval.dtype, jnp.inexact))
@@ -79,7 +79,7 @@ def is_inexact(value: Any) -> bool:
 
 def send_inputs_if(
     failed: jax.Array,
-    values: Sequence[Any],
+    values: Sequence[jax.Array],
     receive: Callable[[Message], None],
     name: str,
     kind: tap_descriptor.TapKind = tap_descriptor.TAP,
@@ -105,7 +105,7 @@ def send_inputs_if(
         params={**(params or {}), LAST: True},
     )
 
-    def send(values: list[Any]) -> tuple[()]:
+    def send(values: list[jax.Array]) -> tuple[()]:
         binding = Binding(receive, calls=_with_message)
         values = [jnp.zeros((), bool), *values] if kind.is_check else values
         bind_tap(values, (), {}, binding, identity=(receive,), options=options)

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import jax
 import numpy as np
+from jax.tree_util import PyTreeDef
 
 from hostcallback import _jax_compat as compat
 from hostcallback.primitives.call import emit_call
@@ -87,7 +88,7 @@ def _print(
     fmt: str,
     ordered: bool,
     partitioned: bool,
-    in_tree: Any,
+    in_tree: PyTreeDef,
     static_args: Any,
     np_printoptions: Any,
     has_placeholders: bool,
@@ -196,7 +197,7 @@ def _cpu() -> jax.Device:
     return jax.local_devices(backend="cpu")[0]
 
 
-def _arguments(in_tree: Any, dynamic: Sequence[Any], static: Mapping[int, Any]) -> Any:
+def _arguments(in_tree: PyTreeDef, dynamic: Sequence[Any], static: Mapping[int, Any]) -> Any:
     rest = iter(dynamic)
     count = len(dynamic) + len(static)
     leaves = [static[i] if i in static else next(rest) for i in range(count)]

@@ -35,11 +35,11 @@ class Where(NamedTuple):
             there, by which a loop may never end.
     """
 
-    mask: Any
+    mask: jax.Array
     ends_loops: bool = False
 
 
-def evaluate_where(where: Where, program: AnyJaxpr, values: Sequence[Any]) -> list[Any]:
+def evaluate_where(where: Where, program: AnyJaxpr, values: Sequence[jax.Array]) -> list[jax.Array]:
     """Evaluates a jaxpr whose taps and calls run only for elements where the mask is true.
 
     Raises:
@@ -72,7 +72,7 @@ def _rule_of(equation: JaxprEqn, where: Where, jaxpr: Any) -> Callable[..., Any]
     return rule if any(compat.equations_of([alone], (while_p,))) else None
 
 
-def _refuse(equation: JaxprEqn, where: Where, values: Sequence[Any]) -> Any:
+def _refuse(equation: JaxprEqn, where: Where, values: Sequence[jax.Array]) -> Any:
     raise NotImplementedError(
         f"a tap or callback is in {equation.primitive.name}, in a branch or loop whose predicate differs between the "
         "elements of a vmap: JAX would run it for all of them, also for those that do not take part. Take the tap out "
@@ -80,23 +80,23 @@ def _refuse(equation: JaxprEqn, where: Where, values: Sequence[Any]) -> Any:
     )
 
 
-def _tap(equation: JaxprEqn, where: Where, values: Sequence[Any]) -> Any:
+def _tap(equation: JaxprEqn, where: Where, values: Sequence[jax.Array]) -> Any:
     return bind_where(where.mask, values, equation.params)
 
 
-def _call(equation: JaxprEqn, where: Where, values: Sequence[Any]) -> Any:
+def _call(equation: JaxprEqn, where: Where, values: Sequence[jax.Array]) -> Any:
     return masked_call_p.bind(where.mask, *values, **equation.params)
 
 
-def _masked_call(equation: JaxprEqn, where: Where, values: Sequence[Any]) -> Any:
+def _masked_call(equation: JaxprEqn, where: Where, values: Sequence[jax.Array]) -> Any:
     return masked_call_p.bind(where.mask & values[0], *values[1:], **equation.params)
 
 
-def _inline(equation: JaxprEqn, where: Where, values: Sequence[Any]) -> Any:
+def _inline(equation: JaxprEqn, where: Where, values: Sequence[jax.Array]) -> Any:
     return evaluate_where(where, equation.params["call_jaxpr"], values)
 
 
-def _jit(equation: JaxprEqn, where: Where, values: Sequence[Any]) -> Any:
+def _jit(equation: JaxprEqn, where: Where, values: Sequence[jax.Array]) -> Any:
     params = equation.params
     shardings = {name: compat.jit_shardings(params, name) for name in ("in_shardings", "out_shardings")}
     if shardings == dict.fromkeys(shardings):
@@ -113,13 +113,13 @@ def _jit(equation: JaxprEqn, where: Where, values: Sequence[Any]) -> Any:
 
 def _inside(where: Where, jaxpr: AnyJaxpr) -> Any:
     # What evaluates the jaxpr, given the mask before its operands, since the mask here may be of an outer program.
-    def inside(mask: Any, *values: Any) -> Any:
+    def inside(mask: jax.Array, *values: jax.Array) -> Any:
         return evaluate_where(where._replace(mask=mask), jaxpr, values)
 
     return inside
 
 
-def _cond(equation: JaxprEqn, where: Where, values: Sequence[Any]) -> Any:
+def _cond(equation: JaxprEqn, where: Where, values: Sequence[jax.Array]) -> Any:
     params = equation.params
     branches = tuple(_with_mask(where, branch) for branch in params["branches"])
     return cond_p.bind(values[0], where.mask, *values[1:], **{**params, "branches": branches})
@@ -133,7 +133,7 @@ def _with_mask(where: Where, closed: ClosedJaxpr) -> Any:
 _MASK = jax.core.ShapedArray((), np.dtype(np.bool_))
 
 
-def _scan(equation: JaxprEqn, where: Where, values: Sequence[Any]) -> Any:
+def _scan(equation: JaxprEqn, where: Where, values: Sequence[jax.Array]) -> Any:
     params = equation.params
     consts, init, xs = compat.scan_groups(params, values)
 
@@ -148,12 +148,12 @@ def _scan(equation: JaxprEqn, where: Where, values: Sequence[Any]) -> Any:
     return [*carry, *ys]
 
 
-def _while(equation: JaxprEqn, where: Where, values: Sequence[Any]) -> Any:
+def _while(equation: JaxprEqn, where: Where, values: Sequence[jax.Array]) -> Any:
     params = equation.params
     first, second = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
     condition = params["cond_jaxpr"]
 
-    def going_on(mask: Any, *values: Any) -> Any:
+    def going_on(mask: jax.Array, *values: jax.Array) -> Any:
         holds = evaluate_where(where._replace(mask=mask), condition, values)
         return [holds[0] & mask] if where.ends_loops else holds
 
@@ -167,7 +167,7 @@ def _while(equation: JaxprEqn, where: Where, values: Sequence[Any]) -> Any:
     return while_p.bind(*operands, **{**params, **changed})
 
 
-def _remat(equation: JaxprEqn, where: Where, values: Sequence[Any]) -> Any:
+def _remat(equation: JaxprEqn, where: Where, values: Sequence[jax.Array]) -> Any:
     params = dict(equation.params)
     inside = _inside(where, params.pop("jaxpr"))
     # Binds the primitive, because jax.checkpoint has no argument that says whether this is already a backward pass.
@@ -175,7 +175,7 @@ def _remat(equation: JaxprEqn, where: Where, values: Sequence[Any]) -> Any:
     return compat.remat_p.bind(*consts, where.mask, *values, jaxpr=compat.open_jaxpr(closed)[0], **params)
 
 
-def _shard_map(equation: JaxprEqn, where: Where, values: Sequence[Any]) -> Any:
+def _shard_map(equation: JaxprEqn, where: Where, values: Sequence[jax.Array]) -> Any:
     params = equation.params
     return jax.shard_map(
         _inside(where, params["jaxpr"]),
@@ -187,12 +187,12 @@ def _shard_map(equation: JaxprEqn, where: Where, values: Sequence[Any]) -> Any:
     )(where.mask, *values)
 
 
-def _custom_jvp(equation: JaxprEqn, where: Where, values: Sequence[Any]) -> Any:
+def _custom_jvp(equation: JaxprEqn, where: Where, values: Sequence[jax.Array]) -> Any:
     primal: jax.custom_jvp[Any] = jax.custom_jvp(_inside(where, equation.params["call_jaxpr"]))
 
     @primal.defjvp
-    def rule(primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
-        def differentiated(primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
+    def rule(primals: Sequence[jax.Array], tangents: Sequence[Any]) -> Any:
+        def differentiated(primals: Sequence[jax.Array], tangents: Sequence[Any]) -> Any:
             return jax.jvp(_original(equation), primals, tangents)
 
         return _function_where(where._replace(mask=primals[0]), differentiated, primals[1:], tangents[1:])
@@ -200,11 +200,11 @@ def _custom_jvp(equation: JaxprEqn, where: Where, values: Sequence[Any]) -> Any:
     return primal(where.mask, *values)
 
 
-def _custom_vjp(equation: JaxprEqn, where: Where, values: Sequence[Any]) -> Any:
+def _custom_vjp(equation: JaxprEqn, where: Where, values: Sequence[jax.Array]) -> Any:
     primal: jax.custom_vjp[Any] = jax.custom_vjp(_inside(where, equation.params["call_jaxpr"]))
 
-    def forward(mask: Any, *values: Any) -> Any:
-        def differentiated(*values: Any) -> Any:
+    def forward(mask: jax.Array, *values: jax.Array) -> Any:
+        def differentiated(*values: jax.Array) -> Any:
             return jax.vjp(_original(equation), *values)
 
         outs, pullback = _function_where(where._replace(mask=mask), differentiated, *values)
@@ -214,7 +214,7 @@ def _custom_vjp(equation: JaxprEqn, where: Where, values: Sequence[Any]) -> Any:
         mask, pullback = residuals
         is_array = [not is_float0(ct) for ct in cotangents]
 
-        def pull(*arrays: Any) -> Any:
+        def pull(*arrays: jax.Array) -> Any:
             left = iter(arrays)
             whole = [next(left) if a else ct for ct, a in zip(cotangents, is_array, strict=True)]
             return [None if is_float0(ct) else ct for ct in pullback(whole)]
@@ -258,7 +258,9 @@ _RULES: dict[Primitive, Callable[..., Any]] = {
 
 def _mask_branches(batch: Any) -> Callable[..., Any]:
     @functools.wraps(batch)
-    def rule(axis: Any, args: Sequence[Any], dims: Sequence[Any], *, branches: Any, **params: Any) -> Any:
+    def rule(
+        axis: Any, args: Sequence[jax.Array], dims: Sequence[int | None], *, branches: Any, **params: Any
+    ) -> Any:
         tapped, calls = (
             any(compat.has_effect(branch, effect) for branch in branches)
             for effect in (TapEffect, CallEffect)
@@ -267,7 +269,7 @@ def _mask_branches(batch: Any) -> Callable[..., Any]:
         if not tapped or dims[0] is None or "branches_platforms" in params:
             return batch(axis, args, dims, branches=branches, **params)
 
-        def masked(number: int, branch: ClosedJaxpr, index: Any, *values: Any) -> Any:
+        def masked(number: int, branch: ClosedJaxpr, index: Any, *values: jax.Array) -> Any:
             return evaluate_where(Where(index == number, calls), branch, values)
 
         avals = [jax.core.ShapedArray((), jax.typeof(args[0]).dtype), *branches[0].in_avals]
@@ -282,7 +284,7 @@ def _mask_branches(batch: Any) -> Callable[..., Any]:
 
 def _mask_loops(batch: Any) -> Callable[..., Any]:
     @functools.wraps(batch)
-    def rule(axis: Any, args: Sequence[Any], dims: Sequence[Any], **params: Any) -> Any:
+    def rule(axis: Any, args: Sequence[jax.Array], dims: Sequence[int | None], **params: Any) -> Any:
         condition, body = params["cond_jaxpr"], params["body_jaxpr"]
         tapped, calls = (
             compat.has_effect(condition, effect) or compat.has_effect(body, effect)
@@ -299,7 +301,7 @@ def _mask_loops(batch: Any) -> Callable[..., Any]:
         # The loop carries the predicate. So the body has its mask, and the condition, which may have taps too, is
         # evaluated in the body, once for each step of each element. (JAX evaluates it twice, and changes elements that
         # have ended if it has ordered effects: 0.8 to 0.12.)
-        def step(*values: Any) -> Any:
+        def step(*values: jax.Array) -> Any:
             consts, going_on, carry = values[:second], values[second], values[second + 1 :]
             where = Where(going_on, calls)
             moved = evaluate_where(where, body, [*consts[first:], *carry])
@@ -351,25 +353,25 @@ select_lanes_p = Primitive("select_lanes")
 """Of a boolean scalar and two values of a shape: the second; under vmap: the third where the boolean does not hold."""
 
 
-def any_lane(holds: Any) -> Any:
+def any_lane(holds: jax.Array) -> Any:
     """Whether a boolean scalar holds for any element of the vmaps around it."""
     return any_lane_p.bind(holds)
 
 
-def select_lanes(holds: Any, new: Any, old: Any) -> Any:
+def select_lanes(holds: jax.Array, new: Any, old: Any) -> Any:
     """Returns the tree `new`, under vmap with the leaves of `old` for elements for which `holds` is false."""
     return jax.tree.map(
         lambda new, old: select_lanes_p.bind(holds, jnp.asarray(new), jnp.asarray(old)), new, old
     )
 
 
-def _any_batch(args: Sequence[Any], dims: Sequence[Any]) -> Any:
+def _any_batch(args: Sequence[jax.Array], dims: Sequence[int | None]) -> Any:
     (holds,), (dim,) = args, dims
     # Bound again, for a vmap around this one.
     return any_lane_p.bind(jnp.any(holds, axis=dim)), None
 
 
-def _select_batch(args: Sequence[Any], dims: Sequence[Any]) -> Any:
+def _select_batch(args: Sequence[jax.Array], dims: Sequence[int | None]) -> Any:
     holds, new, old = args
     size = next(x.shape[d] for x, d in zip(args, dims, strict=True) if d is not None)
     new, old = (_batch_first(x, d, size) for x, d in zip((new, old), dims[1:], strict=True))
@@ -379,11 +381,11 @@ def _select_batch(args: Sequence[Any], dims: Sequence[Any]) -> Any:
     return jnp.where(holds.reshape(holds.shape + (1,) * (new.ndim - holds.ndim)), new, old), 0
 
 
-def _batch_first(value: Any, dim: int | None, size: int) -> Any:
+def _batch_first(value: jax.Array, dim: int | None, size: int) -> Any:
     return jnp.broadcast_to(value, (size, *value.shape)) if dim is None else jnp.moveaxis(value, dim, 0)
 
 
-def _select_jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
+def _select_jvp(primals: Sequence[jax.Array], tangents: Sequence[Any]) -> Any:
     holds, new, old = primals
     out = select_lanes_p.bind(holds, new, old)
     if all(type(t) is ad.Zero for t in tangents[1:]):

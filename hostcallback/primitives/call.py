@@ -60,7 +60,7 @@ def emit_call(
         results = CallSink(sink, flatten, expected, what=what, narrow=narrow)
         return results if deferred else functools.partial(_of_program, results)
 
-    def bind(spec: TapSpec, arrays: list[Any]) -> Any:
+    def bind(spec: TapSpec, arrays: list[jax.Array]) -> Any:
         avals = tuple(jax.core.ShapedArray(e.shape, e.dtype) for e in expected)
         outs = call_p.bind(*arrays, call=spec, transforms=(), result_avals=avals, vmap_method=vmap_method)
         return jax.tree.unflatten(result_tree, outs)
@@ -121,7 +121,7 @@ def _impl(primitive: compat.Primitive, *args: Any, **params: Any) -> Any:
 
 def _jvp(
     primitive: compat.Primitive,
-    primals: Sequence[Any],
+    primals: Sequence[jax.Array],
     tangents: Sequence[Any],
     *,
     call: TapSpec,
@@ -149,16 +149,16 @@ def _transpose(
     return [None] * len(args)
 
 
-def call_where(mask: Any, *operands: Sequence[Any], **params: Any) -> list[Any]:
+def call_where(mask: jax.Array, *operands: Sequence[Any], **params: Any) -> list[jax.Array]:
     """The results of `masked_call_p`: those of the call if the mask holds for any element, else zeros."""
 
-    def call() -> list[Any]:
+    def call() -> list[jax.Array]:
         return list(call_p.bind(*operands, **params))
 
-    def zeros() -> list[Any]:
+    def zeros() -> list[jax.Array]:
         return [jnp.zeros(aval.shape, aval.dtype) for aval in params["result_avals"]]
 
-    results: list[Any] = jax.lax.cond(jnp.any(mask), call, zeros)
+    results: list[jax.Array] = jax.lax.cond(jnp.any(mask), call, zeros)
     return results
 
 
@@ -180,8 +180,8 @@ def refuse_to_differentiate(call: TapSpec) -> None:
 def _batch(
     primitive: compat.Primitive,
     own: int,
-    args: Sequence[Any],
-    dims: Sequence[Any],
+    args: Sequence[jax.Array],
+    dims: Sequence[int | None],
     *,
     call: TapSpec,
     transforms: Transforms,

@@ -24,7 +24,7 @@ STATISTICS = ("mean", "std", "min", "max", "norm", "zeros", "nonfinite")
 # ---- The reductions of jax.numpy -------------------------------------------------------------------------------------
 
 
-def reduce_not_finite(*arrays: Any, groups: tuple[int, ...]) -> list[Any]:
+def reduce_not_finite(*arrays: jax.Array, groups: tuple[int, ...]) -> list[jax.Array]:
     """As `not_finite`; arrays of a group have the same shape, so that one reduction tests all of them."""
     failed = []
     for group in range(max(groups, default=-1) + 1):
@@ -35,7 +35,7 @@ def reduce_not_finite(*arrays: Any, groups: tuple[int, ...]) -> list[Any]:
     return [jnp.stack(failed)]
 
 
-def reduce_statistics(value: Any) -> list[Any]:
+def reduce_statistics(value: jax.Array) -> list[jax.Array]:
     """As `statistics`, in the order of `STATISTICS`."""
     mean = _mean(value)
     # XLA:CPU's minimum of more than some thousand elements leaves NaN out (jaxlib 0.10.2).
@@ -52,13 +52,13 @@ def reduce_statistics(value: Any) -> list[Any]:
     return [result.astype(np.float32) for result in results]
 
 
-def reduce_share_statistics(value: Any, *, devices: int) -> list[Any]:
+def reduce_share_statistics(value: jax.Array, *, devices: int) -> list[jax.Array]:
     """As `share_statistics`, with the whole in the first row."""
     whole = jnp.stack([*reduce_statistics(value), jnp.float32(value.size)])
     return [jnp.zeros((devices, len(whole)), np.float32).at[0].set(whole)]
 
 
-def reduce_merged_statistics(rows: Any, *, shapes: tuple[tuple[int, ...], ...]) -> list[Any]:
+def reduce_merged_statistics(rows: Any, *, shapes: tuple[tuple[int, ...], ...]) -> list[jax.Array]:
     """As `merged_statistics`, of rows [devices, values, 8]: for each shape the seven results."""
     mean, std, low, high, norm, zeros, nonfinite, count = jnp.moveaxis(rows, 2, 0)
     is_empty, share = count == 0, count / jnp.sum(count, 0)
@@ -78,39 +78,39 @@ def reduce_merged_statistics(rows: Any, *, shapes: tuple[tuple[int, ...], ...]) 
     return [part[i].reshape(shape) for i, shape in enumerate(shapes) for part in parts]
 
 
-def _sum(value: Any) -> Any:
+def _sum(value: jax.Array) -> Any:
     # The first axes alone first: XLA's code for the CPU has vector instructions only for that order.
     return jnp.sum(jnp.sum(value, axis=tuple(range(value.ndim - 1)))) if value.ndim > 1 else jnp.sum(value)
 
 
-def _mean(value: Any) -> Any:
+def _mean(value: jax.Array) -> Any:
     return _sum(value) / value.size
 
 
 # ---- The primitives --------------------------------------------------------------------------------------------------
 
 
-def _not_finite_avals(*avals: compat.Aval, groups: tuple[int, ...]) -> list[Any]:
+def _not_finite_avals(*avals: compat.Aval, groups: tuple[int, ...]) -> list[jax.Array]:
     return compat.results_that_vary_as(avals, [jax.core.ShapedArray((max(groups) + 1,), np.dtype(np.bool_))])
 
 
-def _statistics_avals(aval: compat.Aval) -> list[Any]:
+def _statistics_avals(aval: compat.Aval) -> list[jax.Array]:
     return compat.results_that_vary_as(
         [aval], [jax.core.ShapedArray((), np.dtype(np.float32))] * len(STATISTICS)
     )
 
 
-def _share_statistics_avals(aval: compat.Aval, devices: int) -> list[Any]:
+def _share_statistics_avals(aval: compat.Aval, devices: int) -> list[jax.Array]:
     row = jax.core.ShapedArray((devices, len(STATISTICS) + 1), np.dtype(np.float32))
     return compat.results_that_vary_as([aval], [row])
 
 
-def _merged_statistics_avals(aval: compat.Aval, shapes: tuple[tuple[int, ...], ...]) -> list[Any]:
+def _merged_statistics_avals(aval: compat.Aval, shapes: tuple[tuple[int, ...], ...]) -> list[jax.Array]:
     results = [jax.core.ShapedArray(shape, np.dtype(np.float32)) for shape in shapes for _ in STATISTICS]
     return compat.results_that_vary_as([aval], results)
 
 
-def _clock_avals(step: Any) -> list[Any]:
+def _clock_avals(step: Any) -> list[jax.Array]:
     return compat.results_that_vary_as([step], [jax.core.ShapedArray((2,), np.dtype(np.uint32))])
 
 
@@ -159,7 +159,7 @@ def read_clock(step: Any) -> Any:
     return clock_p.bind(jnp.asarray(step))[0]
 
 
-def not_finite(arrays: Sequence[Any], groups: Sequence[int]) -> Any:
+def not_finite(arrays: Sequence[jax.Array], groups: Sequence[int]) -> Any:
     """Tests arrays of floating-point or complex numbers for NaN and infinite elements.
 
     Args:
@@ -174,12 +174,12 @@ def not_finite(arrays: Sequence[Any], groups: Sequence[int]) -> Any:
     return not_finite_p.bind(*arrays, groups=tuple(groups))[0]
 
 
-def statistics(value: Any) -> dict[str, Any]:
+def statistics(value: jax.Array) -> dict[str, Any]:
     """Returns the seven statistics of an array of float32 or float64 that has elements: float32 scalars by name."""
     return dict(zip(STATISTICS, statistics_p.bind(value), strict=True))
 
 
-def share_statistics(value: Any, devices: int) -> Any:
+def share_statistics(value: jax.Array, devices: int) -> Any:
     """Measures an array that the compiler divides among devices; each device measures its shard, without communication.
 
     Returns:
@@ -206,7 +206,7 @@ def merged_statistics(rows: Sequence[Any]) -> list[dict[str, Any]]:
     return [dict(zip(STATISTICS, found[i : i + count], strict=True)) for i in range(0, len(found), count)]
 
 
-def copies(arrays: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+def copies(arrays: Sequence[jax.Array]) -> tuple[list[jax.Array], list[jax.Array]]:
     """Copies arrays of any types, on CPUs by one native call.
 
     Returns:

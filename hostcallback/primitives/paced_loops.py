@@ -221,15 +221,17 @@ class _Blocks:
         ys = [_typed_as(leaf, aval) for leaf, aval in zip(ys, self._y_avals, strict=True)]
         return jax.tree.unflatten(self._carry_tree, carry), self._ys(ys)
 
-    def _ys(self, leaves: Sequence[Any]) -> Any:
+    def _ys(self, leaves: Sequence[jax.Array]) -> Any:
         tree = jax.tree_util.treedef_children(self._out_tree)[1]
         return jax.tree.unflatten(tree, leaves)
 
-    def _step(self, constants: Sequence[Any], carry: Sequence[Any], x: Sequence[Any]) -> tuple[Any, Any]:
+    def _step(
+        self, constants: Sequence[jax.Array], carry: Sequence[jax.Array], x: Sequence[Any]
+    ) -> tuple[Any, Any]:
         outs = compat.eval_jaxpr(self._program, *constants, *carry, *x)
         return outs[: len(carry)], outs[len(carry) :]
 
-    def _postfix(self, carry: Sequence[Any], y: Sequence[Any]) -> Mapping[str, Any]:
+    def _postfix(self, carry: Sequence[jax.Array], y: Sequence[Any]) -> Mapping[str, Any]:
         return self._scan.messages.postfix(jax.tree.unflatten(self._carry_tree, carry), self._ys(y))
 
     def _index(self, step: Any) -> Any:
@@ -279,7 +281,7 @@ class _Blocks:
         moved = [i for i, tangent in enumerate(moving) if not isinstance(tangent, SymbolicZero)]
         messages = self._scan.messages._replace(postfix=self._postfix)
 
-        def asking(*values: Any) -> Any:
+        def asking(*values: jax.Array) -> Any:
             whole = list(flat)
             for i, value in zip(moved, values, strict=True):
                 whole[i] = value
@@ -290,7 +292,7 @@ class _Blocks:
         return jax.jvp(asking, [flat[i] for i in moved], [moving[i] for i in moved])
 
 
-def _typed_as(value: Any, aval: Aval) -> Any:
+def _typed_as(value: jax.Array, aval: Aval) -> Any:
     # What was stored in a buffer is not weakly typed any more; the outputs of JAX's scan are.
     if not aval.weak_type:
         return value

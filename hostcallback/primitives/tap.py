@@ -70,7 +70,7 @@ def _eager_program(primitive: Primitive, params: tuple[tuple[str, Any], ...]) ->
 
 
 def jvp_without_tangents(
-    primitive: Primitive, primals: Sequence[Any], tangents: Sequence[Any], **params: Any
+    primitive: Primitive, primals: Sequence[jax.Array], tangents: Sequence[Any], **params: Any
 ) -> Any:
     """The jvp rule of a primitive whose results have no derivatives."""
     outs = primitive.bind(*primals, **params)
@@ -78,7 +78,7 @@ def jvp_without_tangents(
 
 
 def _jvp(
-    primals: Sequence[Any],
+    primals: Sequence[jax.Array],
     tangents: Sequence[Any],
     *,
     tap: TapSpec,
@@ -126,8 +126,8 @@ def _transpose(
 
 
 def _batch(
-    args: Sequence[Any],
-    dims: Sequence[Any],
+    args: Sequence[jax.Array],
+    dims: Sequence[int | None],
     *,
     tap: TapSpec,
     transforms: Transforms,
@@ -153,7 +153,9 @@ def mask_levels(transforms: Transforms) -> Any:
     return transforms[-1][1] if transforms and transforms[-1][0] == "mask" else None
 
 
-def split_mask(operands: Sequence[Any], transforms: Transforms) -> tuple[list[Any], list[Any]]:
+def split_mask(
+    operands: Sequence[jax.Array], transforms: Transforms
+) -> tuple[list[jax.Array], list[jax.Array]]:
     """Returns the leaves among a tap's operands, and a list with the mask, which is empty if there is none."""
     count = len(operands) - (mask_levels(transforms) is not None)
     return list(operands[:count]), list(operands[count:])
@@ -174,7 +176,7 @@ def _without_operands(transforms: Transforms, carried: list[int]) -> Transforms:
     return (*transforms[:-1], ("mask", kept))
 
 
-def bind_where(mask: Any, operands: Sequence[Any], params: dict[str, Any]) -> list[Any]:
+def bind_where(mask: jax.Array, operands: Sequence[jax.Array], params: dict[str, Any]) -> list[jax.Array]:
     """Binds a tap with the operands and parameters of an equation, for elements for which the scalar `mask` holds.
 
     The predicate of a check holds for the others, so a check needs no mask. For other kinds, `mask` is combined with
@@ -219,11 +221,11 @@ rematerialized_tap_p = Primitive("tapped")
 rematerialized_tap_p.multiple_results = True
 
 
-def _tapped_jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
+def _tapped_jvp(primals: Sequence[jax.Array], tangents: Sequence[Any]) -> Any:
     return rematerialized_tap_p.bind(*primals), list(tangents)
 
 
-def _tapped_batch(args: Sequence[Any], dims: Sequence[Any]) -> Any:
+def _tapped_batch(args: Sequence[jax.Array], dims: Sequence[int | None]) -> Any:
     return rematerialized_tap_p.bind(*args), dims
 
 
@@ -298,7 +300,7 @@ def bind_tap(
         Exception: an error of JAX or of a pytree's code, with a note that names the user's line.
     """
 
-    def bind(spec: TapSpec, arrays: list[Any]) -> Any:
+    def bind(spec: TapSpec, arrays: list[jax.Array]) -> Any:
         outs = tap_p.bind(*arrays, tap=spec, transforms=(), float0_leaves=())
         return spec.structure.restore(arg, outs) if result is None else result
 
@@ -343,7 +345,7 @@ def bind_spec(
 def emit_text(
     what: str,
     fmt: str,
-    args: Sequence[Any],
+    args: Sequence[jax.Array],
     kwargs: Mapping[str, Any],
     skip_format_check: bool,
     identity: tuple[Any, ...],
@@ -389,7 +391,7 @@ def emit_text(
     bind_tap((tuple(args), dict(kwargs)), (), {}, binding, identity=identity, options=options)
 
 
-def template_of(fmt: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Template:
+def template_of(fmt: str, args: Sequence[jax.Array], kwargs: Mapping[str, Any]) -> Template:
     """Returns the template for these arguments, with the current print options of numpy."""
     fields = list(placeholders(fmt))
     # Arrays of numpy and JAX have the same format, but other attributes, elements and reprs (which containers show).

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
+import jax
 import jax.numpy as jnp
 
 from hostcallback import _jax_compat as compat
@@ -138,8 +139,8 @@ class Capsules(CapsuleOptions):
         sends = always or tests or any(map(_is_check, taps))
         own_taps = _OwnTaps(held)
 
-        def run(*values: Any) -> list[Any]:
-            def evaluate(values: Sequence[Any]) -> tuple[list[Any], Any]:
+        def run(*values: jax.Array) -> list[jax.Array]:
+            def evaluate(values: Sequence[jax.Array]) -> tuple[list[Any], Any]:
                 return own_taps.failed(program.tapped, values)
 
             if not sends:
@@ -193,7 +194,7 @@ class _OwnTaps(evaluator.Tester):
     def enters(self, equation: compat.JaxprEqn, position: equations.Position) -> bool:
         return any(_taps_in(*(program for program, _ in equations.structure_of(equation).programs)))
 
-    def bind(self, equation: compat.JaxprEqn, values: Sequence[Any]) -> list[Any]:
+    def bind(self, equation: compat.JaxprEqn, values: Sequence[jax.Array]) -> list[jax.Array]:
         key = {tap_p: "tap", call_p: "call"}.get(equation.primitive)
         if key is None:
             return compat.bind_equation(equation, values)
@@ -203,8 +204,8 @@ class _OwnTaps(evaluator.Tester):
     def made(
         self,
         equation: compat.JaxprEqn,
-        values: list[Any],
-        outs: Sequence[Any],
+        values: list[jax.Array],
+        outs: Sequence[jax.Array],
         position: equations.Position,
         records: evaluator.Records,
     ) -> None:

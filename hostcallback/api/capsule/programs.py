@@ -58,7 +58,7 @@ def programs(program: xray.Program) -> Sequence[tuple[str, str, Callable[[], byt
 def _exported(program: xray.Program, evaluator: Evaluator, *, wide: bool = False) -> bytes:
     avals = list(program.closed.in_avals)
 
-    def function(*arrays: Any) -> list[Any]:
+    def function(*arrays: jax.Array) -> list[jax.Array]:
         values = [compat.wrap_keys(a, t) if _is_key(t) else a for a, t in zip(arrays, avals, strict=True)]
         outs, _ = evaluator.evaluate(program.closed, values)
         return [data_of(out) for out in outs]
@@ -75,7 +75,7 @@ def _is_key(aval: compat.Aval) -> bool:
     return bool(jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key))
 
 
-def data_of(value: Any) -> Any:
+def data_of(value: jax.Array) -> Any:
     """Returns the array, or the key data if it holds typed keys."""
     return jax.random.key_data(value) if _is_key(jax.typeof(value)) else value
 
@@ -120,21 +120,21 @@ class Digests(Evaluator):
     def enters(self, equation: compat.JaxprEqn, position: Position) -> bool:
         return True
 
-    def bind(self, equation: compat.JaxprEqn, values: Sequence[Any]) -> list[Any]:
+    def bind(self, equation: compat.JaxprEqn, values: Sequence[jax.Array]) -> list[jax.Array]:
         # What calls the host by `io_callback` cannot be exported, and that is reported.
         if is_only_effect(equation) and equation.primitive.name != "io_callback":
             return list(values)[: len(equation.outvars)]
         return self.compute(equation, values)
 
-    def compute(self, equation: compat.JaxprEqn, values: Sequence[Any]) -> list[Any]:
+    def compute(self, equation: compat.JaxprEqn, values: Sequence[jax.Array]) -> list[jax.Array]:
         """Evaluates an operation of the program."""
         return compat.bind_equation(equation, values)
 
     def made(
         self,
         equation: compat.JaxprEqn,
-        values: list[Any],
-        outs: Sequence[Any],
+        values: list[jax.Array],
+        outs: Sequence[jax.Array],
         position: Position,
         records: Records,
     ) -> None:
@@ -162,16 +162,16 @@ class PromotedDigests(Digests):
     """The same in 64 bits: floating-point and complex values are promoted, also where the program converts them."""
 
     def evaluate(
-        self, jaxpr: compat.AnyJaxpr, values: Sequence[Any], position: Position = OUTERMOST
+        self, jaxpr: compat.AnyJaxpr, values: Sequence[jax.Array], position: Position = OUTERMOST
     ) -> tuple[list[Any], Records]:
         outs, records = super().evaluate(jaxpr, [_wide(value) for value in values], position)
         return [_wide(out) for out in outs], records
 
-    def holds(self, jaxpr: compat.AnyJaxpr, values: Sequence[Any]) -> Any:
+    def holds(self, jaxpr: compat.AnyJaxpr, values: Sequence[jax.Array]) -> Any:
         # Not `self.evaluate`: its digests would be sent before each iteration.
         return _Conditions().evaluate(jaxpr, values)[0][0]
 
-    def compute(self, equation: compat.JaxprEqn, values: Sequence[Any]) -> list[Any]:
+    def compute(self, equation: compat.JaxprEqn, values: Sequence[jax.Array]) -> list[jax.Array]:
         """Evaluates an operation in 64 bits if there is one that does; with its own types otherwise."""
         avals = list(map(compat.aval_of, equation.outvars))
         wide = [_wide(value) for value in values]
@@ -205,20 +205,20 @@ def promoted_dtype(dtype: Any) -> Any:
     return np.dtype(np.float64) if jnp.issubdtype(dtype, jnp.floating) else dtype
 
 
-def _wide(value: Any) -> Any:
+def _wide(value: jax.Array) -> Any:
     dtype = getattr(jax.typeof(value), "dtype", None)
     return value if dtype is None else _as(value, promoted_dtype(dtype))
 
 
-def _as(value: Any, dtype: Any) -> Any:
+def _as(value: jax.Array, dtype: Any) -> Any:
     return value if jax.typeof(value).dtype == dtype else lax.convert_element_type(value, dtype)
 
 
-def _nothing(value: Any, operations: Any) -> None:
+def _nothing(value: jax.Array, operations: Any) -> None:
     """Receives digests in the process that wrote the program, which does not run it."""
 
 
-def _is_digestible(value: Any) -> bool:
+def _is_digestible(value: jax.Array) -> bool:
     dtype = getattr(value, "dtype", None)
     if dtype is None or not np.size(value) or jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
         return False
@@ -232,7 +232,7 @@ def _name_of(equation: compat.JaxprEqn, position: Position, out: Any) -> str:
     return f"{text}, scope {scope}" if scope else text
 
 
-def _hash_of(value: Any) -> Any:
+def _hash_of(value: jax.Array) -> Any:
     # Depends on each bit and on its index. Unsigned sums wrap, so it does not depend on their order.
     value = lax.stop_gradient(value)
     kind = np.dtype(value.dtype).kind
@@ -251,7 +251,7 @@ def _hash_of(value: Any) -> Any:
     return jnp.sum(words * odd, dtype=jnp.uint32)
 
 
-def _stats_of(value: Any) -> Any:
+def _stats_of(value: jax.Array) -> Any:
     # Smallest, largest, mean and root mean square, and the first elements; of complex values the magnitudes.
     dtype = jax.dtypes.canonicalize_dtype(np.float64)
     flat = jnp.reshape(jnp.abs(value) if np.dtype(value.dtype).kind == "c" else value, -1)
@@ -293,7 +293,7 @@ def load(capsule: Capsule, program: str = PROGRAM) -> jax.export.Exported:
     return exported
 
 
-def arrays_of(capsule: Capsule, devices: int = 1) -> list[Any]:
+def arrays_of(capsule: Capsule, devices: int = 1) -> list[jax.Array]:
     """Returns the inputs on this process's devices, partitioned as they were, for a program on `devices` of them.
 
     Raises:
@@ -387,7 +387,7 @@ def digests(capsule: Capsule, program: str = WATCHED, device: jax.Device | None 
     found: list[Digest] = []
     seen: Counter[tuple[str, tuple[int, ...]]] = Counter()
 
-    def receive(value: Any, operations: str) -> None:
+    def receive(value: jax.Array, operations: str) -> None:
         iterations = tuple(int(number) for number in value["iterations"])
         for name, bits, stats in zip(operations.split("\n"), value["hash"], value["stats"], strict=True):
             key = (name, iterations)

@@ -48,7 +48,7 @@ class Reproduction:
     same: Failure | None
     is_exact: bool
     got: Any
-    results: list[Any]
+    results: list[jax.Array]
 
 
 # ---- Running it ------------------------------------------------------------------------------------------------------
@@ -74,7 +74,7 @@ def reproduce(capsule: Capsule, bindings: Mapping[str, Callable[..., Any]] | Non
     found: list[FailedCheck | TapFailure] = []
     notice = found.append  # one object: each access makes another
     deferred_errors.listen(notice)
-    results: list[Any] = []
+    results: list[jax.Array] = []
     try:
         with receiver.outfeed_receiver(sinks=[keep]):
             results = jax.jit(exported.call)(*arrays)
@@ -96,7 +96,7 @@ def reproduce(capsule: Capsule, bindings: Mapping[str, Callable[..., Any]] | Non
 
 
 def _compared(
-    expected: Failure, found: list[FailedCheck | TapFailure], last: dict[str, Any], results: list[Any]
+    expected: Failure, found: list[FailedCheck | TapFailure], last: dict[str, Any], results: list[jax.Array]
 ) -> Reproduction:
     failures = [capsule_contents.described(failure) for failure in found]
     reports = [
@@ -124,7 +124,7 @@ def operation_that_failed(operations: Sequence[Digest], failure: Failure) -> int
     return taps[0] if taps else None
 
 
-def _not_finite(capsule: Capsule, result: Reproduction, arrays: list[Any]) -> Reproduction:
+def _not_finite(capsule: Capsule, result: Reproduction, arrays: list[jax.Array]) -> Reproduction:
     # The program itself does not test its values.
     expected = capsule.failure
     bad = [entry.path for entry, array in zip(capsule.inputs, arrays, strict=True) if _is_bad(array)]
@@ -149,7 +149,7 @@ def _primitive(failure: Failure) -> str:
     return failure.name.rpartition(", ")[2].removeprefix("cotangent of ")
 
 
-def _is_bad(array: Any) -> bool:
+def _is_bad(array: jax.Array) -> bool:
     return bool(jnp.issubdtype(array.dtype, jnp.inexact)) and not bool(jnp.isfinite(array).all())
 
 

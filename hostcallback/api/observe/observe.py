@@ -181,7 +181,7 @@ class Observe(Xray):
         measured = functools.partial(measure, names=names, devices=devices)
         collector = _Collector(plan, measured, send)
 
-        def run(*values: Any) -> list[Any]:
+        def run(*values: jax.Array) -> list[jax.Array]:
             outs, records = collector.evaluate(program.tapped, values)
             with jax.named_scope(source_line.OWN):
                 for label, update in plan.parameters.items():
@@ -216,14 +216,16 @@ class _Collector(Evaluator):
     def enters(self, equation: compat.JaxprEqn, position: Position) -> bool:
         return (*position.key, id(equation)) in self._entered
 
-    def given(self, jaxpr: compat.Jaxpr, values: Sequence[Any], position: Position, records: Records) -> None:
+    def given(
+        self, jaxpr: compat.Jaxpr, values: Sequence[jax.Array], position: Position, records: Records
+    ) -> None:
         self._record((*jaxpr.constvars, *jaxpr.invars), values, position, records)
 
     def made(
         self,
         equation: compat.JaxprEqn,
-        values: list[Any],
-        outs: Sequence[Any],
+        values: list[jax.Array],
+        outs: Sequence[jax.Array],
         position: Position,
         records: Records,
     ) -> None:
@@ -236,7 +238,11 @@ class _Collector(Evaluator):
         return {}
 
     def _record(
-        self, variables: Sequence[compat.Var], values: Sequence[Any], position: Position, records: Records
+        self,
+        variables: Sequence[compat.Var],
+        values: Sequence[jax.Array],
+        position: Position,
+        records: Records,
     ) -> None:
         taps = self._taps.get(position.key, {})
         for variable, value in zip(variables, values, strict=True):

@@ -8,6 +8,7 @@ import re
 from collections.abc import Container, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 from hostcallback import _jax_compat as compat
@@ -48,7 +49,9 @@ def plan_parameters(pattern: str, what_of: str, program: Program, found: Found) 
     return plan
 
 
-def _update(number: int, result: int, values: Sequence[Any], outs: Sequence[Any], measure: Any) -> Any:
+def _update(
+    number: int, result: int, values: Sequence[jax.Array], outs: Sequence[jax.Array], measure: Any
+) -> Any:
     old, new = values[number], outs[result]
     measured = measure(new - old)
     if isinstance(measured, dict):

@@ -49,10 +49,12 @@ class Tests(Tester):
             for inner, there in equations_in(program, position.inside(equation))
         )
 
-    def bind(self, equation: compat.JaxprEqn, values: Sequence[Any]) -> list[Any]:
+    def bind(self, equation: compat.JaxprEqn, values: Sequence[jax.Array]) -> list[jax.Array]:
         return self._evaluator.bind(equation, values)
 
-    def given(self, jaxpr: compat.Jaxpr, values: Sequence[Any], position: Position, records: Records) -> None:
+    def given(
+        self, jaxpr: compat.Jaxpr, values: Sequence[jax.Array], position: Position, records: Records
+    ) -> None:
         if not self._every:
             self._leaving.update(variables(jaxpr.outvars))
             for equation in jaxpr.eqns:
@@ -60,8 +62,13 @@ class Tests(Tester):
                     self._leaving.update(variables(equation.invars))
 
     def made(
-        self, equation: compat.JaxprEqn, values: list[Any], outs: Sequence[Any], position: Position, records: Records
-    ) -> None:  # fmt: skip
+        self,
+        equation: compat.JaxprEqn,
+        values: list[jax.Array],
+        outs: Sequence[jax.Array],
+        position: Position,
+        records: Records,
+    ) -> None:
         results = [
             out
             for variable, out in zip(equation.outvars, outs, strict=True)
@@ -79,7 +86,7 @@ class Tests(Tester):
             held = any_not_finite(results)
         self.fail_if(records, held)
 
-    def _flag(self, records: Records, value: Any) -> Any:
+    def _flag(self, records: Records, value: jax.Array) -> Any:
         # By the records, because a value may be used in several traces. The entry keeps both alive, and with them ids.
         key = (id(records), id(value))
         if key not in self._flags:
@@ -93,7 +100,9 @@ Flags = Callable[[compat.AnyJaxpr, Sequence[Any], Position], tuple[list[Any], An
 """Evaluates the body of a loop under a trace; returns its results, and whether a value in it is not finite."""
 
 
-def only_results(jaxpr: compat.AnyJaxpr, values: Sequence[Any], position: Position) -> tuple[list[Any], Any]:
+def only_results(
+    jaxpr: compat.AnyJaxpr, values: Sequence[jax.Array], position: Position
+) -> tuple[list[Any], Any]:
     """The `Flags` that test only the carry of each iteration, which every search does."""
     return Silent().evaluate(jaxpr, values, position)[0], jnp.zeros((), bool)
 
@@ -114,11 +123,11 @@ def search(
         and the carry.
     """
 
-    def run(most: Any, operands: Sequence[Any]) -> tuple[list[Any], Any, list[Any]]:
+    def run(most: Any, operands: Sequence[jax.Array]) -> tuple[list[Any], Any, list[Any]]:
         loop = loop_of(equation, operands)
         count = len(loop.init)
 
-        def holds(carry: Sequence[Any]) -> Any:
+        def holds(carry: Sequence[jax.Array]) -> Any:
             return Silent().evaluate(loop.condition, [*loop.condition_consts, *carry])[0][0]
 
         def goes_on(state: Any) -> Any:
@@ -146,7 +155,7 @@ def search(
     return run
 
 
-def _tests_of(carry: Sequence[Any], outs: Sequence[Any], inside: jax.Array) -> Any:
+def _tests_of(carry: Sequence[jax.Array], outs: Sequence[jax.Array], inside: jax.Array) -> Any:
     # Whether an iteration makes a value that is not finite, and whether one of its results has a NaN: bool [2].
     new = inside | any_not_finite(outs[len(carry) :])
     for before, after in zip(carry, outs, strict=False):
