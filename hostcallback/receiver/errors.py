@@ -20,6 +20,17 @@ HostCallbackError
 |   |-- UnsupportedVersionError its writer was newer
 |   |-- UnsupportedDtypeError   it has a dtype that this installation lacks
 |   `-- CorruptStreamError      a stretch of a stream holds no frames
+|-- TapLogError              a log cannot be read or written
+|   |-- NotATapLogError         a file or folder is not a tap log
+|   |   `-- CutOffLogError      a file ends before a segment's header does
+|   |-- NoSuchRunError          a log has no run of that name
+|   `-- DamagedLogError         a log was read, except for its damaged parts
+|-- RemoteError              forwarding and collecting
+|   |-- TransportError          the collector cannot be reached, or the connection broke: the process retries
+|   |   `-- StreamRefusedError  the collector refuses this stream: retrying does not help
+|   |-- BadStreamError          a client sends bytes that are not a stream of a tap log
+|   |   `-- GapError            the bytes between the stored ones and the next are missing
+|   `-- SpoolError              a spool's folder cannot be used
 `-- NativeLibraryError       the native transport was asked for and cannot be loaded
 TapFunctionException         an ExceptionGroup of everything that was deferred
 """
@@ -310,3 +321,47 @@ class CorruptStreamError(WireError):
         """`skipped` is the number of lost messages."""
         super().__init__(message)
         self.skipped = skipped
+
+
+class RemoteError(HostCallbackError):
+    """An error between a process and its collector."""
+
+
+class TransportError(RemoteError):
+    """The collector cannot be reached, or the connection broke."""
+
+
+class StreamRefusedError(TransportError):
+    """The collector refuses this stream; retrying does not help."""
+
+
+class BadStreamError(RemoteError):
+    """A client sends bytes that are not a stream of a tap log."""
+
+
+class GapError(BadStreamError):
+    """Bytes are missing between the stored part of a stream and its next slice."""
+
+
+class SpoolError(RemoteError):
+    """The folder of a spool cannot be used."""
+
+
+class TapLogError(HostCallbackError):
+    """A tap log cannot be read or written."""
+
+
+class NotATapLogError(TapLogError):
+    """A file is not a segment of a tap log, or a folder has none."""
+
+
+class CutOffLogError(NotATapLogError):
+    """A file ends before a segment's header does: its writer was killed at that moment, or the file was truncated."""
+
+
+class NoSuchRunError(TapLogError):
+    """A log has no run of the wanted name."""
+
+
+class DamagedLogError(TapLogError):
+    """Parts of a log are damaged. The intact parts have been read."""

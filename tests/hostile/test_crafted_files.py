@@ -10,11 +10,11 @@ import pytest
 from hostcallback.receiver.cli import main
 from hostcallback.receiver.control.protocol import RuleFileError
 from hostcallback.receiver.control.rule_file import read_rules
+from hostcallback.receiver.errors import NotATapLogError
 from hostcallback.receiver.remote.forwarding_protocol import StreamKey
 from hostcallback.receiver.remote.spool.spool_folders import find_orphans
 from hostcallback.receiver.taplog.flight.recorder import _CONTROL, MAGIC, RingFileError, read_ring
 from hostcallback.receiver.taplog.format import layout
-from hostcallback.receiver.taplog.format.layout import NotATapLogError
 from hostcallback.receiver.taplog.reading.segment_reader import SegmentReader
 from hostcallback.receiver.taplog.writing.segment_writer import segment_info
 

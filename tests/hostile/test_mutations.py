@@ -15,9 +15,9 @@ import msgpack
 import numpy as np
 import pytest
 
-from hostcallback.receiver.errors import HostCallbackError
+from hostcallback.receiver.errors import BadStreamError, HostCallbackError
 from hostcallback.receiver.remote.collector.segment_validator import SegmentValidator
-from hostcallback.receiver.remote.forwarding_protocol import BadStreamError, StreamKey
+from hostcallback.receiver.remote.forwarding_protocol import StreamKey
 from hostcallback.receiver.sinks.factory import own_sink
 from hostcallback.receiver.taplog.format import layout
 from hostcallback.receiver.taplog.format.layout import (

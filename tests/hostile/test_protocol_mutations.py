@@ -22,11 +22,12 @@ from hostcallback.receiver.control import protocol as lines
 from hostcallback.receiver.control.commands import commands
 from hostcallback.receiver.control.protocol import Client, handle_request
 from hostcallback.receiver.control.server import ControlServer
+from hostcallback.receiver.errors import BadStreamError
 from hostcallback.receiver.remote import forwarding_protocol
 from hostcallback.receiver.remote.collector.store import Store
 from hostcallback.receiver.remote.control import protocol as control
 from hostcallback.receiver.remote.control.rule_store import RuleStore
-from hostcallback.receiver.remote.forwarding_protocol import BadStreamError, StreamKey, StreamOffset
+from hostcallback.receiver.remote.forwarding_protocol import StreamKey, StreamOffset
 from hostcallback.receiver.remote.nats.collector import NatsStore
 from hostcallback.receiver.remote.nats.connection import NatsServer, subject, token, untoken
 from hostcallback.receiver.remote.nats.publication import Publication

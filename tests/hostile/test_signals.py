@@ -17,8 +17,9 @@ import pytest
 
 from checkout import python_path
 from collecting import wait_for
+from hostcallback.receiver.errors import CutOffLogError
 from hostcallback.receiver.taplog.flight.recovery import find_flights
-from hostcallback.receiver.taplog.format.layout import CutOffLogError, Damage
+from hostcallback.receiver.taplog.format.layout import Damage
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
 from hostcallback.receiver.taplog.reading.reader import LogReader
 from python_process import start_python

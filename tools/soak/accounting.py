@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from hostcallback.receiver.errors import CutOffLogError
 from hostcallback.receiver.taplog.flight.recovery import NoFlightError, find_flights
 from hostcallback.receiver.taplog.format.block import FrameBlock
-from hostcallback.receiver.taplog.format.layout import CutOffLogError, Damage, Kind
+from hostcallback.receiver.taplog.format.layout import Damage, Kind
 from hostcallback.receiver.taplog.reading.chunk_reader import read_frames
 from hostcallback.receiver.taplog.reading.segment_reader import SegmentReader
 from hostcallback.receiver.wire.frame import HEADER

@@ -7,7 +7,7 @@ import os
 import ssl
 from pathlib import Path
 
-from hostcallback.receiver.remote.forwarding_protocol import RemoteError
+from hostcallback.receiver.errors import RemoteError
 from hostcallback.receiver.text import is_printable
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import grpc
 
+from hostcallback.receiver.errors import BadStreamError, TransportError
 from hostcallback.receiver.files import Closing
 from hostcallback.receiver.remote import forwarding_protocol
-from hostcallback.receiver.remote.forwarding_protocol import BadStreamError, TransportError
 from hostcallback.receiver.remote.options import Forward
 from hostcallback.receiver.remote.sending.grpc_transport import GrpcTransport
 

@@ -10,9 +10,8 @@ from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hostcallback.receiver import environment, processes
+from hostcallback.receiver import environment, errors, processes
 from hostcallback.receiver.remote import brokers, credentials
-from hostcallback.receiver.remote.forwarding_protocol import SpoolError
 from hostcallback.receiver.text import representation, without_password
 
 
@@ -158,7 +157,7 @@ class Forward:
         path.mkdir(mode=0o700, exist_ok=True)
         found = path.lstat()
         if found.st_uid != os.geteuid() or not stat.S_ISDIR(found.st_mode) or found.st_mode & 0o077:
-            raise SpoolError(
+            raise errors.SpoolError(
                 f"{path} is not a folder that only this user ({os.geteuid()}) can open: remove it, or give spool= "
                 "another folder"
             )

@@ -11,8 +11,9 @@ import pytest
 
 pytest.importorskip("grpc", reason="needs grpcio")
 
+from hostcallback.receiver.errors import TransportError
 from hostcallback.receiver.remote import forwarding_protocol
-from hostcallback.receiver.remote.forwarding_protocol import StreamKey, StreamOffset, TransportError
+from hostcallback.receiver.remote.forwarding_protocol import StreamKey, StreamOffset
 from hostcallback.receiver.remote.sending.grpc_transport import GrpcStream
 
 

@@ -17,8 +17,8 @@ from typing import Any
 
 import grpc
 
+from hostcallback.receiver.errors import RemoteError
 from hostcallback.receiver.remote.credentials import read_tls_files
-from hostcallback.receiver.remote.forwarding_protocol import RemoteError
 
 Code = grpc.StatusCode
 

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from hostcallback.receiver import errors, limits
-from hostcallback.receiver.remote.forwarding_protocol import BadStreamError, StreamKey
+from hostcallback.receiver.errors import BadStreamError
+from hostcallback.receiver.remote.forwarding_protocol import StreamKey
 from hostcallback.receiver.taplog.format import layout
 from hostcallback.receiver.taplog.reading.chunk_reader import excess
 
@@ -95,7 +96,7 @@ class SegmentValidator:
             if len(self._head) < layout.HEADER_BYTES + info_bytes:
                 return
             info = layout.decode_info(self._head[layout.HEADER_BYTES :], info_bytes, crc, name)
-        except (layout.TapLogError, errors.UnsupportedVersionError) as error:
+        except (errors.TapLogError, errors.UnsupportedVersionError) as error:
             raise BadStreamError(str(error)) from error
         check_info(info, self._key, self._number)
         self._in_header = False

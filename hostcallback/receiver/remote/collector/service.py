@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import grpc
 import grpc.aio
 
+from hostcallback.receiver.errors import BadStreamError, GapError, RemoteError
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.remote import forwarding_protocol
 from hostcallback.receiver.remote.collector.access import (
@@ -33,13 +34,7 @@ from hostcallback.receiver.remote.collector.access import (
 )
 from hostcallback.receiver.remote.collector.follow_server import Following, GrowthWatcher
 from hostcallback.receiver.remote.collector.store import AckBatcher, Store, StoredStream
-from hostcallback.receiver.remote.forwarding_protocol import (
-    BadStreamError,
-    GapError,
-    RemoteError,
-    StreamKey,
-    StreamOffset,
-)
+from hostcallback.receiver.remote.forwarding_protocol import StreamKey, StreamOffset
 from hostcallback.receiver.text import representation
 
 SERVER_OPTIONS: tuple[tuple[str, int], ...] = (

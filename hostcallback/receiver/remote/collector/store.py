@@ -15,18 +15,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hostcallback.receiver import files, limits, processes
+from hostcallback.receiver.errors import BadStreamError, GapError, RemoteError
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.remote import forwarding_protocol
 from hostcallback.receiver.remote.collector.segment_validator import SegmentValidator, check_file
-from hostcallback.receiver.remote.forwarding_protocol import (
-    START,
-    BadStreamError,
-    GapError,
-    RemoteError,
-    StreamKey,
-    StreamOffset,
-    stored_segment,
-)
+from hostcallback.receiver.remote.forwarding_protocol import START, StreamKey, StreamOffset, stored_segment
 
 
 class Store:

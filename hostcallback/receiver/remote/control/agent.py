@@ -13,6 +13,7 @@ import grpc
 from hostcallback.receiver.control.commands import PushedRules, process
 from hostcallback.receiver.control.endpoints import endpoints
 from hostcallback.receiver.control.protocol import Client, Handler, handle_request, pack
+from hostcallback.receiver.errors import BadStreamError, StreamRefusedError, TransportError
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.remote.control.protocol import (
     COMMANDS,
@@ -22,13 +23,7 @@ from hostcallback.receiver.remote.control.protocol import (
     encode_answer,
     encode_process,
 )
-from hostcallback.receiver.remote.forwarding_protocol import (
-    CONTROL,
-    BadStreamError,
-    StreamKey,
-    StreamRefusedError,
-    TransportError,
-)
+from hostcallback.receiver.remote.forwarding_protocol import CONTROL, StreamKey
 from hostcallback.receiver.remote.sending.grpc_transport import GrpcTransport
 from hostcallback.receiver.remote.sending.sender import BackOff
 from hostcallback.receiver.runtime.runtime import runtime

@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 import grpc
 
 from hostcallback.receiver.control.protocol import ControlError, pack, unpack
+from hostcallback.receiver.errors import BadStreamError, TransportError
 from hostcallback.receiver.files import Closing
 from hostcallback.receiver.remote.control.protocol import NO_CONTROL, Controlled, decode_told, encode_asking
 from hostcallback.receiver.remote.control.rule_store import RuleSetting
-from hostcallback.receiver.remote.forwarding_protocol import ASK, BadStreamError, TransportError
+from hostcallback.receiver.remote.forwarding_protocol import ASK
 from hostcallback.receiver.remote.options import Forward
 from hostcallback.receiver.remote.sending.grpc_transport import GrpcTransport
 from hostcallback.receiver.text import foreign, printable

@@ -14,11 +14,11 @@ from typing import Any
 import msgpack
 
 from hostcallback.receiver.control.protocol import MAX_REQUEST
+from hostcallback.receiver.errors import BadStreamError
 from hostcallback.receiver.remote.forwarding_protocol import (
     MAX_HELLO_BYTES,
     PIECE_BYTES,
     VERSION,
-    BadStreamError,
     StreamKey,
     decode_first,
     encode_map,

@@ -15,6 +15,7 @@ import grpc
 
 from hostcallback.receiver.control.commands import shortened
 from hostcallback.receiver.control.protocol import MAX_REQUEST, ControlError, pack, unpack
+from hostcallback.receiver.errors import BadStreamError
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.remote import forwarding_protocol
 from hostcallback.receiver.remote.collector.access import (
@@ -37,7 +38,7 @@ from hostcallback.receiver.remote.control.protocol import (
     encode_told,
 )
 from hostcallback.receiver.remote.control.rule_store import NAME, RuleStore, covers, overlap
-from hostcallback.receiver.remote.forwarding_protocol import BadStreamError, StreamKey
+from hostcallback.receiver.remote.forwarding_protocol import StreamKey
 from hostcallback.receiver.runtime.rules.rules import checked, checked_glob, settings_text
 
 MAX_CLIENTS = 64

@@ -24,16 +24,12 @@ from typing import Any, NamedTuple
 
 import msgpack
 
+from hostcallback.receiver.errors import BadStreamError
 from hostcallback.receiver.failures.deferred_errors import OnError
 from hostcallback.receiver.files import write_private
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.remote.delivery.stream_printer import StreamPrinter
-from hostcallback.receiver.remote.forwarding_protocol import (
-    MAX_SEGMENT,
-    BadStreamError,
-    StreamKey,
-    StreamOffset,
-)
+from hostcallback.receiver.remote.forwarding_protocol import MAX_SEGMENT, StreamKey, StreamOffset
 from hostcallback.receiver.remote.spool.stream_reader import Again, StoredRuns
 from hostcallback.receiver.replayer.log_delivery import LogDelivery
 from hostcallback.receiver.runtime.dispatch.scope import Scope

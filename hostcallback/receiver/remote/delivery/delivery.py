@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from hostcallback.receiver import limits, tap_arguments
+from hostcallback.receiver import errors, limits, tap_arguments
 from hostcallback.receiver.failures.check_report import BoundedCounter, FailedCheck
 from hostcallback.receiver.failures.deferred_errors import OnError
 from hostcallback.receiver.log import logger
@@ -22,7 +22,7 @@ from hostcallback.receiver.replayer.log_delivery import LogDelivery
 from hostcallback.receiver.runtime.dispatch.scope import Scope
 from hostcallback.receiver.sinks.progress.bars import bars
 from hostcallback.receiver.sinks.sharding.multi_process import ShardStream
-from hostcallback.receiver.taplog.format.layout import Damage, Lost, TapLogError
+from hostcallback.receiver.taplog.format.layout import Damage, Lost
 from hostcallback.receiver.taplog.reading import merge, segment_reader, selection
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 
@@ -213,7 +213,7 @@ class Delivery:
         if found.deaths < MAX_DEATHS and findings is cursor.Findings.HARMLESS:
             return
         end, count = StreamOffset(at.segment + 1, 0), 0
-        with contextlib.suppress(TapLogError, OSError):
+        with contextlib.suppress(errors.TapLogError, OSError):
             if findings is not cursor.Findings.UNREADABLE:
                 offset, count = end_of_chunk(path, at.offset)
                 end = StreamOffset(at.segment, offset)

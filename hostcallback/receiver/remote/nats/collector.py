@@ -16,18 +16,14 @@ from typing import Any
 
 import numpy as np
 
+from hostcallback.receiver.errors import BadStreamError, NotATapLogError, TransportError
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.remote.collector.service import Grown
 from hostcallback.receiver.remote.collector.store import Store
-from hostcallback.receiver.remote.forwarding_protocol import (
-    BadStreamError,
-    StreamKey,
-    StreamOffset,
-    TransportError,
-)
+from hostcallback.receiver.remote.forwarding_protocol import StreamKey, StreamOffset
 from hostcallback.receiver.remote.nats import connection, publication
 from hostcallback.receiver.taplog.format.block import FrameBlock
-from hostcallback.receiver.taplog.format.layout import NO_STEP, Kind, NotATapLogError
+from hostcallback.receiver.taplog.format.layout import NO_STEP, Kind
 from hostcallback.receiver.taplog.reading.chunk_reader import Chunk, read_frames
 from hostcallback.receiver.taplog.reading.merge import STREAM
 from hostcallback.receiver.taplog.reading.segment_reader import SegmentReader

@@ -15,10 +15,9 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from hostcallback.receiver.errors import HostCallbackError
+from hostcallback.receiver.errors import HostCallbackError, StreamRefusedError, TransportError
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.remote.credentials import read_tls_files, refuse_clear
-from hostcallback.receiver.remote.forwarding_protocol import StreamRefusedError, TransportError
 from hostcallback.receiver.text import foreign, representation, without_password
 
 PREFIX = "taps"

@@ -9,8 +9,8 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from hostcallback.receiver.errors import WireError
-from hostcallback.receiver.remote.forwarding_protocol import BadStreamError, StreamKey
+from hostcallback.receiver.errors import BadStreamError, WireError
+from hostcallback.receiver.remote.forwarding_protocol import StreamKey
 from hostcallback.receiver.remote.nats.connection import subject
 from hostcallback.receiver.taplog.format.block import FrameBlock
 from hostcallback.receiver.taplog.format.layout import Lost

@@ -9,17 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from hostcallback.receiver.errors import StreamRefusedError, TransportError
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.remote.collector.service import CollectFrom, CollectingService, Grown
 from hostcallback.receiver.remote.collector.store import Store
-from hostcallback.receiver.remote.forwarding_protocol import (
-    START,
-    SegmentSlice,
-    StreamKey,
-    StreamOffset,
-    StreamRefusedError,
-    TransportError,
-)
+from hostcallback.receiver.remote.forwarding_protocol import START, SegmentSlice, StreamKey, StreamOffset
 from hostcallback.receiver.remote.nats.collector import NatsCollector
 from hostcallback.receiver.remote.nats.connection import REQUEST_SEC, NatsConnection, NatsServer, token
 from hostcallback.receiver.remote.nats.publication import Publication, publication_of_lost, publications_of

@@ -10,16 +10,10 @@ from typing import Any
 
 import grpc
 
+from hostcallback.receiver.errors import BadStreamError, StreamRefusedError, TransportError
 from hostcallback.receiver.remote import forwarding_protocol
 from hostcallback.receiver.remote.credentials import read_tls_files
-from hostcallback.receiver.remote.forwarding_protocol import (
-    BadStreamError,
-    SegmentSlice,
-    StreamKey,
-    StreamOffset,
-    StreamRefusedError,
-    TransportError,
-)
+from hostcallback.receiver.remote.forwarding_protocol import SegmentSlice, StreamKey, StreamOffset
 from hostcallback.receiver.remote.options import Forward
 from hostcallback.receiver.remote.sending.sender import OnAck
 from hostcallback.receiver.text import foreign

@@ -12,14 +12,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from hostcallback.receiver.errors import StreamRefusedError, TransportError
 from hostcallback.receiver.log import logger
-from hostcallback.receiver.remote.forwarding_protocol import (
-    SegmentSlice,
-    StreamKey,
-    StreamOffset,
-    StreamRefusedError,
-    TransportError,
-)
+from hostcallback.receiver.remote.forwarding_protocol import SegmentSlice, StreamKey, StreamOffset
 from hostcallback.receiver.remote.spool.spool_folders import OrphanSpool, StreamFolder
 
 LOOK_SEC = 0.25

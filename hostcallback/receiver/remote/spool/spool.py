@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from hostcallback.receiver.errors import SpoolError
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.remote.forwarding_protocol import (
     PIECE_BYTES,
     SegmentSlice,
-    SpoolError,
     StreamKey,
     StreamOffset,
 )

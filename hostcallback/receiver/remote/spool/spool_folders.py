@@ -9,11 +9,10 @@ import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from hostcallback.receiver import files, processes
+from hostcallback.receiver import errors, files, processes
 from hostcallback.receiver.remote.forwarding_protocol import (
     PIECE_BYTES,
     SegmentSlice,
-    SpoolError,
     StreamKey,
     StreamOffset,
 )
@@ -28,7 +27,7 @@ def making(spool: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise SpoolError(
+        raise errors.SpoolError(
             f"the spool is {spool}, and nothing can be written there ({error.strerror or error}): give spool= a folder "
             "on a disk of this machine that has room and that this user may write to"
         ) from error

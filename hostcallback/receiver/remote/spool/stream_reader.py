@@ -11,9 +11,10 @@ from pathlib import Path
 import numpy as np
 
 from hostcallback.receiver import limits
+from hostcallback.receiver.errors import NotATapLogError
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.remote.forwarding_protocol import StreamKey, StreamOffset
-from hostcallback.receiver.taplog.format.layout import Damage, Kind, NotATapLogError
+from hostcallback.receiver.taplog.format.layout import Damage, Kind
 from hostcallback.receiver.taplog.format.step_finder import StepFinder
 from hostcallback.receiver.taplog.reading.chunk_reader import Chunk, read_frames
 from hostcallback.receiver.taplog.reading.merge import NOTES, Record, Stretch, read_note

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from hostcallback.receiver import errors, files, limits, processes
 from hostcallback.receiver.sources.source import Frame
 from hostcallback.receiver.taplog.flight import recorder
-from hostcallback.receiver.taplog.format.layout import NO_STEP, Damage, Lost, TapLogError, segment_name
+from hostcallback.receiver.taplog.format.layout import NO_STEP, Damage, Lost, segment_name
 from hostcallback.receiver.taplog.format.step_finder import StepFinder
 from hostcallback.receiver.taplog.reading.segment_reader import SegmentReader
 from hostcallback.receiver.taplog.writing.recorder import collect
@@ -214,6 +214,6 @@ def _described(flight: Flight) -> dict[int, TapDescriptor]:
             if isinstance(chunk, Damage) and not chunk.torn:
                 flight.problems.append(f"{path}: {chunk.reason}")
         return {consumer_id: described for consumer_id, (_, described) in reader.consumers.items()}
-    except (OSError, TapLogError) as error:
+    except (OSError, errors.TapLogError) as error:
         flight.problems.append(f"the taps' descriptors cannot be read: {error}")
         return {}

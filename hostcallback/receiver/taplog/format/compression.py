@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hostcallback.receiver import limits
-from hostcallback.receiver.taplog.format.layout import TapLogError
+from hostcallback.receiver.errors import TapLogError
 
 PORTION_BYTES = 1024
 PIECE_BYTES = 1 << 20

@@ -1,12 +1,4 @@
-"""The layout of a segment, which docs/tap-log.md specifies: name, header, chunk headers, checksums, trailer; errors.
-
-TapLogError          a log cannot be read or written
-|-- NotATapLogError  a file or folder is not a tap log
-|   `-- CutOffLogError   a file ends before a segment's header does
-|-- NoSuchRunError   a log has no run of that name
-`-- DamagedLogError  a log was read, except for its damaged parts
-A log of a newer version raises `hostcallback.receiver.errors.UnsupportedVersionError`.
-"""
+"""The layout of a segment, which docs/tap-log.md specifies: name, header, chunk headers, checksums and trailer."""
 
 from __future__ import annotations
 
@@ -22,31 +14,15 @@ from typing import Any, NamedTuple
 import msgpack
 import numpy as np
 
-from hostcallback.receiver.errors import HostCallbackError, UnsupportedVersionError
+from hostcallback.receiver.errors import (
+    CutOffLogError,
+    NotATapLogError,
+    UnsupportedVersionError,
+)
 from hostcallback.receiver.native import bindings as native_library
 from hostcallback.receiver.text import printable
 from hostcallback.receiver.wire import frame
 from hostcallback.receiver.wire.array_types import Array
-
-
-class TapLogError(HostCallbackError):
-    """A tap log cannot be read or written."""
-
-
-class NotATapLogError(TapLogError):
-    """A file is not a segment of a tap log, or a folder has none."""
-
-
-class CutOffLogError(NotATapLogError):
-    """A file ends before a segment's header does: its writer was killed at that moment, or the file was truncated."""
-
-
-class NoSuchRunError(TapLogError):
-    """A log has no run of the wanted name."""
-
-
-class DamagedLogError(TapLogError):
-    """Parts of a log are damaged. The intact parts have been read."""
 
 
 class ThinnedTap(NamedTuple):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from hostcallback.receiver import errors
 from hostcallback.receiver.taplog.format import layout
 from hostcallback.receiver.taplog.format.step_finder import StepFinder
 from hostcallback.receiver.taplog.reading import chunk_reader, logged_message, merge, segment_reader
@@ -75,7 +76,7 @@ class Follower:
         self._look(first=True)
         self._choose_run()
         if not self._followed and not wait:
-            raise layout.NotATapLogError(f"{self._paths[0]}: this tap log ends before its header does")
+            raise errors.NotATapLogError(f"{self._paths[0]}: this tap log ends before its header does")
 
     def _merger(self) -> logged_message.ShardMerger:
         return logged_message.ShardMerger(
@@ -148,7 +149,7 @@ class Follower:
         for given in self._paths:
             try:
                 found = layout.segments_of(given)
-            except layout.NotATapLogError:
+            except errors.NotATapLogError:
                 if not self._wait:
                     raise
                 continue
@@ -163,9 +164,9 @@ class Follower:
     def _open(self, path: Path, *, first: bool) -> None:
         try:
             reader = segment_reader.SegmentReader(path)
-        except layout.CutOffLogError:
+        except errors.CutOffLogError:
             return  # the segment is being created; the next look finds it complete
-        except (layout.NotATapLogError, OSError) as error:
+        except (errors.NotATapLogError, OSError) as error:
             if first:
                 raise
             self._followed[path] = None

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from hostcallback.receiver import limits
+from hostcallback.receiver import errors, limits
 from hostcallback.receiver.taplog.format import layout, step_finder
 from hostcallback.receiver.taplog.format.block import FrameBlock
 from hostcallback.receiver.taplog.reading.chunk_reader import Chunk, read_frames
@@ -160,7 +160,7 @@ class _Process:
             segment = SegmentReader(path)
         except FileNotFoundError:  # its writer deletes old segments
             return None
-        except (layout.NotATapLogError, OSError) as error:  # it was damaged since its first look
+        except (errors.NotATapLogError, OSError) as error:  # it was damaged since its first look
             self.damage.append(_of_file(path, error))
             return None
         chunks: list[tuple[str, Chunk]] = []
@@ -313,7 +313,7 @@ def _start_of(placed: _Placed) -> step_finder.Earlier:
 
 
 def _of_file(path: Path, error: Exception) -> layout.Damage:
-    torn = isinstance(error, layout.CutOffLogError)
+    torn = isinstance(error, errors.CutOffLogError)
     try:
         nbytes = path.stat().st_size
     except OSError:

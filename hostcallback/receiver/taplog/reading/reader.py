@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from hostcallback.receiver import errors
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.taplog.format import layout
 from hostcallback.receiver.taplog.reading import chunk_reader, logged_message, merge, segment_reader
@@ -60,7 +61,7 @@ class LogReader:
         self._cut_off: list[Path] = []
         self._copies = merge.SequenceDeduplicator()
         self._catalog = RunCatalog()
-        self._problem: Exception = layout.NotATapLogError("no tap log was given")
+        self._problem: Exception = errors.NotATapLogError("no tap log was given")
         known: dict[Path, segment_reader.Writer] = {}
         chosen: dict[Path, None] = {}
         for item in given:
@@ -93,12 +94,12 @@ class LogReader:
         # Returns the writer of a segment; None if the file is none yet or was deleted.
         try:
             segment = segment_reader.SegmentReader(path)
-        except layout.CutOffLogError as error:
+        except errors.CutOffLogError as error:
             self._cut_off.append(path)
             self._problem = error
         except FileNotFoundError as error:  # its writer deletes old segments
             self._problem = error
-        except layout.NotATapLogError as error:
+        except errors.NotATapLogError as error:
             if path in given:
                 raise
             self.strays.append(path)
@@ -248,4 +249,4 @@ class LogReader:
                 damaged.append(record)
         if damaged:
             more = f" (and {len(damaged) - 1} more damaged parts)" if len(damaged) > 1 else ""
-            raise layout.DamagedLogError(f"{damaged[0]}{more}")
+            raise errors.DamagedLogError(f"{damaged[0]}{more}")

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import msgpack
 import numpy as np
 
-from hostcallback.receiver import limits, processes
+from hostcallback.receiver import errors, limits, processes
 from hostcallback.receiver.taplog.format import layout
 from hostcallback.receiver.taplog.reading.chunk_reader import Chunk, read_whole
 from hostcallback.receiver.wire.pytree import unpack_plain
@@ -79,7 +79,7 @@ class SegmentReader:
         try:
             name = str(self.path)
             if not stat.S_ISREG(os.fstat(self._fd).st_mode):
-                raise layout.NotATapLogError(f"{name} is no regular file, expected a segment of a tap log")
+                raise errors.NotATapLogError(f"{name} is no regular file, expected a segment of a tap log")
             info_bytes, crc = layout.decode_file_header(self.read_at(0, layout.HEADER_BYTES), name)
             info = self.read_at(layout.HEADER_BYTES, info_bytes)
             self.info = layout.decode_info(info, info_bytes, crc, name)
@@ -331,4 +331,4 @@ def _writer(info: dict[str, Any], name: str) -> Writer:
             run if processes.is_run(run) else "",
         )
     except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise layout.NotATapLogError(f"{name}: the header of this tap log is damaged: {error!r}") from error
+        raise errors.NotATapLogError(f"{name}: the header of this tap log is damaged: {error!r}") from error

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hostcallback.receiver.tap_arguments import matches
-from hostcallback.receiver.taplog.format.layout import ALL_CONSUMERS, NO_STEP, NoSuchRunError
+from hostcallback.receiver import errors, tap_arguments
+from hostcallback.receiver.taplog.format.layout import ALL_CONSUMERS, NO_STEP
 from hostcallback.receiver.taplog.reading.chunk_reader import Chunk
 from hostcallback.receiver.wire.array_types import Array
 
@@ -41,7 +41,7 @@ class Selection:
 
     def wants_name(self, name: str) -> bool:
         """Whether taps of that name are selected."""
-        return not self.names or any(matches(name, pattern) for pattern in self.names)
+        return not self.names or any(tap_arguments.matches(name, pattern) for pattern in self.names)
 
     def wants_device(self, device: str) -> bool:
         """Whether messages of that device are selected."""
@@ -171,7 +171,7 @@ class RunCatalog:
                 if near
                 else "its messages are of a version that did not name runs"
             )
-            raise NoSuchRunError(
+            raise errors.NoSuchRunError(
                 f"no run of the log is called {wanted!r}: {there}; 'all' stands for all runs"
             )
         return found

@@ -11,12 +11,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from hostcallback.receiver.errors import UnsupportedVersionError
+from hostcallback.receiver.errors import CutOffLogError, NotATapLogError, UnsupportedVersionError
 from hostcallback.receiver.taplog.format.layout import (
     CHUNK_HEADER_BYTES,
-    CutOffLogError,
     Damage,
-    NotATapLogError,
     decode_chunk_header,
     segments_of,
 )

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hostcallback.receiver.control.protocol import ControlError
-from hostcallback.receiver.remote.forwarding_protocol import TransportError
+from hostcallback.receiver.errors import TransportError
 from hostcallback.receiver.remote.options import Forward
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from hostcallback.receiver.errors import RemoteError
 from hostcallback.receiver.remote.collector.access import Access, may
-from hostcallback.receiver.remote.forwarding_protocol import RemoteError
 
 
 def access(folder: Path, text: str) -> Access:

@@ -20,9 +20,9 @@ import pytest
 import hostcallback as hcb
 from hostcallback.receiver.cli import main
 from hostcallback.receiver.control.commands import commands
+from hostcallback.receiver.errors import RemoteError
 from hostcallback.receiver.remote.collector.access import Access
 from hostcallback.receiver.remote.collector.service import CollectFrom
-from hostcallback.receiver.remote.forwarding_protocol import RemoteError
 from hostcallback.receiver.remote.nats.connection import NatsConnection, NatsServer
 from hostcallback.receiver.remote.options import Forward
 from hostcallback.receiver.remote.otlp.client import OtlpOptions

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from collecting import CollectorProcess, Emitter, all_stored, forwarder, only, stored, wait_for
-from hostcallback.receiver.remote.forwarding_protocol import SpoolError
+from hostcallback.receiver.errors import SpoolError
 
 pytestmark = pytest.mark.slow
 

@@ -16,8 +16,8 @@ import hostcallback as hcb
 from certificates import Authority
 from collecting import CollectorProcess, Emitter, all_stored, forwarder, stored, wait_for
 from hostcallback.receiver.cli import main
+from hostcallback.receiver.errors import RemoteError, SpoolError
 from hostcallback.receiver.remote import forwarding_protocol
-from hostcallback.receiver.remote.forwarding_protocol import RemoteError, SpoolError
 from ports import free_port
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from collecting import CollectorProcess, stored
-from hostcallback.receiver.taplog.format.layout import NotATapLogError
+from hostcallback.receiver.errors import NotATapLogError
 from hostcallback.receiver.taplog.reading.reader import LogReader
 
 

@@ -14,7 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from collecting import WAIT_SEC, wait_for
-from hostcallback.receiver.taplog.format.layout import CutOffLogError, Damage, NotATapLogError
+from hostcallback.receiver.errors import CutOffLogError, NotATapLogError
+from hostcallback.receiver.taplog.format.layout import Damage
 from hostcallback.receiver.taplog.reading.merge import LostNote
 from hostcallback.receiver.taplog.reading.reader import LogReader
 from ports import free_port

@@ -8,12 +8,8 @@ from typing import Any
 
 import pytest
 
-from hostcallback.receiver.remote.forwarding_protocol import (
-    StreamKey,
-    StreamOffset,
-    StreamRefusedError,
-    TransportError,
-)
+from hostcallback.receiver.errors import StreamRefusedError, TransportError
+from hostcallback.receiver.remote.forwarding_protocol import StreamKey, StreamOffset
 from hostcallback.receiver.remote.nats.transport import NatsStream
 
 

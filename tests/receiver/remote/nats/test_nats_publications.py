@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from hostcallback.receiver.remote.forwarding_protocol import BadStreamError
+from hostcallback.receiver.errors import BadStreamError
 from hostcallback.receiver.remote.nats.connection import subject, token, untoken
 from hostcallback.receiver.remote.nats.publication import Publication, gathered
 from hostcallback.receiver.taplog.format.block import FrameBlock

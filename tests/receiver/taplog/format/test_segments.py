@@ -12,19 +12,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from hostcallback.receiver.errors import UnsupportedVersionError
+from hostcallback.receiver.errors import (
+    CutOffLogError,
+    DamagedLogError,
+    NotATapLogError,
+    UnsupportedVersionError,
+)
 from hostcallback.receiver.taplog.format import layout
 from hostcallback.receiver.taplog.format.compression import Compressor
-from hostcallback.receiver.taplog.format.layout import (
-    CHUNK_HEADER_BYTES,
-    PAGE_BYTES,
-    CutOffLogError,
-    Damage,
-    DamagedLogError,
-    Kind,
-    Lost,
-    NotATapLogError,
-)
+from hostcallback.receiver.taplog.format.layout import CHUNK_HEADER_BYTES, PAGE_BYTES, Damage, Kind, Lost
 from hostcallback.receiver.taplog.format.step_finder import StepFinder
 from hostcallback.receiver.taplog.reading.chunk_reader import Chunk
 from hostcallback.receiver.taplog.reading.reader import LogReader

@@ -12,8 +12,8 @@ from checkout import python_path
 from hostcallback import receiver
 from hostcallback.receiver import processes
 from hostcallback.receiver.cli import main
+from hostcallback.receiver.errors import NoSuchRunError
 from hostcallback.receiver.processes import is_run, own_run
-from hostcallback.receiver.taplog.format.layout import NoSuchRunError
 from hostcallback.receiver.taplog.reading.follow import Follower
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
 from hostcallback.receiver.taplog.reading.reader import LogReader
