@@ -35,7 +35,7 @@ class CheckSink:
         Args:
             template: formats its text.
             unflatten: makes `(predicate, args, kwargs)` from the arrays of one element.
-            batchings: the vmaps around the check, in the format of `unbatch`.
+            batchings: the vmaps around the check, see `batches.Batchings`.
             places: call sites at which it was traced; the sequence may grow.
         """
         self._template = template

@@ -98,7 +98,7 @@ class TapParts:
 
     @property
     def batchings(self) -> batches.Batchings:
-        """The vmaps around the tap, in the format of `unbatch`."""
+        """The vmaps around the tap, see `batches.Batchings`."""
         return batches.batchings_of(self.transforms)
 
     @property

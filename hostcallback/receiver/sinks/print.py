@@ -288,7 +288,7 @@ class FormatSink:
         Args:
             template: formats the text.
             unflatten: makes `(args, kwargs)` from the arrays of one element.
-            batchings: the vmaps around the tap, in the format of `unbatch`.
+            batchings: the vmaps around the tap, see `batches.Batchings`.
             deliver: gets the texts of each message, one per element, in order.
         """
         self._template = template

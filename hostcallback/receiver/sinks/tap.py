@@ -111,7 +111,7 @@ def callback_sink(
     Args:
         func: the user's function.
         unflatten: makes `(args, kwargs)` from the arrays of one element.
-        batchings: the vmaps around the tap, in the format of `unbatch`.
+        batchings: the vmaps around the tap, see `batches.Batchings`.
         most: largest number of elements of a batch; None for any number.
     """
 

@@ -25,7 +25,7 @@ from hostcallback.receiver.remote.nats import connection, publication
 from hostcallback.receiver.taplog.format.block import FrameBlock
 from hostcallback.receiver.taplog.format.layout import NO_STEP, Kind
 from hostcallback.receiver.taplog.reading.chunk_reader import Chunk, read_frames
-from hostcallback.receiver.taplog.reading.merge import STREAM
+from hostcallback.receiver.taplog.reading.reader import STREAM
 from hostcallback.receiver.taplog.reading.segment_reader import SegmentReader
 from hostcallback.receiver.taplog.writing.segment_writer import SegmentWriter
 

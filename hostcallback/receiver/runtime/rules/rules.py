@@ -20,7 +20,7 @@ def tap_names(registry: Registry, *, checks: bool = True) -> list[str]:
 
 
 def matching(pattern: str, names: Sequence[str]) -> list[str]:
-    """Returns the names that match a glob; see `tap_name.matches`."""
+    """Returns the names that match a glob; see `tap_arguments.matches`."""
     return [name for name in names if matches(name, pattern)]
 
 

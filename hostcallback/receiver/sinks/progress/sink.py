@@ -40,7 +40,7 @@ class ProgressSink:
         Args:
             params: `key`, which loops of a program do not share, and the look of the bar.
             unflatten: makes `(phase, step, total, postfix)` from the arrays of a message.
-            batchings: the vmaps around the tap, in the format of `unbatch`.
+            batchings: the vmaps around the tap, see `batches.Batchings`.
             is_foreign: whether another process described the tap.
             shown: the bars to move.
 

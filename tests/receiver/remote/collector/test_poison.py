@@ -16,7 +16,7 @@ from hostcallback.receiver import limits
 from hostcallback.receiver.failures.check_report import OTHERS, BoundedCounter
 from hostcallback.receiver.messages import Message
 from hostcallback.receiver.remote.collector.store import Store
-from hostcallback.receiver.remote.delivery import delivery as module, process_groups
+from hostcallback.receiver.remote.delivery import cursor, delivery as module, process_groups
 from hostcallback.receiver.remote.delivery.cursor import InProgress
 from hostcallback.receiver.remote.delivery.delivery import Delivery
 from hostcallback.receiver.remote.forwarding_protocol import StreamKey, StreamOffset
@@ -102,8 +102,8 @@ def test_a_chunk_in_which_a_collector_died(
     for _ in range(deaths + 1):
         InProgress(tmp_path).enter(BAD, first)  # and no `leave`: it died
     position = StreamOffset(1, 0)
-    findings = module.Findings.HARMLESS if harmless else module.Findings.POISON
-    monkeypatch.setattr(module, "examine", lambda *arguments: findings)
+    findings = cursor.Findings.HARMLESS if harmless else cursor.Findings.POISON
+    monkeypatch.setattr(cursor, "examine", lambda *arguments: findings)
     found = InProgress(tmp_path).interrupted
     assert found is not None
     assert found.deaths == deaths + 1
@@ -119,7 +119,7 @@ def test_the_probe_reads_a_good_chunk(tmp_path: Path) -> None:
     store = store_with(tmp_path, GOOD)
     folder = store.folder(GOOD.run)
     store.close()
-    assert module.examine(folder / GOOD.segment_name(1), GOOD, StreamOffset(1, 0)) is module.Findings.HARMLESS
+    assert cursor.examine(folder / GOOD.segment_name(1), GOOD, StreamOffset(1, 0)) is cursor.Findings.HARMLESS
 
 
 def test_a_jump_over_a_million_segments_takes_no_time(tmp_path: Path) -> None:

@@ -11,8 +11,7 @@ from hypothesis import given, strategies as st
 
 from hostcallback.receiver.cli import main
 from hostcallback.receiver.taplog.format.layout import Lost
-from hostcallback.receiver.taplog.reading.merge import STREAM, SequenceRanges
-from hostcallback.receiver.taplog.reading.reader import LogReader
+from hostcallback.receiver.taplog.reading.reader import STREAM, LogReader, SequenceRanges
 from hostcallback.receiver.taplog.reading.selection import Selection
 from hostcallback.receiver.taplog.writing.segment_writer import SegmentWriter
 from logged_frames import DESCRIBED, LOSS, NORM, block_of, frame, losses, read

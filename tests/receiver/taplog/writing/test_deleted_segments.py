@@ -53,13 +53,13 @@ def test_the_last_complete_segment_stays_however_large_it_is(tmp_path: Path) -> 
 def test_segments_that_are_deleted_while_a_log_is_opened_are_passed_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hostcallback.receiver.taplog.reading import reader
+    from hostcallback.receiver.taplog.format import layout
 
     with log_in(tmp_path, segment_bytes=1) as log:
         for first in range(4):
             log.append("cpu:0", losses(first, 1), at_once=True)
     listed = sorted(tmp_path.iterdir())
-    monkeypatch.setattr(reader, "segments_of", lambda path: listed)
+    monkeypatch.setattr(layout, "segments_of", lambda path: listed)
     listed[0].unlink()
     assert seqs(read(tmp_path)[0]) == [1, 2, 3]
     for path in listed[1:]:
