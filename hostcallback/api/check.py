@@ -21,7 +21,7 @@ from hostcallback.receiver.runtime.runtime import runtime
 from hostcallback.receiver.sinks.factory import Binding
 from hostcallback.receiver.wire import tap_descriptor
 from hostcallback.tracing import arguments, tap_spec
-from hostcallback.tracing.source_line import public, user_place, user_source_line
+from hostcallback.tracing.source_line import SourceLine, public, user_place, user_source_line
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -88,7 +88,7 @@ def check(
     bind_tap((predicate, tuple(args), dict(kwargs)), (), {}, binding, identity=identity, options=options)
 
 
-def _predicate(pred: Any, line: Any) -> Any:
+def _predicate(pred: Any, line: SourceLine) -> jax.Array:
     found = (
         jnp.result_type(pred)
         if isinstance(pred, jax.Array | np.ndarray | np.generic | bool | int | float)
@@ -103,7 +103,7 @@ def _predicate(pred: Any, line: Any) -> Any:
     return jnp.asarray(pred)
 
 
-def _without(devices: Sequence[jax.Device] | None, line: Any) -> tuple[int, ...]:
+def _without(devices: Sequence[jax.Device] | None, line: SourceLine) -> tuple[int, ...]:
     if devices is None:
         return ()
     wanted = [devices] if isinstance(devices, jax.Device) else list(devices)

@@ -161,7 +161,7 @@ def _remat(self: Evaluator, equation: JaxprEqn, values: Sequence[jax.Array], pos
     params = dict(equation.params)
     jaxpr, tree = params.pop("jaxpr"), None
 
-    def inside(iterations: Any, *values: jax.Array) -> Any:
+    def inside(iterations: Any, *values: jax.Array) -> list[jax.Array]:
         nonlocal tree
         outs, records = self.evaluate(
             jaxpr, values, replace(position.inside(equation), iterations=iterations)
@@ -263,7 +263,7 @@ def where_it_goes_on(predicate: jax.Array, new: Sequence[Any], old: Sequence[Any
     return [jnp.where(*three) for three in zip(chosen, new, old, strict=True)]
 
 
-def _nothing(shape: Any) -> Any:
+def _nothing(shape: Any) -> jax.Array:
     return jnp.full(shape.shape, jnp.nan if jnp.issubdtype(shape.dtype, jnp.inexact) else 0, shape.dtype)
 
 

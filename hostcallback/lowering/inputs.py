@@ -55,7 +55,7 @@ def _apart(program: Program, values: Sequence[jax.Array]) -> list[jax.Array]:
     ]
 
 
-def any_not_finite(values: Sequence[jax.Array], devices: int = 1) -> Any:
+def any_not_finite(values: Sequence[jax.Array], devices: int = 1) -> jax.Array:
     """Whether any element of any floating-point or complex array among the values is not finite: a bool scalar."""
     return jnp.any(groups_not_finite(values, devices))
 

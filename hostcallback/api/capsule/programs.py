@@ -75,7 +75,7 @@ def _is_key(aval: compat.Aval) -> bool:
     return bool(jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key))
 
 
-def data_of(value: jax.Array) -> Any:
+def data_of(value: jax.Array) -> jax.Array:
     """Returns the array, or the key data if it holds typed keys."""
     return jax.random.key_data(value) if _is_key(jax.typeof(value)) else value
 
@@ -205,12 +205,12 @@ def promoted_dtype(dtype: Any) -> Any:
     return np.dtype(np.float64) if jnp.issubdtype(dtype, jnp.floating) else dtype
 
 
-def _wide(value: jax.Array) -> Any:
+def _wide(value: jax.Array) -> jax.Array:
     dtype = getattr(jax.typeof(value), "dtype", None)
     return value if dtype is None else _as(value, promoted_dtype(dtype))
 
 
-def _as(value: jax.Array, dtype: Any) -> Any:
+def _as(value: jax.Array, dtype: Any) -> jax.Array:
     return value if jax.typeof(value).dtype == dtype else lax.convert_element_type(value, dtype)
 
 
@@ -251,7 +251,7 @@ def _hash_of(value: jax.Array) -> Any:
     return jnp.sum(words * odd, dtype=jnp.uint32)
 
 
-def _stats_of(value: jax.Array) -> Any:
+def _stats_of(value: jax.Array) -> jax.Array:
     # Smallest, largest, mean and root mean square, and the first elements; of complex values the magnitudes.
     dtype = jax.dtypes.canonicalize_dtype(np.float64)
     flat = jnp.reshape(jnp.abs(value) if np.dtype(value.dtype).kind == "c" else value, -1)

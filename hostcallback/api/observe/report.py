@@ -106,7 +106,7 @@ def _in_order(record: Mapping[str, Any], names: tuple[str, ...] | None) -> Order
     return OrderedDict((name, record[name]) for name in (*order, *(n for n in record if n not in order)))
 
 
-def _histogram(value: jax.Array) -> Any:
+def _histogram(value: jax.Array) -> jax.Array:
     _, exponent = jnp.frexp(jnp.where(jnp.isfinite(value), value, 0))
     low, count = HISTOGRAM_EXPONENTS.start, len(HISTOGRAM_EXPONENTS)
     bins = jnp.clip(exponent - 1 - low, 0, count - 1)

@@ -325,7 +325,7 @@ def _names(spec: Any, ndim: int) -> list[tuple[Any, ...]]:
     return names + [()] * (ndim - len(names))
 
 
-def _split(x: Any, spec: Any, axes: Sequence[Any], sizes: Sequence[int]) -> Any:
+def _split(x: Any, spec: Any, axes: Sequence[Any], sizes: Sequence[int]) -> jax.Array:
     size_of = dict(zip(axes, sizes, strict=True))
     names, shape, order = _names(spec, jnp.ndim(x)), [], []
     for dimension, parts in zip(jnp.shape(x), names, strict=True):
@@ -342,7 +342,7 @@ def _split(x: Any, spec: Any, axes: Sequence[Any], sizes: Sequence[int]) -> Any:
     return jnp.broadcast_to(x, [*sizes, *x.shape[len(sizes) :]])
 
 
-def _joined(x: Any, spec: Any, axes: Sequence[Any]) -> Any:
+def _joined(x: Any, spec: Any, axes: Sequence[Any]) -> jax.Array:
     ndim = x.ndim - len(axes)
     names = _names(spec, ndim)
     used = [name for parts in names for name in parts]

@@ -155,7 +155,7 @@ def search(
     return run
 
 
-def _tests_of(carry: Sequence[jax.Array], outs: Sequence[jax.Array], inside: jax.Array) -> Any:
+def _tests_of(carry: Sequence[jax.Array], outs: Sequence[jax.Array], inside: jax.Array) -> jax.Array:
     # Whether an iteration makes a value that is not finite, and whether one of its results has a NaN: bool [2].
     new = inside | any_not_finite(outs[len(carry) :])
     for before, after in zip(carry, outs, strict=False):
