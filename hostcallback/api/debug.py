@@ -17,7 +17,7 @@ from hostcallback import _jax_compat as compat
 from hostcallback.primitives.call import emit_call
 from hostcallback.primitives.tap import bind_tap, emit_text
 from hostcallback.receiver.sinks import debugger, debugger as stops, factory
-from hostcallback.receiver.sinks.print import SupportsWrite
+from hostcallback.receiver.sinks.printing import SupportsWrite
 from hostcallback.receiver.sinks.tap import takes_keyword
 from hostcallback.receiver.tap_arguments import refuse_async
 from hostcallback.receiver.wire import tap_descriptor

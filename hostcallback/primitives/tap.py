@@ -23,7 +23,7 @@ from hostcallback.primitives import partial_evaluation as loops
 from hostcallback.primitives.effects import PASSED_TOKEN_EFFECT, REGION_TAP_EFFECT, TAP_EFFECT, TapEffect
 from hostcallback.receiver.failures.call_site import note_place
 from hostcallback.receiver.sinks.factory import Binding
-from hostcallback.receiver.sinks.print import Template
+from hostcallback.receiver.sinks.printing import Template
 from hostcallback.receiver.wire import tap_descriptor
 from hostcallback.receiver.wire.array_types import Array
 from hostcallback.tracing.arguments import check_format, placeholders

@@ -13,14 +13,7 @@ import numpy as np
 from hostcallback.primitives.tap import bind_tap
 from hostcallback.receiver.messages import NAME as STEP
 from hostcallback.receiver.sinks.factory import Binding
-from hostcallback.receiver.sinks.metric_writers.reduction import (
-    BINS,
-    DEFAULT_REDUCTION,
-    HISTOGRAM,
-    IMAGE,
-    REDUCTIONS,
-    TEXT,
-)
+from hostcallback.receiver.sinks.metric_writers import reduction
 from hostcallback.receiver.wire import tap_descriptor
 from hostcallback.tracing import arguments, tap_spec
 from hostcallback.tracing.source_line import place_name, public, user_source_line
@@ -45,7 +38,7 @@ class MetricForm:
 
 
 @public
-def histogram(values: Any, *, bins: int = BINS) -> MetricForm:
+def histogram(values: Any, *, bins: int = reduction.BINS) -> MetricForm:
     """Returns a histogram for `metrics`: of all elements, of all vmap lanes and devices, and of `every` steps.
 
     The array is sent whole, and the receiver or the writer counts its elements. NaN and infinite elements are left out.
@@ -66,7 +59,7 @@ def histogram(values: Any, *, bins: int = BINS) -> MetricForm:
             f"hcb.histogram: bins is {bins!r}, expected a whole number from 1 to {MAX_BINS}, at {user_source_line()}"
         )
     _real("hcb.histogram", values)
-    return MetricForm(HISTOGRAM, values, (bins,))
+    return MetricForm(reduction.HISTOGRAM, values, (bins,))
 
 
 @public
@@ -91,7 +84,7 @@ def image(pixels: Any) -> MetricForm:
             f"hcb.image: pixels has the shape {shape}, expected (height, width) or (height, width, channels) with 1, 3 "
             f"or 4 channels; jnp.moveaxis(x, 0, -1) moves leading channels, at {user_source_line()}"
         )
-    return MetricForm(IMAGE, pixels)
+    return MetricForm(reduction.IMAGE, pixels)
 
 
 @public
@@ -117,8 +110,8 @@ def text(fmt: str, *args: Any) -> MetricForm:
         )
     if args:
         arguments.check_format("hcb.text", fmt, args, {})
-        return MetricForm(TEXT, list(args), (fmt,))
-    return MetricForm(TEXT, [], (fmt.replace("{", "{{").replace("}", "}}"),))
+        return MetricForm(reduction.TEXT, list(args), (fmt,))
+    return MetricForm(reduction.TEXT, [], (fmt.replace("{", "{{").replace("}", "}}"),))
 
 
 def _real(what: str, value: Any) -> None:
@@ -144,7 +137,7 @@ def metrics(
     values: Mapping[str, Any],
     *,
     step: Any = None,
-    reduce: str | Mapping[str, str] = DEFAULT_REDUCTION,
+    reduce: str | Mapping[str, str] = reduction.DEFAULT_REDUCTION,
     every: int = 1,
     ordered: bool = True,
     name: str | None = None,
@@ -266,10 +259,10 @@ def _check_step(step: Any) -> None:
 
 def _reductions(reduce: str | Mapping[str, str], names: set[str]) -> dict[str, str]:
     wanted = {"": reduce} if isinstance(reduce, str) else dict(reduce)
-    for name, reduction in wanted.items():
-        if reduction not in REDUCTIONS:
+    for name, how in wanted.items():
+        if how not in reduction.REDUCTIONS:
             raise ValueError(
-                f"hcb.metrics: reduce is {reduction!r}, expected one of {', '.join(map(repr, REDUCTIONS))}, at "
+                f"hcb.metrics: reduce is {how!r}, expected one of {', '.join(map(repr, reduction.REDUCTIONS))}, at "
                 f"{user_source_line()}"
             )
         if name and name not in names:

@@ -13,7 +13,7 @@ from hostcallback.receiver.failures.call_site import CallSite
 from hostcallback.receiver.failures.check_report import CheckFailed, Explanation
 from hostcallback.receiver.messages import Message
 from hostcallback.receiver.sinks.batches import Batchings, elements
-from hostcallback.receiver.sinks.print import Template, place_text
+from hostcallback.receiver.sinks.printing import Template, place_text
 from hostcallback.receiver.sinks.tap import Unflatten
 from hostcallback.receiver.text import printable
 from hostcallback.receiver.wire.array_types import Array

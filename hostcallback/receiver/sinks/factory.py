@@ -23,16 +23,8 @@ import numpy as np
 from hostcallback.receiver import limits
 from hostcallback.receiver.failures.call_site import MAX_PLACES, CallSite, described_place, location_of
 from hostcallback.receiver.messages import Consumer, Message, Sink
-from hostcallback.receiver.sinks import batches, described_template, nonfinite
+from hostcallback.receiver.sinks import batches, described_template, nonfinite, printing
 from hostcallback.receiver.sinks.check import CheckSink
-from hostcallback.receiver.sinks.print import (
-    Deliver,
-    FormatSink,
-    PrintLines,
-    PrintSink,
-    Template,
-    log_records,
-)
 from hostcallback.receiver.sinks.progress.sink import ProgressSink
 from hostcallback.receiver.sinks.sharding.sinks import AssemblingSink, ProcessShardSink, shard_sink
 from hostcallback.receiver.sinks.tap import Unflatten, callback_sink, tap_sink, with_python_scalars
@@ -133,7 +125,7 @@ def _print(parts: TapParts, binding: Binding) -> Sink | None:
         if threshold is not None and (type(threshold) is not int or threshold < 0):
             raise ValueError(f"the threshold is {str(threshold)[:80]!r}, expected a number of elements")
         unflatten = _bounded(unflatten, threshold)
-    return PrintSink(parts.kwargs, unflatten, stream, threshold, with_device=with_device)
+    return printing.PrintSink(parts.kwargs, unflatten, stream, threshold, with_device=with_device)
 
 
 def _bounded(unflatten: Unflatten, threshold: int | None) -> Unflatten:
@@ -143,27 +135,29 @@ def _bounded(unflatten: Unflatten, threshold: int | None) -> Unflatten:
 def _format(parts: TapParts, binding: Binding) -> Sink | None:
     if binding.func is not None:
         return _callback(parts, binding)
-    return FormatSink(_template(parts, binding), parts.unflatten, parts.batchings, _deliver(parts, binding))
+    return printing.FormatSink(
+        _template(parts, binding), parts.unflatten, parts.batchings, _deliver(parts, binding)
+    )
 
 
-def _template(parts: TapParts, binding: Binding) -> Template:
-    return binding.objects.get("template") or Template.from_params(parts.params)
+def _template(parts: TapParts, binding: Binding) -> printing.Template:
+    return binding.objects.get("template") or printing.Template.from_params(parts.params)
 
 
-def _deliver(parts: TapParts, binding: Binding) -> Deliver:
+def _deliver(parts: TapParts, binding: Binding) -> printing.Deliver:
     params, objects = parts.params, binding.objects
     if "deliver" in objects:
-        deliver: Deliver = objects["deliver"]
+        deliver: printing.Deliver = objects["deliver"]
         return deliver
     if "logger" not in params:
-        return PrintLines(objects.get("output_stream"))
+        return printing.PrintLines(objects.get("output_stream"))
     logger, level = objects.get("logger"), params["level"]
     if logger is None:
         name = params["logger"]
         if type(name) is not str or type(level) is not int or len(name) > limits.LOGGER_CHARS:
             raise ValueError(f"the logger is {str(name)[:80]!r} with the level {str(level)[:20]}")
         logger = logging.getLogger(name)
-    return log_records(logger, level, *location_of(parts.source_line))
+    return printing.log_records(logger, level, *location_of(parts.source_line))
 
 
 def _callback(parts: TapParts, binding: Binding) -> Sink | None:

@@ -11,15 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from hostcallback.receiver.messages import (
-    NAME,
-    Consumer,
-    Message,
-    StepSource,
-    by_name,
-    named_leaves,
-    step_place,
-)
+from hostcallback.receiver import messages
 from hostcallback.receiver.sinks.metric_writers.files import csv, jsonl
 from hostcallback.receiver.sinks.metric_writers.reduction import MetricRecord, RecordWriter
 from hostcallback.receiver.wire import pytree as tree
@@ -34,9 +26,9 @@ class TapScalars:
         self._name = described.name
         self._unflatten = tree.unflatten_with(described.tree)
         self._kind = described.tap_kind
-        self.place: StepSource | None = step_place(described)
+        self.place: messages.StepSource | None = messages.step_place(described)
 
-    def step(self, message: Message) -> int | None:
+    def step(self, message: messages.Message) -> int | None:
         """The step of a message; None if it has none."""
         place = self.place
         if place is None:
@@ -46,16 +38,16 @@ class TapScalars:
         array = message.arrays[place.array]
         return int(array) if not array.ndim and array.dtype.kind in "iu" else None
 
-    def scalars(self, message: Message, *, means: bool = False) -> dict[str, float]:
+    def scalars(self, message: messages.Message, *, means: bool = False) -> dict[str, float]:
         """The scalars of a message by name. With `means`, arrays are included, as the mean of their elements."""
         if not self._kind.has_metrics:
             return {}
-        value = by_name(self._kind, self._unflatten(message.arrays))
+        value = messages.by_name(self._kind, self._unflatten(message.arrays))
         return {
             name: number
-            for name, leaf in named_leaves(self._name, value)
+            for name, leaf in messages.named_leaves(self._name, value)
             if (number := _number(_mean(leaf) if means else leaf)) is not None
-            and not name.endswith(f"/{NAME}")
+            and not name.endswith(f"/{messages.NAME}")
         }
 
 
@@ -96,9 +88,9 @@ class ScalarsSink:
         self._writer = writer
         self._lock = threading.Lock()  # protects the writer and everything else
         self._steps: dict[Any, int] = {}
-        self._taps: dict[int, tuple[Consumer, TapScalars | None]] = {}
+        self._taps: dict[int, tuple[messages.Consumer, TapScalars | None]] = {}
 
-    def __call__(self, message: Message) -> None:
+    def __call__(self, message: messages.Message) -> None:
         """Takes a message."""
         with self._lock:
             tap = self._tap_of(message.consumer)
@@ -113,7 +105,7 @@ class ScalarsSink:
             if scalars:
                 self._writer.write(MetricRecord(step, message.time_ns, scalars))
 
-    def _tap_of(self, consumer: Consumer) -> TapScalars | None:
+    def _tap_of(self, consumer: messages.Consumer) -> TapScalars | None:
         known = self._taps.get(id(consumer))
         if known is None or known[0] is not consumer:
             described = consumer.describe() if consumer.describe is not None else None

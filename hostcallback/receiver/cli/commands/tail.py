@@ -7,16 +7,7 @@ import sys
 import time
 from collections.abc import Iterable
 
-from hostcallback.receiver.cli import CommandError
-from hostcallback.receiver.cli.arguments import (
-    add_reaching,
-    add_selection,
-    add_shards,
-    count,
-    open_log,
-    reaching,
-    selection,
-)
+from hostcallback.receiver.cli import CommandError, arguments as shared
 from hostcallback.receiver.cli.output.messages import Show, report_damage
 from hostcallback.receiver.cli.output.tables import report_unmatched
 from hostcallback.receiver.taplog.format.layout import Damage
@@ -33,23 +24,23 @@ def configure(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("or the streams of a collector")
     group.add_argument("--from", dest="collector", metavar="HOST:PORT", help="follow it live, as with -f")
     runs = "of this run, a pattern, or all (default: of a collector all, of a LOG the last, and those that follow it)"
-    add_reaching(group, runs=runs, default=None)
+    shared.add_reaching(group, runs=runs, default=None)
     parser.add_argument(
-        "-n", "--lines", type=count, default=10, metavar="N", help="the last N messages (default 10)"
+        "-n", "--lines", type=shared.count, default=10, metavar="N", help="the last N messages (default 10)"
     )
     follow = "then follow the log as it grows, with new segments and processes, until interrupted"
     parser.add_argument("-f", "--follow", action="store_true", help=follow)
     parser.add_argument("--json", action="store_true", help="one JSON object per line, as from `hcb cat`")
     parser.add_argument("--full", action="store_true", help="do not shorten values")
-    add_shards(parser)
-    add_selection(parser)
+    shared.add_shards(parser)
+    shared.add_selection(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command."""
     if bool(arguments.log) == bool(arguments.collector):
         raise CommandError("give a LOG to read, or a collector with --from HOST:PORT")
-    wanted = selection(arguments)
+    wanted = shared.selection(arguments)
     if arguments.collector:
         return _follow_collector(arguments, wanted)
     follower = Follower(
@@ -59,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
     last = follower.last(arguments.lines)
     status = _show(follower, show, last)
     if not last and arguments.lines and not arguments.follow:
-        status = status or report_unmatched(open_log(arguments.log, arguments.of_run), wanted)
+        status = status or report_unmatched(shared.open_log(arguments.log, arguments.of_run), wanted)
     while arguments.follow:
         status = _show(follower, show, follower.poll()) or status
         time.sleep(POLL_SEC)
@@ -72,7 +63,7 @@ def _follow_collector(arguments: argparse.Namespace, wanted: Selection) -> int:
         RemoteLog,
     )
 
-    reached = reaching(arguments.collector, arguments)
+    reached = shared.reaching(arguments.collector, arguments)
     show = Show(as_json=arguments.json, full=arguments.full)
     with RemoteLog(reached, arguments.of_run or "*") as log:
         log.wait(ANSWER_SEC)

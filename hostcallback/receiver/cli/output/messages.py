@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any
 
 from hostcallback.receiver.cli.output.tables import BOLD, CYAN, DIM, RED, YELLOW, has_color, painted
-from hostcallback.receiver.sinks.print import place_text
+from hostcallback.receiver.sinks.printing import place_text
 from hostcallback.receiver.taplog.format.layout import Damage, Kind, Lost
 from hostcallback.receiver.taplog.reading import chunk_reader, logged_message, merge
 from hostcallback.receiver.taplog.reading.reader import EVERYTHING, LogReader

@@ -12,7 +12,7 @@ from hostcallback.receiver import errors, limits
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.messages import Message, Sink
 from hostcallback.receiver.sinks.factory import texts_of
-from hostcallback.receiver.sinks.print import write_at_once
+from hostcallback.receiver.sinks.printing import write_at_once
 from hostcallback.receiver.taplog.render import short_text, text_of
 from hostcallback.receiver.text import printable, printable_lines
 from hostcallback.receiver.wire import pytree as tree

@@ -14,14 +14,8 @@ from typing import Any
 
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.messages import Message
+from hostcallback.receiver.sinks.metric_writers import reduction
 from hostcallback.receiver.sinks.metric_writers.adapters import as_record_writer
-from hostcallback.receiver.sinks.metric_writers.reduction import (
-    MetricRecord,
-    RecordWriter,
-    TapLayout,
-    TapReduction,
-    UnsupportedMetric,
-)
 from hostcallback.receiver.wire import tap_descriptor
 
 MAX_RECORDS = 1 << 16
@@ -60,13 +54,13 @@ class WriterStats:
 class WriterThread:
     """The queue and the thread of one writer. Any thread."""
 
-    def __init__(self, writer: RecordWriter, stall_sec: float = STALL_SEC) -> None:
+    def __init__(self, writer: reduction.RecordWriter, stall_sec: float = STALL_SEC) -> None:
         """The thread starts with the first record."""
         self._writer = writer
         self._stall_sec = stall_sec
         self._context = contextvars.copy_context()  # trackio's current run is in it
         self._changed = threading.Condition()  # protects everything below
-        self._queue: deque[list[MetricRecord] | Callable[[], None] | None] = deque()
+        self._queue: deque[list[reduction.MetricRecord] | Callable[[], None] | None] = deque()
         self._records = self._nbytes = 0
         self._busy_since: float | None = None
         self._thread: threading.Thread | None = None
@@ -79,7 +73,7 @@ class WriterThread:
         with self._changed:
             return replace(self._stats)
 
-    def put(self, records: list[MetricRecord]) -> None:
+    def put(self, records: list[reduction.MetricRecord]) -> None:
         """Queues records. Waits for room while the writer works; drops them if it is blocked."""
         nbytes = sum(record.nbytes for record in records)
         with self._changed:
@@ -175,7 +169,7 @@ class WriterThread:
                 self._changed.wait(min(until - now, 0.1))
         return done.is_set()
 
-    def _add(self, item: list[MetricRecord] | Callable[[], None]) -> None:
+    def _add(self, item: list[reduction.MetricRecord] | Callable[[], None]) -> None:
         self._queue.append(item)
         if self._thread is None:
             self._thread = threading.Thread(
@@ -215,11 +209,11 @@ class WriterThread:
                     self._nbytes -= record.nbytes
                 self._call(functools.partial(self._writer.write, record), record)
 
-    def _call(self, call: Callable[[], None], record: MetricRecord | None = None) -> None:
+    def _call(self, call: Callable[[], None], record: reduction.MetricRecord | None = None) -> None:
         self._busy_since = monotonic()
         try:
             self._context.run(call)
-        except UnsupportedMetric as lack:
+        except reduction.UnsupportedMetric as lack:
             with self._changed:
                 self._stats.written += 1
                 self._stats.partial += 1
@@ -259,7 +253,7 @@ class MetricsSink:
         self._writers = [as_record_writer(writer) for writer in writers]
         self._threads: list[WriterThread] = []
         self._lock = threading.Lock()  # protects everything below; devices of a program share reductions
-        self._taps: dict[int, tuple[Any, TapReduction]] = {}
+        self._taps: dict[int, tuple[Any, reduction.TapReduction]] = {}
         self._counts: dict[Any, Counter[str]] = {}
 
     @property
@@ -291,12 +285,12 @@ class MetricsSink:
             if known is None or known[0] is not describe:  # each device has its own copy of the consumer
                 if known is not None:
                     self._put(known[1].finish(partial=True))
-                layout = TapLayout(describe())
+                layout = reduction.TapLayout(describe())
                 counts = self._counts.setdefault(layout.key, Counter())
-                known = self._taps[consumer.consumer_id] = describe, TapReduction(layout, counts)
+                known = self._taps[consumer.consumer_id] = describe, reduction.TapReduction(layout, counts)
             self._put(known[1].take(message, consumer.devices))
 
-    def _put(self, records: list[MetricRecord]) -> None:
+    def _put(self, records: list[reduction.MetricRecord]) -> None:
         records = [record for record in records if not record.is_empty]
         if records:
             for thread in self._threads:
@@ -337,8 +331,8 @@ class MetricsSink:
 
     def _finish(self, *, partial: bool) -> None:
         with self._lock:
-            for _, reduction in self._taps.values():
-                self._put(reduction.finish(partial=partial))
+            for _, reduces in self._taps.values():
+                self._put(reduces.finish(partial=partial))
 
 
 def _seconds_left(timeout_sec: float | None) -> Callable[[], float | None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import enum
+import functools
 import importlib
 import os
 import sys
@@ -16,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 
 from hostcallback.receiver import processes
 from hostcallback.receiver.log import logger
-from hostcallback.receiver.sinks import print as output
+from hostcallback.receiver.sinks import printing as output
 from hostcallback.receiver.text import say
 
 
@@ -218,21 +219,13 @@ class RichDisplay:
 
 
 def _rich_progress() -> Any:
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
+    from rich import console, progress
 
-    return Progress(
-        TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(),
-        TextColumn("{task.fields[unit]}", markup=False),
-        TimeElapsedColumn(), TimeRemainingColumn(), TextColumn("{task.fields[postfix]}", markup=False),
-        console=Console(stderr=True),
+    text = functools.partial(progress.TextColumn, markup=False)
+    return progress.Progress(
+        text("{task.description}"), progress.BarColumn(), progress.MofNCompleteColumn(), text("{task.fields[unit]}"),
+        progress.TimeElapsedColumn(), progress.TimeRemainingColumn(), text("{task.fields[postfix]}"),
+        console=console.Console(stderr=True),
     )  # fmt: skip
 
 

@@ -8,13 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from hostcallback.receiver.messages import Message, Sink
-from hostcallback.receiver.sinks.sharding.assembly import (
-    OVERTAKEN_BY,
-    Assembly,
-    MemoryBudget,
-    WouldBlock,
-    is_pending,
-)
+from hostcallback.receiver.sinks.sharding import assembly
 from hostcallback.receiver.sinks.sharding.shard_record import RecordReader, Shard
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 
@@ -54,7 +48,7 @@ class MultiProcessTap:
             be matched.
     """
 
-    def __init__(self, title: str, device_index: int, room: MemoryBudget) -> None:
+    def __init__(self, title: str, device_index: int, room: assembly.MemoryBudget) -> None:
         """Makes a tap without values.
 
         Args:
@@ -63,7 +57,7 @@ class MultiProcessTap:
             room: budget of the whole program's incomplete values.
         """
         self.title = title
-        self.assembly = Assembly(device_index, room)
+        self.assembly = assembly.Assembly(device_index, room)
         self.launch_ids_differ = False
         self._came: dict[object | None, list[ShardOrigin]] = {}  # by pending value, the origins of its shards
         self._left: list[ShardOrigin] = []
@@ -90,7 +84,7 @@ class MultiProcessTap:
         value = self.assembly.value_of(shard)
         if whole is not None:
             self._came.pop(value, None)
-        elif is_pending(value):
+        elif assembly.is_pending(value):
             self._came.setdefault(value, []).append(origin)
         else:
             self._left.append(origin)
@@ -100,7 +94,7 @@ class MultiProcessTap:
         """Returns the number of values discarded since the last call, and the origins of their shards."""
         count, self.assembly.discarded = self.assembly.discarded, 0
         if count:
-            for value in [value for value in self._came if not is_pending(value)]:
+            for value in [value for value in self._came if not assembly.is_pending(value)]:
                 self._left += self._came.pop(value)
         left, self._left = self._left, []
         return count, left
@@ -142,14 +136,14 @@ class MultiProcessTap:
         if any(launch in other for number, other in launches.items() if number != process):
             self._launches = None
             self._early.clear()
-        elif len(mine) % OVERTAKEN_BY == 0 and any(
-            len(other) >= OVERTAKEN_BY and _far_apart(mine, other)
+        elif len(mine) % assembly.OVERTAKEN_BY == 0 and any(
+            len(other) >= assembly.OVERTAKEN_BY and _far_apart(mine, other)
             for number, other in launches.items()
             if number != process
         ):
             self.launch_ids_differ = True
             self._launches = None
-        elif len(mine) >= 4 * OVERTAKEN_BY:
+        elif len(mine) >= 4 * assembly.OVERTAKEN_BY:
             mine.clear()  # the others lag or are absent, and later launches serve the comparison as well
 
 
@@ -211,7 +205,7 @@ class ProgramRun:
         self.left: list[ShardOrigin] = []
         self._keeps_left = keeps_left
         self.discarded: Counter[str] = Counter()
-        self._room = MemoryBudget()
+        self._room = assembly.MemoryBudget()
         self._taps: dict[int, MultiProcessTap] = {}
         self._parked: dict[ShardOrigin, deque[BufferedShard]] = {}  # by the device of a stream
         self._parked_bytes: Counter[Hashable] = Counter()  # by stream
@@ -257,7 +251,7 @@ class ProgramRun:
                 return
             try:
                 whole = tap.add(shard)
-            except WouldBlock:
+            except assembly.WouldBlock:
                 self._park(origin, tap, shard)
                 return
             if whole is not None:
@@ -340,8 +334,8 @@ class ProgramRun:
 
     def _has_changed(self, parked: BufferedShard) -> bool:
         # A quick check whether a new try can succeed; `add` decides.
-        assembly = parked.tap.assembly
-        return assembly.has_headroom or assembly.begun > parked.begun
+        of_tap = parked.tap.assembly
+        return of_tap.has_headroom or of_tap.begun > parked.begun
 
     def _take_in(self, origin: ShardOrigin, parked: deque[BufferedShard]) -> bool:
         item = parked[0]
@@ -351,7 +345,7 @@ class ProgramRun:
             return True
         try:
             whole = item.tap.add(item.shard)
-        except WouldBlock:
+        except assembly.WouldBlock:
             parked[0] = item._replace(begun=item.tap.assembly.begun)
             return False
         except ValueError:  # it does not fit the others, and is skipped

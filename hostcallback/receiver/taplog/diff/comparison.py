@@ -10,15 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hostcallback.receiver.messages import NAME as STEP
-from hostcallback.receiver.taplog.diff.pairing import (
-    ComparedLog,
-    DeviceKey,
-    Pair,
-    Pairing,
-    Single,
-    TapKey,
-    Unaligned,
-)
+from hostcallback.receiver.taplog.diff import pairing
 from hostcallback.receiver.taplog.reading.logged_message import Leaf, LoggedMessage, LoggedTap
 from hostcallback.receiver.taplog.reading.selection import Selection
 from hostcallback.receiver.taplog.render import plain_array, type_text
@@ -36,7 +28,7 @@ class Difference(NamedTuple):
         found: the difference; "missing" if one log has no message.
     """
 
-    device: DeviceKey
+    device: pairing.DeviceKey
     position: float
     a: LoggedMessage | None
     b: LoggedMessage | None
@@ -66,8 +58,8 @@ class Outcome:
     compared: int = 0
     by_tap: Counter[str] = field(default_factory=Counter)
     passed_over: int = 0
-    unaligned: list[tuple[DeviceKey, Unaligned]] = field(default_factory=list)
-    more: Counter[tuple[bool, TapKey]] = field(default_factory=Counter)
+    unaligned: list[tuple[pairing.DeviceKey, pairing.Unaligned]] = field(default_factory=list)
+    more: Counter[tuple[bool, pairing.TapKey]] = field(default_factory=Counter)
 
 
 class Comparison:
@@ -77,7 +69,9 @@ class Comparison:
         outcome: results so far.
     """
 
-    def __init__(self, a: ComparedLog, b: ComparedLog, tolerance: Tolerance, wanted: Selection) -> None:
+    def __init__(
+        self, a: pairing.ComparedLog, b: pairing.ComparedLog, tolerance: Tolerance, wanted: Selection
+    ) -> None:
         """Only messages that `wanted` selects by name, device and step are compared; all messages are paired."""
         self._a, self._b = a, b
         self._messages = MessageComparison(tolerance)
@@ -87,7 +81,7 @@ class Comparison:
     def all(self) -> Iterator[Difference]:
         """Yields all differences, device by device; of unpaired messages only the first per tap and device."""
         for device in self._devices():
-            met: set[tuple[bool, TapKey]] = set()
+            met: set[tuple[bool, pairing.TapKey]] = set()
             for difference in self._of_device(device, self._pairing(device)):
                 if difference.found.what == "missing":
                     kind = difference.a is not None, self._a.key_of(difference.logged)
@@ -102,39 +96,39 @@ class Comparison:
         found = [first for device in self._devices() if (first := self._first(device)) is not None]
         return min(found, key=lambda difference: difference.logged.message.time_ns, default=None)
 
-    def _first(self, device: DeviceKey) -> Difference | None:
+    def _first(self, device: pairing.DeviceKey) -> Difference | None:
         best: Difference | None = None
-        pairing = self._pairing(device)
-        for difference in self._of_device(device, pairing):
+        pairs = self._pairing(device)
+        for difference in self._of_device(device, pairs):
             if best is None or difference.position < best.position:
                 best = difference
             # A pair that is found later may be earlier in the first log.
-            if pairing.is_settled(best.position):
+            if pairs.is_settled(best.position):
                 break
         return best
 
-    def _devices(self) -> list[DeviceKey]:
+    def _devices(self) -> list[pairing.DeviceKey]:
         devices = self._a.devices | self._b.devices
         return sorted(device for device in devices if self._wanted.wants_device(device.device))
 
-    def _pairing(self, device: DeviceKey) -> Pairing:
+    def _pairing(self, device: pairing.DeviceKey) -> pairing.Pairing:
         a, b = self._a, self._b
-        return Pairing(a.emissions(device), b.emissions(device), a.key_of, a.lacks, b.lacks)
+        return pairing.Pairing(a.emissions(device), b.emissions(device), a.key_of, a.lacks, b.lacks)
 
-    def _of_device(self, device: DeviceKey, pairing: Pairing) -> Iterator[Difference]:
+    def _of_device(self, device: pairing.DeviceKey, pairs: pairing.Pairing) -> Iterator[Difference]:
         gaps = 0
         aligned = True
         try:
-            for item in pairing:
-                if isinstance(item, Unaligned):
+            for item in pairs:
+                if isinstance(item, pairing.Unaligned):
                     self.outcome.unaligned.append((device, item))
                     return
-                if isinstance(item, Single):
+                if isinstance(item, pairing.Single):
                     if self._wants(item.logged):
                         yield self._of_single(device, item)
                     continue
-                if pairing.gaps != gaps:
-                    gaps, aligned = pairing.gaps, False
+                if pairs.gaps != gaps:
+                    gaps, aligned = pairs.gaps, False
                 wants = self._wants(item.a)
                 if not wants and aligned:
                     continue
@@ -142,7 +136,7 @@ class Comparison:
                 if not aligned:
                     aligned = found is None or self._has_own_step(item, found)
                     if not aligned:
-                        self.outcome.unaligned.append((device, Unaligned(item.a, item.b)))
+                        self.outcome.unaligned.append((device, pairing.Unaligned(item.a, item.b)))
                         return
                 if wants:
                     self.outcome.compared += 1
@@ -150,16 +144,16 @@ class Comparison:
                     if found is not None:
                         yield Difference(device, item.position, item.a, item.b, found)
         finally:
-            self.outcome.passed_over += pairing.passed_over
+            self.outcome.passed_over += pairs.passed_over
 
-    def _has_own_step(self, pair: Pair, found: MessageDifference) -> bool:
+    def _has_own_step(self, pair: pairing.Pair, found: MessageDifference) -> bool:
         # Messages that differ in values but agree in a leaf `step` do belong together.
         differing = {leaf.leaf for leaf in found.leaves}
         return found.what == "value" and any(
             name.rpartition("/")[2] == STEP and name not in differing for name, *_ in pair.a.leaves
         )
 
-    def _of_single(self, device: DeviceKey, single: Single) -> Difference:
+    def _of_single(self, device: pairing.DeviceKey, single: pairing.Single) -> Difference:
         here = "A" if single.in_a else "B"
         found = MessageDifference("missing", f"only in {here}: {single.reason}", [])
         a, b = (single.logged, None) if single.in_a else (None, single.logged)

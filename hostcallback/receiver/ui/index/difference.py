@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from hostcallback.receiver.sinks.print import place_text
+from hostcallback.receiver.sinks.printing import place_text
 from hostcallback.receiver.taplog.diff.comparison import Comparison, Difference, Tolerance
 from hostcallback.receiver.taplog.diff.pairing import ComparedLog
 from hostcallback.receiver.taplog.reading.merge import Record
