@@ -17,8 +17,7 @@ from typing import Any
 import jax
 
 from hostcallback.receiver import text
-from hostcallback.receiver.capsule.file_format import MESSAGES, REPORT, SUFFIX, Failure
-from hostcallback.receiver.capsule.writing import CapsuleWriter
+from hostcallback.receiver.capsule.file_format import MESSAGES, REPORT, SUFFIX, CapsuleWriter, Failure
 from hostcallback.receiver.errors import TapFailure
 from hostcallback.receiver.failures.check_report import FailedCheck
 from hostcallback.receiver.log import logger

@@ -23,8 +23,7 @@ import pytest
 from checkout import python_path
 from hostcallback.api.capsule.reproduce import script_of
 from hostcallback.receiver import Capsule, CapsuleError
-from hostcallback.receiver.capsule.file_format import Failure, Input, Shard
-from hostcallback.receiver.capsule.writing import CapsuleWriter
+from hostcallback.receiver.capsule.file_format import CapsuleWriter, Failure, Input, Shard
 from hostcallback.receiver.cli import main
 from hostile_log import HOSTILE, UNSAFE
 from mutations import examples, mutated_bytes, mutated_value

@@ -19,8 +19,7 @@ from hostcallback.api import barrier, capsule_contents
 from hostcallback.api.capsule.programs import data_of, mesh_of, programs, struct_of
 from hostcallback.api.watch import watch
 from hostcallback.lowering import xray
-from hostcallback.receiver.capsule.file_format import Input, Shard
-from hostcallback.receiver.capsule.writing import CapsuleWriter
+from hostcallback.receiver.capsule.file_format import CapsuleWriter, Input, Shard
 from hostcallback.receiver.errors import TapFailure
 from hostcallback.receiver.failures import check_report, deferred_errors
 from hostcallback.receiver.log import logger

@@ -15,14 +15,7 @@ from hostcallback.receiver.control.endpoints import endpoints
 from hostcallback.receiver.control.protocol import Client, Handler, handle_request, pack
 from hostcallback.receiver.errors import BadStreamError, StreamRefusedError, TransportError
 from hostcallback.receiver.log import logger
-from hostcallback.receiver.remote.control.protocol import (
-    COMMANDS,
-    MAX_ANSWER,
-    NO_CONTROL,
-    decode_request,
-    encode_answer,
-    encode_process,
-)
+from hostcallback.receiver.remote.control import protocol
 from hostcallback.receiver.remote.forwarding_protocol import CONTROL, StreamKey
 from hostcallback.receiver.remote.sending.grpc_transport import GrpcTransport
 from hostcallback.receiver.remote.sending.sender import BackOff
@@ -54,7 +47,7 @@ class ControlThread:
         self._key = key
         rules = PushedRules(runtime, f"the collector at {transport.address}, run {key.run}")
         self._handlers: Mapping[str, Handler] = {
-            **{name: endpoints.handlers[name] for name in COMMANDS},
+            **{name: endpoints.handlers[name] for name in protocol.COMMANDS},
             "rules": rules,
         }
         self._back_off = BackOff()
@@ -91,7 +84,7 @@ class ControlThread:
 
     def _serve(self) -> None:
         answers: queue.Queue[bytes | None] = queue.Queue(MAX_ANSWERS)
-        answers.put(encode_process(self._key, process()))
+        answers.put(protocol.encode_process(self._key, process()))
         sessions: dict[int, Client] = {}
         self._call = self._transport.call(CONTROL, iter(answers.get, None))
         try:
@@ -99,16 +92,17 @@ class ControlThread:
                 return
             for message in self._call:
                 self._back_off.reset()
-                session, number, line = decode_request(message)
+                session, number, line = protocol.decode_request(message)
                 if line:
                     answers.put(
-                        encode_answer(number, self._answer(sessions, session, line)), timeout=TAKE_SEC
+                        protocol.encode_answer(number, self._answer(sessions, session, line)),
+                        timeout=TAKE_SEC,
                     )
                 elif session in sessions:
                     sessions.pop(session).closed()
                 self._stopped.wait(PAUSE_SEC)
         except grpc.RpcError as error:
-            raise self._transport.translated(error, unimplemented=NO_CONTROL) from None
+            raise self._transport.translated(error, unimplemented=protocol.NO_CONTROL) from None
         except BadStreamError as error:
             raise TransportError(
                 f"the collector at {self._transport.address} sent an invalid request: {error}"
@@ -133,9 +127,8 @@ class ControlThread:
             found = handle_request(self._handlers, line, client)
         except OSError as error:
             found = pack({"error": str(error), "kind": "ControlError"})
-        if len(found) > MAX_ANSWER:
-            text = (
-                f"the answer has {len(found)} bytes, the limit is {MAX_ANSWER}: use `hcb ctl` on that machine"
-            )
+        if len(found) > protocol.MAX_ANSWER:
+            limit = protocol.MAX_ANSWER
+            text = f"the answer has {len(found)} bytes, the limit is {limit}: use `hcb ctl` on that machine"
             return pack({"error": text, "kind": "ControlError"})
         return found

@@ -27,16 +27,7 @@ from hostcallback.receiver.remote.collector.access import (
     known,
     may,
 )
-from hostcallback.receiver.remote.control.protocol import (
-    COMMANDS,
-    MAX_SEC,
-    Controlled,
-    decode_answer,
-    decode_asking,
-    decode_process,
-    encode_request,
-    encode_told,
-)
+from hostcallback.receiver.remote.control import protocol
 from hostcallback.receiver.remote.control.rule_store import NAME, RuleStore, covers, overlap
 from hostcallback.receiver.remote.forwarding_protocol import StreamKey
 from hostcallback.receiver.runtime.rules.rules import checked, checked_glob, settings_text
@@ -65,7 +56,7 @@ class ProcessSession:
         ended: resolved with the reason when the collector ends the session.
     """
 
-    def __init__(self, process: Controlled) -> None:
+    def __init__(self, process: protocol.Controlled) -> None:
         """The process has just connected."""
         self.process = process
         self.ended: asyncio.Future[Refused] = asyncio.get_running_loop().create_future()
@@ -84,7 +75,7 @@ class ProcessSession:
         self._last += 1
         self._unanswered[self._last] = session, future
         self._sessions[session] += 1
-        self._outgoing.put_nowait(encode_request(session, self._last, line))
+        self._outgoing.put_nowait(protocol.encode_request(session, self._last, line))
         if len(self._unanswered) > MAX_UNANSWERED:
             self.end(Code.RESOURCE_EXHAUSTED, "the process does not answer")
         return future
@@ -97,7 +88,7 @@ class ProcessSession:
         """Ends a client session, and tells the process if it knows the session."""
         if session in self._sessions:
             del self._sessions[session]
-            self._outgoing.put_nowait(encode_request(session, 0, b""))
+            self._outgoing.put_nowait(protocol.encode_request(session, 0, b""))
 
     def end(self, code: object, text: str) -> None:
         """Has the collector end the session, with a status and a reason."""
@@ -126,7 +117,7 @@ class ProcessSession:
             BadStreamError: one is not an answer, or answers no pending request.
         """
         async for data in answers:
-            number, line = decode_answer(data)
+            number, line = protocol.decode_answer(data)
             session, future = self._unanswered.pop(number, (NOBODY, None))
             if future is None:
                 raise BadStreamError(f"there is no request {number}")
@@ -215,7 +206,7 @@ class ControlService:
         try:
             with self._processes.taken(peer):
                 runs = known(self._access.runs_of(context.invocation_metadata() or ()))
-                process = await self._first(requests, decode_process)
+                process = await self._first(requests, protocol.decode_process)
                 if not may(runs, process.key.run):
                     raise Refused(
                         Code.PERMISSION_DENIED, f"this token does not grant the run {process.key.run}"
@@ -266,7 +257,7 @@ class ControlService:
                         "this token may not control processes: grant it in the collector's token file, with a line "
                         "of the token, +control and runs",
                     )
-                wanted = await self._first(requests, decode_asking)
+                wanted = await self._first(requests, protocol.decode_asking)
                 session = _Session(next(self._sessions), controls, wanted)
                 try:
                     async for line in requests:
@@ -298,12 +289,12 @@ class ControlService:
                 await self._say(session, arguments, context.peer())
         except (ControlError, ValueError) as error:
             response = {"error": str(error), "kind": type(error).__name__}
-            await context.write(encode_told(None, pack(response)))
+            await context.write(protocol.encode_told(None, pack(response)))
             return
         async with asyncio.timeout(seconds + TELL_SEC):
             await self._tell(session, command, arguments, seconds, context)
             kept = [s for s in self._kept.statements if session.may_know_of(s.run)]
-            await context.write(encode_told(None, pack({"result": {"kept": kept}})))
+            await context.write(protocol.encode_told(None, pack({"result": {"kept": kept}})))
 
     async def _tell(
         self, session: _Session, command: str, arguments: dict[str, Any], seconds: float, context: Any
@@ -335,10 +326,10 @@ class ControlService:
                     now = limit.when()
                     # The processes' time does not include the time that the client takes.
                     limit.reschedule(None)
-                    await context.write(encode_told(link.process, line))
+                    await context.write(protocol.encode_told(link.process, line))
                     limit.reschedule(now)
         for link in (*waiting, *behind):
-            await context.write(encode_told(link.process, None))
+            await context.write(protocol.encode_told(link.process, None))
 
     async def _say(self, session: _Session, arguments: dict[str, Any], peer: str) -> None:
         # Stores the rules: in the file first, so that no process applies a rule that a restarted collector has
@@ -382,10 +373,12 @@ def _request(line: bytes) -> tuple[str, dict[str, Any], float]:
     found = unpack(line)
     command, arguments = found.get("command"), found.get("arguments", {})
     seconds = found.get("seconds", DEFAULT_SEC)
-    if command not in COMMANDS or not isinstance(arguments, dict):
+    if command not in protocol.COMMANDS or not isinstance(arguments, dict):
         raise ControlError(
-            f"{command!r:.80} cannot be sent to processes through a collector, only {', '.join(COMMANDS)}"
+            f"{command!r:.80} cannot be sent to processes through a collector, only {', '.join(protocol.COMMANDS)}"
         )
-    if not isinstance(seconds, int | float) or not 0 < seconds <= MAX_SEC:
-        raise ControlError(f"{seconds!r:.80} is not a time to wait, expected seconds, up to {MAX_SEC:g}")
+    if not isinstance(seconds, int | float) or not 0 < seconds <= protocol.MAX_SEC:
+        raise ControlError(
+            f"{seconds!r:.80} is not a time to wait, expected seconds, up to {protocol.MAX_SEC:g}"
+        )
     return command, arguments, float(seconds)

@@ -14,8 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import hostcallback as hcb
-from hostcallback.receiver.capsule.file_format import Failure, Input, Shard
-from hostcallback.receiver.capsule.writing import CapsuleWriter
+from hostcallback.receiver.capsule.file_format import CapsuleWriter, Failure, Input, Shard
 from tools.bench.row import Row, compare
 from tools.bench.rows.checks import training_step, transformer_step
 
