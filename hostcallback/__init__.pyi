@@ -38,6 +38,7 @@ from hostcallback.api.progress import (
 )
 from hostcallback.api.receiver import OutfeedReceiver as OutfeedReceiver, outfeed_receiver as outfeed_receiver
 from hostcallback.api.receiver_options import (
+    ForwardingWarning as ForwardingWarning,
     MetricsWarning as MetricsWarning,
     RecordingWarning as RecordingWarning,
 )
@@ -45,7 +46,6 @@ from hostcallback.api.tap import id_print as id_print, id_tap as id_tap, jit as 
 from hostcallback.api.taps import TapSelection as TapSelection, control_file as control_file, taps as taps
 from hostcallback.api.watch.diagnosis import Operation as Operation
 from hostcallback.api.watch.watch import watch_nonfinite as watch_nonfinite
-from hostcallback.lifecycle.forwarding import ForwardingWarning as ForwardingWarning
 from hostcallback.receiver.control.protocol import RuleFileError as RuleFileError
 from hostcallback.receiver.errors import (
     BreakpointError as BreakpointError,

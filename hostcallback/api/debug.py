@@ -16,8 +16,8 @@ from jax import lax
 from hostcallback import _jax_compat as compat
 from hostcallback.primitives.call import emit_call
 from hostcallback.primitives.tap import bind_tap, emit_text
-from hostcallback.receiver.sinks import debugger, debugger as stops, factory
-from hostcallback.receiver.sinks.printing import SupportsWrite
+from hostcallback.receiver.sinks import debugger as stops, factory, printing
+from hostcallback.receiver.sinks.debugger import SupportsReadline, SupportsWriteAndFlush
 from hostcallback.receiver.sinks.tap import takes_keyword
 from hostcallback.receiver.tap_arguments import refuse_async
 from hostcallback.receiver.wire import tap_descriptor
@@ -53,7 +53,7 @@ def print(
     ordered: bool = ...,
     partitioned: bool = ...,
     skip_format_check: bool = ...,
-    output_stream: SupportsWrite | None = ...,
+    output_stream: printing.SupportsWrite | None = ...,
     name: str | None = ...,
     processes: str | None = ...,
 ) -> Callable[..., None]: ...
@@ -121,7 +121,7 @@ def print(
         fmt: str,
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
-        output_stream: SupportsWrite | None = None,
+        output_stream: printing.SupportsWrite | None = None,
         name: str | None = None,
         processes: str | None = None,
     ) -> None:
@@ -363,8 +363,8 @@ def _is_value(key: str, first: Any) -> bool:
 def breakpoint(
     *,
     when: Any = None,
-    stdin: debugger.SupportsReadline | None = None,
-    stdout: debugger.SupportsWriteAndFlush | None = None,
+    stdin: SupportsReadline | None = None,
+    stdout: SupportsWriteAndFlush | None = None,
 ) -> None:
     """Stops the program here and opens a debugger on the terminal. `help` lists its commands; `c` resumes the program.
 

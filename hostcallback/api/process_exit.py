@@ -14,17 +14,7 @@ from types import TracebackType
 # close the files that receivers write to, so they must run last.
 import hostcallback.api.receiver  # noqa: F401
 from hostcallback.api.barrier import leave_effects_barrier, merge, wait_for_taps
-from hostcallback.lifecycle import receivers as transport
-from hostcallback.lifecycle.wait_bounds import (
-    GRACE_SEC,
-    ExitWait,
-    InterruptedWait,
-    describe_backlog,
-    flush_writers,
-    has_told_loss,
-    is_interrupt,
-    tell_loss,
-)
+from hostcallback.lifecycle import receivers as transport, wait_bounds
 from hostcallback.primitives import effects
 from hostcallback.receiver import environment
 from hostcallback.receiver.errors import ReentrantWaitError, TapFunctionException, TapTimeoutError
@@ -32,7 +22,6 @@ from hostcallback.receiver.log import logger
 from hostcallback.receiver.native import bindings as native
 from hostcallback.receiver.runtime import signals
 from hostcallback.receiver.runtime.runtime import runtime
-from hostcallback.receiver.runtime.signals import is_interactive
 from hostcallback.receiver.text import say
 from hostcallback.sync.threads import hold_daemon_threads
 
@@ -56,7 +45,7 @@ def _deliver_at_exit() -> None:
     if not transport.started():
         return
     if signals.watch_interrupt.exits:
-        if not has_told_loss(sys.last_value):  # nothing was lost
+        if not wait_bounds.has_told_loss(sys.last_value):  # nothing was lost
             runtime.remove_files()
         return
     # Another library may have replaced our hook for exceptions.
@@ -64,11 +53,11 @@ def _deliver_at_exit() -> None:
     lost = False
     try:
         if interrupted:
-            wait_for_taps(deadline=perf_counter() + GRACE_SEC, stall_sec=GRACE_SEC)
+            wait_for_taps(deadline=perf_counter() + wait_bounds.GRACE_SEC, stall_sec=wait_bounds.GRACE_SEC)
         else:
-            exit_wait = ExitWait(EXIT_STALL_SEC)
+            exit_wait = wait_bounds.ExitWait(EXIT_STALL_SEC)
             wait_for_taps(exit_wait=exit_wait)
-            flush_writers(exit_wait.look)
+            wait_bounds.flush_writers(exit_wait.look)
     except TapTimeoutError as error:
         logger.error("at exit: %s", error)
         runtime.close_calls("hostcallback: the process ends, and the host function has not returned in time")
@@ -90,7 +79,7 @@ def _deliver_at_exit() -> None:
 
 def _give_up_at_exit() -> bool:
     # Ctrl-C at exit. Returns whether messages were lost.
-    backlog = describe_backlog()
+    backlog = wait_bounds.describe_backlog()
     logger.error("interrupted at exit. Lost: %s", backlog or "nothing that was emitted so far")
     with suppress(KeyboardInterrupt):
         signals.watch_interrupt.exits = True
@@ -106,13 +95,13 @@ _CALLS_END = "hostcallback: the process ends, and waiting for the host function 
 
 def _end_interrupted(error: BaseException) -> None:
     # The traceback of the interrupt is to be the last on the screen: taps end and all is said before it.
-    if not transport.started() or is_interactive() or any(map(_may_tap, threading.enumerate())):
+    if not transport.started() or signals.is_interactive() or any(map(_may_tap, threading.enumerate())):
         return
     lost: list[str] = []
     try:
         hurries = False
-        if not has_told_loss(error):  # no receiver has waited
-            wait = InterruptedWait()
+        if not wait_bounds.has_told_loss(error):  # no receiver has waited
+            wait = wait_bounds.InterruptedWait()
             hurries = not _wait_until(wait.deadline)
             wait.note_backlog()
             lost = [f"lost: {wait.backlog}"] if wait.backlog else []
@@ -125,7 +114,7 @@ def _end_interrupted(error: BaseException) -> None:
         if errors is not None:
             _report(errors)
     finally:  # also after another Ctrl-C
-        tell_loss(error, lost)
+        wait_bounds.tell_loss(error, lost)
 
 
 def _take_errors() -> TapFunctionException | None:
@@ -150,7 +139,7 @@ def _wait_until(deadline: float) -> bool:
 
 
 def _on_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    if is_interrupt(error):
+    if wait_bounds.is_interrupt(error):
         with suppress(KeyboardInterrupt):
             _end_interrupted(error)
     _previous_hook(kind, error, trace)

@@ -15,28 +15,10 @@ from typing import Any, Literal, Self
 import jax
 
 from hostcallback import _jax_compat as compat
+from hostcallback.api import receiver_options
 from hostcallback.api.barrier import wait_for_taps
-from hostcallback.api.receiver_options import (
-    MetricsWarning,
-    ReceiverSink,
-    ReceiverSinks,
-    RecordingWarning,
-    RecordTo,
-    capsule_folder,
-    check_numbers,
-    error_policy,
-    receiver_sinks,
-    refuse_process,
-)
-from hostcallback.lifecycle import receivers, receivers as transport
-from hostcallback.lifecycle.forwarding import (
-    ForwardingWarning,
-    end_forwarding,
-    job,
-    open_forwarder,
-    process_index,
-)
-from hostcallback.lifecycle.wait_bounds import GRACE_SEC, InterruptedWait, is_interrupt, tell_loss
+from hostcallback.api.receiver_options import ReceiverSink, ReceiverSinks, RecordTo
+from hostcallback.lifecycle import receivers as transport, wait_bounds
 from hostcallback.primitives import effect_dispatch
 from hostcallback.receiver.errors import TapTimeoutError
 from hostcallback.receiver.failures.check_report import FailedCheck, has_only_checks_of
@@ -175,7 +157,11 @@ class OutfeedReceiver(ShownAsSummary):
 
     def _open_outputs(self) -> None:
         if self._record is not None and not isinstance(self._record, Recorder):
-            self._scope.record_with(record_to(self._record, process_index=process_index(), job=job()))
+            self._scope.record_with(
+                record_to(
+                    self._record, process_index=receiver_options.process_index(), job=receiver_options.job()
+                )
+            )
         elif self._record is not None:
             self._scope.record_with(self._record)
         if self._scope.recorder is not None:
@@ -183,7 +169,7 @@ class OutfeedReceiver(ShownAsSummary):
         if self._metrics is not None:
             self._metrics.open()
         if self._forward is not None:
-            self._forwarder = open_forwarder(self._forward)
+            self._forwarder = receiver_options.open_forwarder(self._forward)
             self._scope.add_batch_sink(self._forwarder)
 
     def _close_outputs(self) -> None:
@@ -198,7 +184,7 @@ class OutfeedReceiver(ShownAsSummary):
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
         """Waits for the taps, sends END_OF_STREAM frames, drains the queues, and raises the deferred errors."""
-        if error is not None and is_interrupt(error):
+        if error is not None and wait_bounds.is_interrupt(error):
             self._leave_interrupted(error)
             return
         # After an exception the user waits for a prompt, so the whole wait is limited, not only stalled taps.
@@ -218,11 +204,11 @@ class OutfeedReceiver(ShownAsSummary):
             if self._metrics is not None:
                 timeout_sec = self._seconds_for_writers(finished, error or problem)
                 for text in self._metrics.close(timeout_sec, self._timeout_sec):
-                    warnings.warn(text, MetricsWarning, stacklevel=3)
+                    warnings.warn(text, receiver_options.MetricsWarning, stacklevel=3)
             if self._forwarder is not None:
-                for text in end_forwarding(self._forwarder):
-                    warnings.warn(text, ForwardingWarning, stacklevel=3)
-            receivers.record_receiver(self._scope.name, self.stats)
+                for text in receiver_options.end_forwarding(self._forwarder):
+                    warnings.warn(text, receiver_options.ForwardingWarning, stacklevel=3)
+            transport.record_receiver(self._scope.name, self.stats)
         deferred = self._scope.deferred.take()
         if problem is not None and deferred is not None:
             deferred.add_note(str(problem))
@@ -248,7 +234,7 @@ class OutfeedReceiver(ShownAsSummary):
         # JAX's error does not have the check that ended its program; the report has it.
         return self._scope.deferred.on_error is OnError.ABORT and transport.ENDED_BY_CHECK in str(error)
 
-    def _wait(self, deadline: float | None, interrupted: InterruptedWait | None = None) -> None:
+    def _wait(self, deadline: float | None, interrupted: wait_bounds.InterruptedWait | None = None) -> None:
         try:
             wait_for_taps(self._names, deadline=deadline, stall_sec=self._timeout_sec)
         finally:
@@ -260,7 +246,7 @@ class OutfeedReceiver(ShownAsSummary):
 
     def _leave_interrupted(self, error: BaseException) -> None:
         # The interrupt goes on. One line before its traceback says what was not delivered, recorded or forwarded.
-        wait = InterruptedWait(min(GRACE_SEC, self._timeout_sec))
+        wait = wait_bounds.InterruptedWait(min(wait_bounds.GRACE_SEC, self._timeout_sec))
         problem: TapTimeoutError | None = None
         found: list[str] = []
         try:
@@ -278,14 +264,14 @@ class OutfeedReceiver(ShownAsSummary):
             if self._metrics is not None:
                 found += self._metrics.close(DRAIN_SEC)
             if self._forwarder is not None:
-                found += end_forwarding(self._forwarder, drain_sec=DRAIN_SEC)
+                found += receiver_options.end_forwarding(self._forwarder, drain_sec=DRAIN_SEC)
         except KeyboardInterrupt:
             wait.end()
-        receivers.record_receiver(self._scope.name, self.stats)
+        transport.record_receiver(self._scope.name, self.stats)
         deferred = self._scope.deferred.take()
         if deferred is not None:
             found.append(str(deferred))
-        tell_loss(error, found)
+        wait_bounds.tell_loss(error, found)
 
     def _wait_for_earlier_work(self) -> None:
         # Messages of earlier computations belong to the default receiver. A tap function that opens a receiver does not
@@ -330,7 +316,7 @@ class OutfeedReceiver(ShownAsSummary):
             warnings.warn(
                 f"{lost} message(s) were delivered but not recorded in {recorder.directory}: "
                 f"{recorder.counters.failure}. The log says where they are missing",
-                RecordingWarning,
+                receiver_options.RecordingWarning,
                 stacklevel=4,
             )
 
@@ -433,13 +419,13 @@ def outfeed_receiver(
             train()
         print(rx.summary())
     """
-    check_numbers(timeout_sec, max_errors)
-    refuse_process(process)
+    receiver_options.check_numbers(timeout_sec, max_errors)
+    receiver_options.refuse_process(process)
     if not isinstance(back_pressure, BackPressure):
         back_pressure = BackPressure(policy=back_pressure)
-    on_error = error_policy(on_error)
-    taking = receiver_sinks(record, forward, spool, sinks, writers)
-    folder = capsule_folder(on_failure, capsules)
+    on_error = receiver_options.error_policy(on_error)
+    taking = receiver_options.receiver_sinks(record, forward, spool, sinks, writers)
+    folder = receiver_options.capsule_folder(on_failure, capsules)
     if on_error is OnError.ABORT:
         effect_dispatch.expect_failures()
     if on_error in (OnError.RAISE_SOON, OnError.ABORT):

@@ -14,24 +14,20 @@ import jax.monitoring
 import numpy as np
 
 from hostcallback import _jax_compat as compat
-from hostcallback.receiver import environment, processes
+from hostcallback.receiver import environment, errors, processes
 from hostcallback.receiver.control.endpoints import endpoints
-from hostcallback.receiver.errors import NativeLibraryError
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.messages import Consumer
 from hostcallback.receiver.native import bindings as native_library
-from hostcallback.receiver.runtime import signals
+from hostcallback.receiver.runtime import signals, stats
 from hostcallback.receiver.runtime.dispatch.calls import CallsInPlace, CallThreads
 from hostcallback.receiver.runtime.rules.admission import Answer, Decisions
 from hostcallback.receiver.runtime.runtime import Supervisor, runtime
-from hostcallback.receiver.runtime.stats import DeviceStats
 from hostcallback.receiver.sources.queue import QueueSource
 from hostcallback.receiver.sources.ring import RingSource
 from hostcallback.receiver.sources.ring_batch import RingConfig
 from hostcallback.receiver.sources.source import Source
-from hostcallback.receiver.wire.array_types import ArraySpec
-from hostcallback.receiver.wire.frame import Flags, decode_header, encode_prefix
-from hostcallback.receiver.wire.truncation import cut, shape_record
+from hostcallback.receiver.wire import array_types, frame, truncation
 
 FFI_TARGET = "hostcallback_tap"
 FFI_SHARD_TARGET = "hostcallback_tap_shard"
@@ -71,7 +67,7 @@ def use_native(platform: str) -> bool:
         # A program for GPUs that this machine does not have will run on another machine.
         if platform in GPU_PLATFORMS and local_devices(platform):
             native_library.open_gpu(platform)
-    except NativeLibraryError as error:
+    except errors.NativeLibraryError as error:
         if choice == "native":
             raise
         logger.warning("taps on %s use the slower callback transport: %s", platform, error)
@@ -215,7 +211,7 @@ def callback_emitter(
     runs it. XLA calls it on one of its threads.
     """
 
-    header = decode_header(prefix)
+    header = frame.decode_header(prefix)
 
     def emit(partition: Any, *arrays: Any) -> tuple[()]:
         source = _queue_of(platform, devices, int(partition))
@@ -231,9 +227,12 @@ def callback_emitter(
             elements = admission.rule.truncate
         sent, emitted = prefix, _as_emitted(arrays, dtypes)
         if elements is not None and any(array.size > elements for array in emitted):
-            emitted = [shape_record([a.shape for a in emitted]), *[cut(a, elements) for a in emitted]]
-            specs = [ArraySpec.of(head.dtype, head.shape) for head in emitted]
-            sent = encode_prefix(header.consumer_id, header.flags | Flags.TRUNCATED, specs)
+            emitted = [
+                truncation.shape_record([a.shape for a in emitted]),
+                *[truncation.cut(a, elements) for a in emitted],
+            ]
+            specs = [array_types.ArraySpec.of(head.dtype, head.shape) for head in emitted]
+            sent = frame.encode_prefix(header.consumer_id, header.flags | frame.Flags.TRUNCATED, specs)
         if admission is not None and answer is Answer.TOO_SOON:
             admission.keep(source.device, source, sent, emitted, now_ns)
             return ()
@@ -278,10 +277,10 @@ def callback_shard_emitter(
             return
         numbers = np.array(record, np.int64)
         numbers[0] = occurrence
-        specs = [ArraySpec.of(numbers.dtype, numbers.shape)]
-        specs += [ArraySpec.of(d, a.shape) for d, a in zip(dtypes, arrays, strict=True)]
+        specs = [array_types.ArraySpec.of(numbers.dtype, numbers.shape)]
+        specs += [array_types.ArraySpec.of(d, a.shape) for d, a in zip(dtypes, arrays, strict=True)]
         source.emit(
-            encode_prefix(consumer.consumer_id, flags, specs),
+            frame.encode_prefix(consumer.consumer_id, flags, specs),
             [numbers, *_as_emitted(arrays, dtypes)],
             program,
         )
@@ -294,7 +293,7 @@ def callback_caller(
     platform: str,
     prefix: bytes,
     dtypes: Sequence[np.dtype[Any]],
-    results: Sequence[ArraySpec],
+    results: Sequence[array_types.ArraySpec],
     devices: list[jax.Device] | None,
 ) -> Callable[..., tuple[np.ndarray[Any, Any], ...]]:
     """Returns the function of `callback_emitter` for a call, whose host function runs after the taps before it.
@@ -399,7 +398,7 @@ MONITORING_SCALARS = {
 """Fields of `DeviceStats`, by the last part of the metric's name in `jax.monitoring`; docs/metrics.md lists them."""
 
 
-def record_receiver(name: str, rows: Sequence[DeviceStats]) -> None:
+def record_receiver(name: str, rows: Sequence[stats.DeviceStats]) -> None:
     """Reports the statistics of a closed receiver: scalars and a duration per device, and one event."""
     try:
         for row in rows:

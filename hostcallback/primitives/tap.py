@@ -24,19 +24,10 @@ from hostcallback.primitives.effects import PASSED_TOKEN_EFFECT, REGION_TAP_EFFE
 from hostcallback.receiver.failures.call_site import note_place
 from hostcallback.receiver.sinks.factory import Binding
 from hostcallback.receiver.sinks.printing import Template
-from hostcallback.receiver.wire import tap_descriptor
-from hostcallback.receiver.wire.array_types import Array
-from hostcallback.tracing.arguments import check_format, placeholders
+from hostcallback.receiver.wire import array_types, tap_descriptor
+from hostcallback.tracing import arguments, tap_spec
 from hostcallback.tracing.leaves import Float0Leaves, split_leaves
 from hostcallback.tracing.source_line import user_source_line
-from hostcallback.tracing.tap_spec import (
-    TapOptions,
-    TapSpec,
-    Transform,
-    Transforms,
-    check_kwargs,
-    check_switch,
-)
 
 
 def _effect() -> TapEffect:
@@ -81,8 +72,8 @@ def _jvp(
     primals: Sequence[jax.Array],
     tangents: Sequence[Any],
     *,
-    tap: TapSpec,
-    transforms: Transforms,
+    tap: tap_spec.TapSpec,
+    transforms: tap_spec.Transforms,
     float0_leaves: Float0Leaves,
 ) -> Any:
     primals_out = tap_p.bind(*primals, tap=tap, transforms=transforms, float0_leaves=float0_leaves)
@@ -107,7 +98,11 @@ def _jvp(
 
 
 def _transpose(
-    cotangents: Sequence[Any], *args: Any, tap: TapSpec, transforms: Transforms, float0_leaves: Float0Leaves
+    cotangents: Sequence[Any],
+    *args: Any,
+    tap: tap_spec.TapSpec,
+    transforms: tap_spec.Transforms,
+    float0_leaves: Float0Leaves,
 ) -> Any:
     undefined = [ad.is_undefined_primal(arg) for arg in args]
     if not tap.options.tap_transposed or all(type(ct) is ad.Zero for ct in cotangents):
@@ -129,8 +124,8 @@ def _batch(
     args: Sequence[jax.Array],
     dims: Sequence[int | None],
     *,
-    tap: TapSpec,
-    transforms: Transforms,
+    tap: tap_spec.TapSpec,
+    transforms: tap_spec.Transforms,
     float0_leaves: Float0Leaves,
 ) -> Any:
     args, dims = list(args), [None if d is None else int(d) for d in dims]
@@ -148,27 +143,27 @@ def _batch(
     return outs, dims
 
 
-def mask_levels(transforms: Transforms) -> Any:
+def mask_levels(transforms: tap_spec.Transforms) -> Any:
     """Of a tap with a mask: for each vmap, innermost first, the dimension of every operand; else None."""
     return transforms[-1][1] if transforms and transforms[-1][0] == "mask" else None
 
 
 def split_mask(
-    operands: Sequence[jax.Array], transforms: Transforms
+    operands: Sequence[jax.Array], transforms: tap_spec.Transforms
 ) -> tuple[list[jax.Array], list[jax.Array]]:
     """Returns the leaves among a tap's operands, and a list with the mask, which is empty if there is none."""
     count = len(operands) - (mask_levels(transforms) is not None)
     return list(operands[:count]), list(operands[count:])
 
 
-def with_transform(transforms: Transforms, entry: Transform) -> Transforms:
+def with_transform(transforms: tap_spec.Transforms, entry: tap_spec.Transform) -> tap_spec.Transforms:
     """Returns the transforms with one more; the mask's stays the last."""
     if mask_levels(transforms) is None:
         return (*transforms, entry)
     return (*transforms[:-1], entry, transforms[-1])
 
 
-def _without_operands(transforms: Transforms, carried: list[int]) -> Transforms:
+def _without_operands(transforms: tap_spec.Transforms, carried: list[int]) -> tap_spec.Transforms:
     levels = mask_levels(transforms)
     if levels is None:
         return transforms
@@ -239,7 +234,7 @@ rematerialized_tap_p.def_impl(lambda *args: list(args))
 ad.primitive_jvps[rematerialized_tap_p] = _tapped_jvp
 batching.primitive_batchers[rematerialized_tap_p] = _tapped_batch
 compat.register_lowering(rematerialized_tap_p, lambda ctx, *operands: operands)
-compat.cache_weakly(TapSpec)
+compat.cache_weakly(tap_spec.TapSpec)
 compat.lower_with_devices(tap_p)
 loops.keep_in_scans(TapEffect)
 loops.run_once_when_recomputed(TapEffect, tap_p, rematerialized_tap_p)
@@ -283,7 +278,7 @@ def bind_tap(
     binding: Binding,
     *,
     identity: tuple[Any, ...],
-    options: TapOptions,
+    options: tap_spec.TapOptions,
 ) -> Any:
     """Binds one tap of `arg`.
 
@@ -300,7 +295,7 @@ def bind_tap(
         Exception: an error of JAX or of a pytree's code, with a note that names the user's line.
     """
 
-    def bind(spec: TapSpec, arrays: list[jax.Array]) -> Any:
+    def bind(spec: tap_spec.TapSpec, arrays: list[jax.Array]) -> Any:
         outs = tap_p.bind(*arrays, tap=spec, transforms=(), float0_leaves=())
         return spec.structure.restore(arg, outs) if result is None else result
 
@@ -308,13 +303,13 @@ def bind_tap(
 
 
 def bind_spec(
-    bind: Callable[[TapSpec, list[Any]], Any],
+    bind: Callable[[tap_spec.TapSpec, list[Any]], Any],
     arg: Any,
     kwargs: dict[str, Any],
     binding: Binding,
     *,
     identity: tuple[Any, ...],
-    options: TapOptions,
+    options: tap_spec.TapOptions,
 ) -> Any:
     """Calls `bind` with the spec of a tap or call and the arrays of `arg`, and returns its result; see `bind_tap`."""
     source_line = user_source_line()
@@ -323,8 +318,8 @@ def bind_spec(
     _register_imported()
     try:
         arrays, structure = split_leaves(arg, "arg", tap, keep_objects=options.keep_objects)
-        check_kwargs(kwargs, options.name, tap)
-        spec = TapSpec(
+        tap_spec.check_kwargs(kwargs, options.name, tap)
+        spec = tap_spec.TapSpec(
             options.resolved(),
             source_line=source_line,
             kwargs=kwargs,
@@ -350,7 +345,7 @@ def emit_text(
     skip_format_check: bool,
     identity: tuple[Any, ...],
     objects: Mapping[str, Any],
-    options: TapOptions,
+    options: tap_spec.TapOptions,
 ) -> None:
     """Binds one tap of `args` and `kwargs`, which the host formats as a text.
 
@@ -375,9 +370,9 @@ def emit_text(
             f"{what} takes a format string first, got {type(fmt).__name__} {fmt!r}: {what}('{{}}', x), at "
             f"{user_source_line()}"
         )
-    check_switch("skip_format_check", skip_format_check)
+    tap_spec.check_switch("skip_format_check", skip_format_check)
     if not skip_format_check:
-        check_format(what, fmt, args, kwargs)
+        arguments.check_format(what, fmt, args, kwargs)
     template = template_of(fmt, args, kwargs)
     if kwargs and not template.has_placeholders:
         raise ValueError(
@@ -393,14 +388,14 @@ def emit_text(
 
 def template_of(fmt: str, args: Sequence[jax.Array], kwargs: Mapping[str, Any]) -> Template:
     """Returns the template for these arguments, with the current print options of numpy."""
-    fields = list(placeholders(fmt))
+    fields = list(arguments.placeholders(fmt))
     # Arrays of numpy and JAX have the same format, but other attributes, elements and reprs (which containers show).
     alike = all(field.replace("_", "").isalnum() or not field for field in fields)
     alike = alike and jax.tree_util.all_leaves([*args, *kwargs.values()]) and bool(fields or not args)
     return Template(fmt, bool(fields), np.get_printoptions(), None if alike else as_jax_array)
 
 
-def as_jax_array(array: Array) -> Any:
+def as_jax_array(array: array_types.Array) -> Any:
     """Converts an array of a message into a JAX array on the CPU with the same dtype, as JAX's callbacks get it."""
     with jax.enable_x64(True):  # the receiver thread's setting may differ from the tracing thread's
         return jax.device_put(array, jax.local_devices(backend="cpu")[0])

@@ -12,6 +12,7 @@ import numpy as np
 
 from hostcallback.receiver import limits
 from hostcallback.receiver.capsule import file_format
+from hostcallback.receiver.capsule.file_format import Input, Shard
 from hostcallback.receiver.wire.array_types import BY_NAME, dtype_of
 
 
@@ -83,7 +84,7 @@ class Capsule:
             )
         return manifest
 
-    def _input(self, entry: dict[str, Any]) -> file_format.Input:
+    def _input(self, entry: dict[str, Any]) -> Input:
         shape = _dimensions(entry["shape"])
         dtype = _text(entry, "dtype")
         if dtype not in BY_NAME:
@@ -91,9 +92,7 @@ class Capsule:
         if not isinstance(entry["shards"], list) or len(entry["shards"]) > limits.CAPSULE_MEMBERS:
             raise ValueError("the list of shards")
         shards = tuple(
-            file_format.Shard(
-                _text(s, "member"), _size(s["device"]), _dimensions(s["start"]), _dimensions(s["shape"])
-            )
+            Shard(_text(s, "member"), _size(s["device"]), _dimensions(s["start"]), _dimensions(s["shape"]))
             for s in entry["shards"]
         )
         for shard in shards:
@@ -102,11 +101,9 @@ class Capsule:
             raise ValueError("the shards of an input overlap")
         mesh = tuple((_texts([name])[0], _size(size)) for name, size in entry["mesh"])
         spec = tuple(_texts(names) for names in entry["spec"])
-        return file_format.Input(
-            _text(entry, "path"), dtype, shape, shards, mesh, spec, _text(entry, "left_out")
-        )
+        return Input(_text(entry, "path"), dtype, shape, shards, mesh, spec, _text(entry, "left_out"))
 
-    def _check_shard(self, shard: file_format.Shard, shape: tuple[int, ...], itemsize: int) -> None:
+    def _check_shard(self, shard: Shard, shape: tuple[int, ...], itemsize: int) -> None:
         ends = [begin + size for begin, size in zip(shard.start, shard.shape, strict=True)]
         if len(ends) != len(shape) or any(end > size for end, size in zip(ends, shape, strict=True)):
             raise ValueError("a shard is outside of its array")
@@ -128,7 +125,7 @@ class Capsule:
         """
         return self._archive.read(name, most)
 
-    def array(self, entry: file_format.Input, shard: file_format.Shard | None = None) -> np.ndarray[Any, Any]:
+    def array(self, entry: Input, shard: Shard | None = None) -> np.ndarray[Any, Any]:
         """Maps the elements of an input, or of one shard of it, into memory; read-only.
 
         Args:

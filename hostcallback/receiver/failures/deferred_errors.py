@@ -11,21 +11,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import TracebackType
 
-from hostcallback.receiver.errors import (
-    BreakpointQuit,
-    IncompleteValueError,
-    TapFailure,
-    TapFunctionException,
-    UnboundConsumerError,
-)
-from hostcallback.receiver.failures.check_report import CheckFailed, FailedCheck, FailedChecks
-from hostcallback.receiver.failures.failure_report import (
-    Deferred,
-    FailureLog,
-    failure_history,
-    headline,
-    report_of,
-)
+from hostcallback.receiver import errors
+from hostcallback.receiver.failures import check_report, failure_report
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.messages import Consumer, Message
 
@@ -96,26 +83,30 @@ class DeferredErrors:
                 every policy, and its caller logs them.
         """
         self.on_error = on_error
-        self.unclaimed: Callable[[FailedCheck | TapFailure], None] | None = None
+        self.unclaimed: Callable[[check_report.FailedCheck | errors.TapFailure], None] | None = None
         """Called as those of `listen` are, with failures for which none of them returns True. It must not raise."""
-        self.on_exception: Callable[[TapFailure], None] | None = None
+        self.on_exception: Callable[[errors.TapFailure], None] | None = None
         """Called with each exception of a tap function. It must not raise."""
         self.max_kept = max_kept
         self._lock = threading.RLock()  # protects everything below; signal handlers may wait for taps
-        self._found: Deferred | None = None  # what no thread has taken; made at the first failure
-        self._all_checks = FailedChecks(max_kept)
+        self._found: failure_report.Deferred | None = (
+            None  # what no thread has taken; made at the first failure
+        )
+        self._all_checks = check_report.FailedChecks(max_kept)
         self._raised_by_callers = 0
-        self._log = FailureLog() if log_failures else None
+        self._log = failure_report.FailureLog() if log_failures else None
 
-    def _pending(self) -> Deferred:
+    def _pending(self) -> failure_report.Deferred:
         # The caller holds the lock.
         if self._found is None:
-            self._found = Deferred(FailedChecks(self.max_kept))
+            self._found = failure_report.Deferred(check_report.FailedChecks(self.max_kept))
         return self._found
 
-    def add_check(self, consumer: Consumer, failed: CheckFailed, device: str, count: int = 1) -> None:
+    def add_check(
+        self, consumer: Consumer, failed: check_report.CheckFailed, device: str, count: int = 1
+    ) -> None:
         """Counts a check that failed `count` times, and reports it at once if `on_error` demands that."""
-        failure_history.add_check(consumer, failed, device, count)
+        failure_report.failure_history.add_check(consumer, failed, device, count)
         with self._lock:
             group = self._pending().checks.add(consumer, failed, device, count)
             self._all_checks.add(
@@ -144,7 +135,7 @@ class DeferredErrors:
             with self._lock:
                 self._raised_by_callers -= 1
 
-    def _tell(self, failure: FailedCheck | TapFailure) -> None:
+    def _tell(self, failure: check_report.FailedCheck | errors.TapFailure) -> None:
         claims = [notice(failure) for notice in _listeners]
         if self.unclaimed is not None and not any(claims):
             self.unclaimed(failure)
@@ -154,19 +145,19 @@ class DeferredErrors:
         for tell in _urgent_watchers:
             tell()
 
-    def checks(self) -> list[FailedCheck]:
+    def checks(self) -> list[check_report.FailedCheck]:
         """The failed checks that have not been raised, in the order of their first failures."""
         with self._lock:
             return [] if self._found is None else self._found.checks.groups()
 
-    def all_checks(self) -> list[FailedCheck]:
+    def all_checks(self) -> list[check_report.FailedCheck]:
         """All failed checks, including those that were raised or only logged."""
         with self._lock:
             return self._all_checks.groups()
 
-    def take_checks(self) -> FailedChecks:
+    def take_checks(self) -> check_report.FailedChecks:
         """Removes and returns the failed checks."""
-        taken = FailedChecks(self.max_kept)
+        taken = check_report.FailedChecks(self.max_kept)
         with self._lock:
             if self._found is not None:
                 taken, self._found.checks = self._found.checks, taken
@@ -179,12 +170,12 @@ class DeferredErrors:
             while True:
                 raise_soon_queue.remove(self)
 
-    def put_back(self, checks: FailedChecks) -> None:
+    def put_back(self, checks: check_report.FailedChecks) -> None:
         """Puts back the result of `take_checks`, before later failures."""
         with self._lock:
             self._pending().checks.merge(checks)
 
-    def add_failure(self, failure: TapFailure) -> None:
+    def add_failure(self, failure: errors.TapFailure) -> None:
         """Keeps the exception of a tap, or counts it if the limit is reached."""
         if isinstance(failure.exception, MultipleFailures):
             for error in failure.exception.exceptions:
@@ -200,19 +191,21 @@ class DeferredErrors:
             )  # fmt: skip
             return
         error = failure.exception
-        if isinstance(error, CheckFailed):
+        if isinstance(error, check_report.CheckFailed):
             consumer = Consumer(
                 0, failure.tap, failure.source_line, error.sink, failure.transforms, failure.kwargs
             )
             self.add_check(consumer, error, failure.device)
             return
-        if isinstance(error, BreakpointQuit):  # the user asked for it, and the program's caller gets it
+        if isinstance(
+            error, errors.BreakpointQuit
+        ):  # the user asked for it, and the program's caller gets it
             return
-        if isinstance(error, UnboundConsumerError):
+        if isinstance(error, errors.UnboundConsumerError):
             with self._lock:
                 self._pending().unbound[str(error)] += 1
             return
-        if isinstance(error, IncompleteValueError):
+        if isinstance(error, errors.IncompleteValueError):
             with self._lock:
                 self._pending().incomplete[f"{failure.tap} at {failure.source_line}"] += error.count
             return
@@ -234,15 +227,15 @@ class DeferredErrors:
             for tell in _failure_watchers:
                 tell()
 
-    def note_failure(self, failure: TapFailure) -> None:
+    def note_failure(self, failure: errors.TapFailure) -> None:
         """Logs an exception that the program's caller gets, and that no barrier raises."""
         self._note(failure)
         self._tell(failure)
 
-    def _note(self, failure: TapFailure) -> None:
+    def _note(self, failure: errors.TapFailure) -> None:
         error = failure.exception
         error.__traceback__ = _without_receiver_frames(error.__traceback__)
-        failure_history.add_exception(failure)
+        failure_report.failure_history.add_exception(failure)
         if self.on_exception is not None:
             self.on_exception(failure)
         # Logging runs user code (handlers), so it must not hold the lock.
@@ -259,7 +252,7 @@ class DeferredErrors:
         with self._lock:
             self._pending().lost[reason] += count
 
-    def take(self, *, ends: bool = True) -> TapFunctionException | None:
+    def take(self, *, ends: bool = True) -> errors.TapFunctionException | None:
         """Removes all collected errors and returns the exception that reports them; None if there are none.
 
         Args:
@@ -268,8 +261,8 @@ class DeferredErrors:
         with self._lock:
             found, self._found = self._found, None
             if found is not None and self.on_error is OnError.WARN and not ends:
-                self._found = Deferred(found.checks)
-                found = replace(found, checks=FailedChecks(0))
+                self._found = failure_report.Deferred(found.checks)
+                found = replace(found, checks=check_report.FailedChecks(0))
                 if self._log is not None:
                     self._found.failures, self._found.suppressed = found.failures, found.suppressed
                     found = replace(found, failures=[], suppressed=Counter())
@@ -278,30 +271,32 @@ class DeferredErrors:
             return None
         if self.on_error is OnError.WARN:
             found = self._without_warned(found)
-        return report_of(found)
+        return failure_report.report_of(found)
 
-    def peek(self) -> TapFunctionException | None:
+    def peek(self) -> errors.TapFunctionException | None:
         """Returns what `take` would return, without the failed checks, and removes nothing."""
         with self._lock:
             if self._found is None:
                 return None
-            found = replace(self._found, checks=FailedChecks(0), failures=list(self._found.failures))
+            found = replace(
+                self._found, checks=check_report.FailedChecks(0), failures=list(self._found.failures)
+            )
         if self.on_error is OnError.WARN and self._log is not None:
             found = replace(found, failures=[], suppressed=Counter())
-        return report_of(found)
+        return failure_report.report_of(found)
 
     def failed(self) -> int:
         """Number of exceptions of tap functions that no thread has taken."""
         with self._lock:
             return 0 if self._found is None else len(self._found.failures) + self._found.suppressed.total()
 
-    def _without_warned(self, found: Deferred) -> Deferred:
+    def _without_warned(self, found: failure_report.Deferred) -> failure_report.Deferred:
         if found.checks:
             logger.warning("%s", found.checks.headline())
         if found.failures and self._log is not None:
-            logger.warning("%s", headline(found.failures, found.suppressed))
+            logger.warning("%s", failure_report.headline(found.failures, found.suppressed))
             found = replace(found, failures=[], suppressed=Counter())
-        return replace(found, checks=FailedChecks(0))
+        return replace(found, checks=check_report.FailedChecks(0))
 
 
 raise_soon_queue: list[DeferredErrors] = []
@@ -315,7 +310,7 @@ def watch_urgent(tell: Callable[[], None]) -> None:
     _urgent_watchers.append(tell)
 
 
-Notice = Callable[[FailedCheck | TapFailure], bool | None]
+Notice = Callable[[check_report.FailedCheck | errors.TapFailure], bool | None]
 """Gets a failure; returns whether it belongs to the listener."""
 
 _listeners_lock = threading.RLock()  # a finalizer, which may run anywhere, calls `ignore`
@@ -340,10 +335,10 @@ class _Here(threading.local):
 _here = _Here()
 
 
-def failure_of(error: BaseException, message: Message, device: str) -> TapFailure:
+def failure_of(error: BaseException, message: Message, device: str) -> errors.TapFailure:
     """The failure of a message's sink, on the device of that name."""
     consumer = message.consumer
-    return TapFailure(
+    return errors.TapFailure(
         error, consumer.name, consumer.source_line, device, message.seq, consumer.transforms, consumer.kwargs,
         message.run_id,
     )  # fmt: skip
@@ -379,7 +374,7 @@ def watch_failures(tell: Callable[[], None]) -> None:
     _failure_watchers.append(tell)
 
 
-def _log(group: FailedCheck) -> None:
+def _log(group: check_report.FailedCheck) -> None:
     stack = group.explanation.places[0].stack if group.explanation.places else ()
     file, line, function = stack[0] if stack else ("(unknown file)", 0, "(unknown function)")
     record = logger.makeRecord(

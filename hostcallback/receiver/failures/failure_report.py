@@ -11,15 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from hostcallback.receiver import processes
-from hostcallback.receiver.errors import (
-    IncompleteValueError,
-    LostMessagesError,
-    TapFailure,
-    TapFunctionException,
-    UnboundConsumerError,
-    UnknownConsumerError,
-)
+from hostcallback.receiver import errors, processes
 from hostcallback.receiver.failures.check_report import BoundedCounter, CheckFailed, FailedCheck, FailedChecks
 from hostcallback.receiver.log import logger, traceback_text
 from hostcallback.receiver.messages import Consumer
@@ -72,7 +64,7 @@ class FailureLog:
         self._lock = threading.Lock()  # protects the table
         self._seen: dict[str, _Seen] = {}
 
-    def add(self, failure: TapFailure) -> None:
+    def add(self, failure: errors.TapFailure) -> None:
         """Logs a failure with the tap, its source line and the cause, or counts it for a later line."""
         if hasattr(failure.exception, _LOGGED):
             return
@@ -132,7 +124,7 @@ class Deferred:
     """The errors of delivered messages that no thread has raised."""
 
     checks: FailedChecks
-    failures: list[TapFailure] = field(default_factory=list)
+    failures: list[errors.TapFailure] = field(default_factory=list)
     suppressed: Counter[str] = field(default_factory=Counter)
     unknown: Counter[int] = field(default_factory=Counter)
     unbound: Counter[str] = field(default_factory=Counter)
@@ -140,28 +132,30 @@ class Deferred:
     lost: Counter[str] = field(default_factory=Counter)
 
 
-def report_of(found: Deferred) -> TapFunctionException | None:
+def report_of(found: Deferred) -> errors.TapFunctionException | None:
     """Returns the exception that reports these errors; None if there are none."""
     checks: list[Exception] = list(found.checks.errors())
     exceptions = [*checks, *_representatives(found.failures, found.suppressed)]
     if found.unknown:
-        exceptions.append(UnknownConsumerError(_describe_unknown(found.unknown)))
-    exceptions += [UnboundConsumerError(f"{count} {text}") for text, count in found.unbound.most_common()]
+        exceptions.append(errors.UnknownConsumerError(_describe_unknown(found.unknown)))
+    exceptions += [
+        errors.UnboundConsumerError(f"{count} {text}") for text, count in found.unbound.most_common()
+    ]
     if found.incomplete:
         text = _describe_incomplete(found.incomplete)
-        exceptions.append(IncompleteValueError(text, found.incomplete.total()))
+        exceptions.append(errors.IncompleteValueError(text, found.incomplete.total()))
     if found.lost:
         lost = (f"{count} message(s) lost: {reason}" for reason, count in found.lost.most_common())
-        exceptions.append(LostMessagesError("; ".join(lost)))
+        exceptions.append(errors.LostMessagesError("; ".join(lost)))
     if not exceptions:
         return None
     texts = [found.checks.headline()] if checks else []
     if len(exceptions) > len(checks):
         texts.append(headline(found.failures, found.suppressed))
-    return TapFunctionException("; ".join(texts), exceptions, found.failures, found.suppressed)
+    return errors.TapFunctionException("; ".join(texts), exceptions, found.failures, found.suppressed)
 
 
-def _representatives(failures: Sequence[TapFailure], suppressed: Counter[str]) -> Iterator[Exception]:
+def _representatives(failures: Sequence[errors.TapFailure], suppressed: Counter[str]) -> Iterator[Exception]:
     # A traceback shows up to fifteen members of a group in full, so of many that are alike one is a member.
     totals = Counter(failure.source_line for failure in failures) + suppressed
     kinds: dict[tuple[str, type[BaseException]], list[BaseException]] = {}
@@ -207,7 +201,7 @@ def _as_exception(error: BaseException) -> Exception:
     return wrapped
 
 
-def headline(failures: Sequence[TapFailure], suppressed: Counter[str]) -> str:
+def headline(failures: Sequence[errors.TapFailure], suppressed: Counter[str]) -> str:
     """Returns the first line of a report: how many exceptions there are, and what the first one was."""
     kept = len(failures)
     if not kept:
@@ -282,7 +276,7 @@ class FailureHistory:
         self._raised: dict[tuple[str, str], _Raised] = {}
         self._checks = FailedChecks(MAX_LINES)
 
-    def add_exception(self, failure: TapFailure, count: int = 1) -> None:
+    def add_exception(self, failure: errors.TapFailure, count: int = 1) -> None:
         """Counts an exception; the first one of a tap is kept as text with its traceback."""
         key, now = (failure.source_line, failure.tap), time.time()
         known = self._raised.get(key)

@@ -11,8 +11,7 @@ from collections.abc import Callable
 from hostcallback.receiver import errors, limits
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.messages import Message, Sink
-from hostcallback.receiver.sinks.factory import texts_of
-from hostcallback.receiver.sinks.printing import write_at_once
+from hostcallback.receiver.sinks import factory, printing
 from hostcallback.receiver.taplog.render import short_text, text_of
 from hostcallback.receiver.text import printable, printable_lines
 from hostcallback.receiver.wire import pytree as tree
@@ -112,7 +111,7 @@ class StreamPrinter:
             return
         text = self._text(described, message)
         between = f"\n{INDENT}" if "\n" in text else " "
-        write_at_once(
+        printing.write_at_once(
             sys.stdout, f"{self._start(described, message)}{between}{printable_lines(text, INDENT)}\n"
         )
 
@@ -142,7 +141,7 @@ class StreamPrinter:
         text = text_of(described, message)
         if text is not None:
             return text
-        texts = texts_of(described, message) if described.tap_kind.prints else None
+        texts = factory.texts_of(described, message) if described.tap_kind.prints else None
         if texts is not None:
             return "\n".join(texts)
         value = tree.unflatten_with(described.tree)(message.arrays)

@@ -14,8 +14,7 @@ from typing import Any
 
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.messages import Message
-from hostcallback.receiver.sinks.metric_writers import reduction
-from hostcallback.receiver.sinks.metric_writers.adapters import as_record_writer
+from hostcallback.receiver.sinks.metric_writers import adapters, reduction
 from hostcallback.receiver.wire import tap_descriptor
 
 MAX_RECORDS = 1 << 16
@@ -250,7 +249,7 @@ class MetricsSink:
         Raises:
             TypeError: one of them is no writer.
         """
-        self._writers = [as_record_writer(writer) for writer in writers]
+        self._writers = [adapters.as_record_writer(writer) for writer in writers]
         self._threads: list[WriterThread] = []
         self._lock = threading.Lock()  # protects everything below; devices of a program share reductions
         self._taps: dict[int, tuple[Any, reduction.TapReduction]] = {}

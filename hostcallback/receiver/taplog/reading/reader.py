@@ -15,15 +15,18 @@ import numpy as np
 from hostcallback.receiver import errors
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.taplog.format import layout
-from hostcallback.receiver.taplog.reading import chunk_reader, logged_message, merge, segment_reader
-from hostcallback.receiver.taplog.reading.segment_reader import Writer
+from hostcallback.receiver.taplog.format.layout import Damage, ThinnedTap
+from hostcallback.receiver.taplog.reading import chunk_reader, logged_message, merge
+from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
+from hostcallback.receiver.taplog.reading.merge import LostNote, Order, Record
+from hostcallback.receiver.taplog.reading.segment_reader import SegmentReader, Writer
 from hostcallback.receiver.taplog.reading.selection import LoggedRun, RunCatalog, Selection
 from hostcallback.receiver.wire.array_types import Array
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 EVERYTHING = Selection()
-Watch = Callable[[Selection, Iterator[merge.Record]], Iterator[merge.Record]]
+Watch = Callable[[Selection, Iterator[Record]], Iterator[Record]]
 
 
 LISTED_AGAIN = 5
@@ -68,7 +71,7 @@ class LogReader:
         self._copies = SequenceDeduplicator()
         self._catalog = RunCatalog()
         self._problem: Exception = errors.NotATapLogError("no tap log was given")
-        known: dict[Path, segment_reader.Writer] = {}
+        known: dict[Path, Writer] = {}
         chosen: dict[Path, None] = {}
         for item in given:
             for _ in range(LISTED_AGAIN):
@@ -88,7 +91,7 @@ class LogReader:
         if self.strays:
             logger.warning("left out, because no tap logs: %s", ", ".join(map(str, self.strays)))
         wanted = None if run is None else self._catalog.chosen(run)
-        segments: dict[segment_reader.Writer, list[Path]] = {}
+        segments: dict[Writer, list[Path]] = {}
         for path in chosen:
             if wanted is None or known[path].run in wanted:
                 segments.setdefault(known[path], []).append(path)
@@ -96,10 +99,10 @@ class LogReader:
             (writer, sorted(of_writer, key=lambda path: path.name)) for writer, of_writer in segments.items()
         ]
 
-    def _note(self, path: Path, given: Sequence[Path]) -> segment_reader.Writer | None:
+    def _note(self, path: Path, given: Sequence[Path]) -> Writer | None:
         # Returns the writer of a segment; None if the file is none yet or was deleted.
         try:
-            segment = segment_reader.SegmentReader(path)
+            segment = SegmentReader(path)
         except errors.CutOffLogError as error:
             self._cut_off.append(path)
             self._problem = error
@@ -123,33 +126,33 @@ class LogReader:
         return self._catalog.runs
 
     @property
-    def writers(self) -> list[segment_reader.Writer]:
+    def writers(self) -> list[Writer]:
         """The processes that wrote the logs, in the order of their start."""
         return [writer for writer, _ in self._processes]
 
-    def is_alone(self, writer: segment_reader.Writer) -> bool:
+    def is_alone(self, writer: Writer) -> bool:
         """Whether no other process of the program run of that process is in the logs."""
         return logged_message.is_alone(writer, self.writers)
 
-    def segments(self) -> Iterator[tuple[segment_reader.Writer, segment_reader.SegmentReader]]:
+    def segments(self) -> Iterator[tuple[Writer, SegmentReader]]:
         """The segments of each process in order. Each one is open until the next one is taken."""
         for writer, paths in self._processes:
             for path in paths:
                 try:
-                    segment = segment_reader.SegmentReader(path)
+                    segment = SegmentReader(path)
                 except FileNotFoundError:  # its writer deletes old segments
                     continue
                 yield writer, segment
                 segment.close()
 
-    def of(self, writer: segment_reader.Writer) -> LogReader:
+    def of(self, writer: Writer) -> LogReader:
         """A reader of one process's segments."""
         reader = copy.copy(self)
         reader._processes = [item for item in self._processes if item[0] == writer]
         reader._cut_off = []
         return reader
 
-    def thinned(self) -> dict[str, layout.ThinnedTap]:
+    def thinned(self) -> dict[str, ThinnedTap]:
         """The taps that rules thin out, or thinned out, by name: all rules, and the number of suppressed messages."""
         rules: dict[str, dict[str, None]] = {}
         last: dict[str, str] = {}
@@ -161,19 +164,19 @@ class LogReader:
                     if isinstance(chunk, chunk_reader.Chunk) and chunk.kind is layout.Kind.RULES
                     else []
                 )
-                for tap in [] if isinstance(noted, layout.Damage) else noted:
+                for tap in [] if isinstance(noted, Damage) else noted:
                     rules.setdefault(tap.name, {})[tap.rules] = None
                     last[tap.name] = tap.rules
                     counts[tap.name] += tap.suppressed
         return {
-            name: layout.ThinnedTap(name, "; ".join(filter(None, rules[name])), counts[name])
+            name: ThinnedTap(name, "; ".join(filter(None, rules[name])), counts[name])
             for name in sorted(rules)
             if last[name] or counts[name]
         }
 
-    def devices(self, selection: Selection = EVERYTHING) -> list[tuple[segment_reader.Writer, str]]:
+    def devices(self, selection: Selection = EVERYTHING) -> list[tuple[Writer, str]]:
         """The devices of each process that recorded messages. Reads the headers of all segments."""
-        found: dict[tuple[segment_reader.Writer, str], None] = {}
+        found: dict[tuple[Writer, str], None] = {}
         for writer, segment in self.segments():
             for chunk in segment.chunks():
                 if isinstance(chunk, chunk_reader.Chunk) and chunk.kind is layout.Kind.FRAMES:
@@ -190,8 +193,8 @@ class LogReader:
         return names
 
     def message_runs(
-        self, selection: Selection = EVERYTHING, *, by_time: bool = True, order: merge.Order | None = None
-    ) -> Iterator[merge.Record]:
+        self, selection: Selection = EVERYTHING, *, by_time: bool = True, order: Order | None = None
+    ) -> Iterator[Record]:
         """Yields recorded messages in runs of one device, notes of lost messages, and damage.
 
         A message that is in several of the logs, as in those of several collectors, is yielded once. Messages of
@@ -203,13 +206,11 @@ class LogReader:
             order: further conditions for the order of processes.
         """
         for path in self._cut_off:
-            yield layout.Damage(path, 0, path.stat().st_size, 0, "ends in its header", torn=True)
+            yield Damage(path, 0, path.stat().st_size, 0, "ends in its header", torn=True)
         records = self._copies.once(merge.merged(self._processes, selection, by_time=by_time, order=order))
         yield from records if self.watch is None else self.watch(selection, records)
 
-    def values(
-        self, selection: Selection = EVERYTHING
-    ) -> Iterator[logged_message.LoggedMessage | merge.LostNote | layout.Damage]:
+    def values(self, selection: Selection = EVERYTHING) -> Iterator[LoggedMessage | LostNote | Damage]:
         """Yields as `records` does, but assembles the shards of programs of several processes: a value is one message.
 
         Shards of incomplete values come late, one by one. If only some devices are selected, all shards come one by
@@ -220,15 +221,15 @@ class LogReader:
             return
         wholes = logged_message.ShardMerger(shows_incomplete=True, is_alone=self.is_alone)
         for record in self.records(selection, order=wholes.jobs):
-            if isinstance(record, logged_message.LoggedMessage):
+            if isinstance(record, LoggedMessage):
                 yield from wholes.take(record)
             else:
                 yield record
         yield from wholes.finish()
 
     def records(
-        self, selection: Selection = EVERYTHING, *, order: merge.Order | None = None
-    ) -> Iterator[logged_message.LoggedMessage | merge.LostNote | layout.Damage]:
+        self, selection: Selection = EVERYTHING, *, order: Order | None = None
+    ) -> Iterator[LoggedMessage | LostNote | Damage]:
         """Yields messages, with notes of lost messages and damage in their places; `order`: see `message_runs`."""
         decoder = logged_message.MessageDecoder()
         for record in self.message_runs(selection, order=order):
@@ -236,10 +237,10 @@ class LogReader:
                 yield record
                 continue
             for message in decoder.messages(record):
-                if isinstance(message, layout.Damage) or selection.wants_name(message.message.consumer.name):
+                if isinstance(message, Damage) or selection.wants_name(message.message.consumer.name):
                     yield message
 
-    def messages(self, selection: Selection = EVERYTHING) -> Iterator[logged_message.LoggedMessage]:
+    def messages(self, selection: Selection = EVERYTHING) -> Iterator[LoggedMessage]:
         """Yields messages: those of a process by time, those of a device in the order of their emission.
 
         Raises:
@@ -247,11 +248,11 @@ class LogReader:
             incomplete
                 message at the end, as a killed process leaves it, is not damage.
         """
-        damaged: list[layout.Damage] = []
+        damaged: list[Damage] = []
         for record in self.records(selection):
-            if isinstance(record, logged_message.LoggedMessage):
+            if isinstance(record, LoggedMessage):
                 yield record
-            elif isinstance(record, layout.Damage) and not record.torn:
+            elif isinstance(record, Damage) and not record.torn:
                 damaged.append(record)
         if damaged:
             more = f" (and {len(damaged) - 1} more damaged parts)" if len(damaged) > 1 else ""
@@ -312,19 +313,17 @@ class SequenceDeduplicator:
             self._copied.add(stream)
         self._names.add((writer, path.name))
 
-    def once(self, records: Iterable[merge.Record]) -> Iterator[merge.Record]:
+    def once(self, records: Iterable[Record]) -> Iterator[Record]:
         """Yields the records without repeated messages and notes."""
         seen: defaultdict[tuple[str, str], SequenceRanges] = defaultdict(SequenceRanges)
         notes: set[tuple[str, Any]] = set()
         for record in records:
             stream = (
-                self._streams.get(record.writer, "")
-                if isinstance(record, merge.Stretch | merge.LostNote)
-                else ""
+                self._streams.get(record.writer, "") if isinstance(record, merge.Stretch | LostNote) else ""
             )
             if stream not in self._copied:
                 yield record
-            elif isinstance(record, merge.LostNote):
+            elif isinstance(record, LostNote):
                 if (stream, record.lost) not in notes:
                     notes.add((stream, record.lost))
                     yield record

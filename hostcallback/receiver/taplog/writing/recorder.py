@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from hostcallback.receiver import errors, files, processes
+from hostcallback.receiver.errors import TapFailure
 from hostcallback.receiver.failures.failure_report import FailureHistory
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.messages import Consumer, Find, Message, device_text
@@ -22,7 +23,7 @@ from hostcallback.receiver.sources.source import Batch
 from hostcallback.receiver.taplog.format.block import FrameBlock
 from hostcallback.receiver.taplog.format.layout import ThinnedTap, align, padding
 from hostcallback.receiver.taplog.writing import log_writer, rotation
-from hostcallback.receiver.taplog.writing.log_writer import Room
+from hostcallback.receiver.taplog.writing.log_writer import LogWriter, Room
 from hostcallback.receiver.wire.array_types import Array, decode_metadata
 from hostcallback.receiver.wire.decoder import decode_frame
 from hostcallback.receiver.wire.frame import HEADER, Flags, encode_frame
@@ -51,7 +52,7 @@ class Recorder(files.Closing):
         print(recorder.directory)
     """
 
-    def __init__(self, log: log_writer.LogWriter) -> None:
+    def __init__(self, log: LogWriter) -> None:
         """Called by `record`."""
         self._log = log
         self._exceptions = FailureHistory()
@@ -73,7 +74,7 @@ class Recorder(files.Closing):
         """Notes which taps rules thin out, and the messages suppressed since the last note, for `hcb stats`."""
         self._log.note_rules(thinned)
 
-    def note_exception(self, failure: errors.TapFailure) -> None:
+    def note_exception(self, failure: TapFailure) -> None:
         """Notes an exception of a tap function, for `hcb ui`: at once, or with later messages if there are many."""
         self._exceptions.add_exception(failure)
         self._has_unnoted = True
@@ -308,7 +309,7 @@ def record(
         config=None if config is None else rotation.plain_config(config),
     )  # fmt: skip
     try:
-        return Recorder(log_writer.LogWriter(path, options))
+        return Recorder(LogWriter(path, options))
     except OSError as error:
         if error.errno is None:
             raise
