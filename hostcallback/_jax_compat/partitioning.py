@@ -24,8 +24,7 @@ from jax._src.lib import xla_client as _xla_client  # register_custom_call_parti
 from jax._src.lib.mlir import ir as _ir  # BoolAttr
 from jax._src.lib.mlir.dialects import func as _func, hlo as _hlo  # FuncOp; TokenType, PartitionIdOp
 
-from hostcallback._jax_compat import versions
-from hostcallback._jax_compat.lowering import ffi_call
+from hostcallback._jax_compat import lowering, versions
 from hostcallback._jax_compat.types import Aval, JaxprEqn, LoweringRuleContext, Primitive
 
 custom_partitioning_p: Any = _custom_partitioning.custom_partitioning_p
@@ -235,7 +234,7 @@ def tap_of_a_partition(
     def body(token: Any, *arrays: Any) -> Any:
         partition = _hlo.PartitionIdOp().result
         first = [partition] if with_partition else []
-        return ffi_call(target, token, [*first, _row(table, partition), *arrays], [], attributes)
+        return lowering.ffi_call(target, token, [*first, _row(table, partition), *arrays], [], attributes)
 
     return _program_of_a_device([_TOKEN, *operands], _TOKEN, body)
 
@@ -244,7 +243,7 @@ def call_of_a_partition(target: str, operands: Sequence[_Given]) -> bytes:
     """A module that calls `target` on a token and the operands, of these shapes on one device; returns the token."""
 
     def body(token: Any, *arrays: Any) -> Any:
-        return ffi_call(target, token, arrays, [], {})
+        return lowering.ffi_call(target, token, arrays, [], {})
 
     return _program_of_a_device([_TOKEN, *operands], _TOKEN, body)
 
@@ -263,7 +262,9 @@ def call_of_a_share(
     made = (result, np.float32)
 
     def body(array: Any) -> Any:
-        return ffi_call(target, None, [array, _hlo.PartitionIdOp().result], [_type_of(made)], attributes)
+        return lowering.ffi_call(
+            target, None, [array, _hlo.PartitionIdOp().result], [_type_of(made)], attributes
+        )
 
     return _program_of_a_device([operand], made, body)
 

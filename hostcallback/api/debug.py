@@ -11,7 +11,6 @@ from typing import Any, overload
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from hostcallback import _jax_compat as compat
 from hostcallback.primitives.call import emit_call
@@ -416,7 +415,7 @@ def breakpoint(
         return
     # The predicate is an operand too, because if vmap batches it, JAX runs both branches for all elements.
     operands["when"] = when
-    lax.cond(when, lambda operands: _stop_here(stop, operands), lambda operands: None, operands)
+    jax.lax.cond(when, lambda operands: _stop_here(stop, operands), lambda operands: None, operands)
 
 
 def _check_when(when: Any, where: SourceLine) -> None:

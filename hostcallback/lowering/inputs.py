@@ -8,7 +8,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from hostcallback import _jax_compat as compat
 from hostcallback.lowering.xray import Program
@@ -50,7 +49,7 @@ def _apart(program: Program, values: Sequence[jax.Array]) -> list[jax.Array]:
     read = Counter(id(variable) for equation in jaxpr.eqns for variable in equation.invars)
     once = [not v.aval.shape and is_inexact(v.aval) and read[id(v)] == 1 for v in jaxpr.invars]
     return [
-        lax.optimization_barrier(value) if is_read_once else value
+        jax.lax.optimization_barrier(value) if is_read_once else value
         for value, is_read_once in zip(values, once, strict=True)
     ]
 
@@ -111,7 +110,7 @@ def send_inputs_if(
         bind_tap(values, (), {}, binding, identity=(receive,), options=options)
         return ()
 
-    lax.cond(failed, send, lambda values: (), list(values))
+    jax.lax.cond(failed, send, lambda values: (), list(values))
 
 
 def _with_message(func: Callable[..., Any], *_: Any, **options: Any) -> Sink:

@@ -19,7 +19,6 @@ import contextlib
 import functools
 import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
-from threading import get_ident
 from time import perf_counter, sleep
 from typing import Any
 
@@ -321,7 +320,7 @@ def _wait_on_cpus(devices: Sequence[jax.Device], look: Look) -> None:
         if not _asynchronous:
             # A program has ended when its call returns, except if it waits for a result of a program over several
             # devices.
-            Sentinels(devices, suspects or {get_ident()}, several=_several).wait(look)
+            Sentinels(devices, suspects or {threading.get_ident()}, several=_several).wait(look)
         # A program that waits for a host function may run on the thread that dispatches it, and is in no stream yet.
         elif suspects is not None and not runtime.holds_programs() and are_known(look):
             Sentinels(devices, suspects, several=_several).wait(look)

@@ -12,7 +12,6 @@ import jax
 import jax.export
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.sharding import Sharding
 
 from hostcallback import _jax_compat as compat
@@ -211,7 +210,7 @@ def _wide(value: jax.Array) -> jax.Array:
 
 
 def _as(value: jax.Array, dtype: Any) -> jax.Array:
-    return value if jax.typeof(value).dtype == dtype else lax.convert_element_type(value, dtype)
+    return value if jax.typeof(value).dtype == dtype else jax.lax.convert_element_type(value, dtype)
 
 
 def _nothing(value: jax.Array, operations: Any) -> None:
@@ -234,7 +233,7 @@ def _name_of(equation: compat.JaxprEqn, position: Position, out: Any) -> str:
 
 def _hash_of(value: jax.Array) -> Any:
     # Depends on each bit and on its index. Unsigned sums wrap, so it does not depend on their order.
-    value = lax.stop_gradient(value)
+    value = jax.lax.stop_gradient(value)
     kind = np.dtype(value.dtype).kind
     if kind == "c":
         return _hash_of(jnp.real(value)) + jnp.uint32(3) * _hash_of(jnp.imag(value))
@@ -244,10 +243,10 @@ def _hash_of(value: jax.Array) -> Any:
         size = np.dtype(value.dtype).itemsize
         if np.dtype(value.dtype).name in SMALL:
             value, size = value.astype(jnp.int8), 1
-        words = lax.bitcast_convert_type(value, {1: jnp.uint8, 2: jnp.uint16}.get(size, jnp.uint32))
+        words = jax.lax.bitcast_convert_type(value, {1: jnp.uint8, 2: jnp.uint16}.get(size, jnp.uint32))
         words = words.astype(jnp.uint32)
     words = words.reshape(-1)
-    odd = lax.iota(jnp.uint32, words.size) * jnp.uint32(2654435762) + jnp.uint32(1)
+    odd = jax.lax.iota(jnp.uint32, words.size) * jnp.uint32(2654435762) + jnp.uint32(1)
     return jnp.sum(words * odd, dtype=jnp.uint32)
 
 
@@ -255,7 +254,7 @@ def _stats_of(value: jax.Array) -> jax.Array:
     # Smallest, largest, mean and root mean square, and the first elements; of complex values the magnitudes.
     dtype = jax.dtypes.canonicalize_dtype(np.float64)
     flat = jnp.reshape(jnp.abs(value) if np.dtype(value.dtype).kind == "c" else value, -1)
-    flat = lax.stop_gradient(flat).astype(dtype)
+    flat = jax.lax.stop_gradient(flat).astype(dtype)
     first = jnp.pad(flat[:FIRST], (0, max(0, FIRST - flat.size)))
     stats = jnp.stack([flat.min(), flat.max(), flat.mean(), jnp.sqrt(jnp.mean(flat * flat))])
     return jnp.concatenate([stats, first])

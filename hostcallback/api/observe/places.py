@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hostcallback import _jax_compat as compat
-from hostcallback._jax_compat.types import AnyJaxpr, Atom, JaxprEqn, Literal, Var
 from hostcallback.lowering.equations import structure_of, variables
 from hostcallback.lowering.xray import UserError
 from hostcallback.tracing import source_line
@@ -60,7 +59,7 @@ OUTSIDE = Site("", (), (), "", False)
 """What is around a whole program."""
 
 
-def site_of(equation: JaxprEqn, around: Site) -> Site:
+def site_of(equation: compat.JaxprEqn, around: Site) -> Site:
     """Describes an equation of a program that the equation of another site holds."""
     stack = str(equation.source_info.name_stack)
     calls = [called_name(code, offset) for code, offset in compat.equation_origin(equation)]
@@ -76,7 +75,7 @@ def site_of(equation: JaxprEqn, around: Site) -> Site:
     )
 
 
-def _function_of(equation: JaxprEqn) -> str:
+def _function_of(equation: compat.JaxprEqn) -> str:
     params = equation.params
     name = params.get("name")
     if isinstance(name, str):
@@ -240,12 +239,12 @@ def nearest(text: str, names: Iterable[str], count: int = 8) -> list[str]:
 class Labelled:
     """An equation of a program, and the label of the place to which it belongs."""
 
-    equation: JaxprEqn
+    equation: compat.JaxprEqn
     site: Site
     recomputed: bool
     label: str | None
 
-    def reads(self) -> list[Var]:
+    def reads(self) -> list[compat.Var]:
         """The variables that it reads."""
         return variables(self.equation.invars)
 
@@ -257,12 +256,14 @@ Origins = dict[Any, set[str | None]]
 class Modules:
     """The parameters of selected modules among the values of one program: by variable, the label of the module."""
 
-    def __init__(self, labels: Mapping[Var, str]) -> None:
+    def __init__(self, labels: Mapping[compat.Var, str]) -> None:
         self._labels = dict(labels)
-        self._updates: set[Var] = set()
+        self._updates: set[compat.Var] = set()
 
     @classmethod
-    def of_paths(cls, pattern: str, inputs: Sequence[Var], paths: Sequence[tuple[str, ...]]) -> Modules:
+    def of_paths(
+        cls, pattern: str, inputs: Sequence[compat.Var], paths: Sequence[tuple[str, ...]]
+    ) -> Modules:
         """The modules of a function's arguments, whose paths are in the same order as the inputs.
 
         The name of the argument may be left out of the pattern, and then is not in the label.
@@ -274,16 +275,18 @@ class Modules:
                 labels[variable] = label
         return cls(labels)
 
-    def inside(self, jaxpr: AnyJaxpr, operands: Sequence[Atom]) -> Modules:
+    def inside(self, jaxpr: compat.AnyJaxpr, operands: Sequence[compat.Atom]) -> Modules:
         """The modules in a program that an equation holds."""
         jaxpr, _ = compat.open_jaxpr(jaxpr)
         if len(jaxpr.invars) != len(operands):
             return Modules({})
         pairs = zip(jaxpr.invars, operands, strict=True)
-        known = [(v, atom) for v, atom in pairs if not isinstance(atom, Literal) and atom in self._labels]
+        known = [
+            (v, atom) for v, atom in pairs if not isinstance(atom, compat.Literal) and atom in self._labels
+        ]
         return Modules({variable: self._labels[atom] for variable, atom in known})
 
-    def visit(self, equation: JaxprEqn, site: Site) -> str | None:
+    def visit(self, equation: compat.JaxprEqn, site: Site) -> str | None:
         """The label of the module to which an equation belongs; visits must be in the order of the program."""
         atoms = variables(equation.invars)
         # What comes after a backward pass, such as the step of an optimiser, uses parameters but is no module.
@@ -309,8 +312,8 @@ class Modules:
         gradients of parameters is computed, they are those that use what the module was given.
         """
         owners = dict(self._labels)
-        entered: dict[Var, str] = {}
-        multiplied: dict[Var, str] = {}
+        entered: dict[compat.Var, str] = {}
+        multiplied: dict[compat.Var, str] = {}
         for one in equations:
             if one.label is not None:
                 owners.update(dict.fromkeys(one.equation.outvars, one.label))
@@ -334,7 +337,7 @@ class Modules:
 _BILINEAR = ("dot_general", "conv_general_dilated", "ragged_dot_general")
 
 
-def _labelled(one: Labelled, owners: Mapping[Var, str], origins: Origins) -> Labelled:
+def _labelled(one: Labelled, owners: Mapping[compat.Var, str], origins: Origins) -> Labelled:
     if one.label is not None or not one.site.backward or one.recomputed or _is_large(one.equation):
         return one
     known = origins.get(compat.equation_origin(one.equation), set())
@@ -342,6 +345,6 @@ def _labelled(one: Labelled, owners: Mapping[Var, str], origins: Origins) -> Lab
     return replace(one, label=next(iter(known if len(known) == 1 else of_reads), None))
 
 
-def _is_large(equation: JaxprEqn) -> bool:
+def _is_large(equation: compat.JaxprEqn) -> bool:
     # A jitted function of one module, such as that of an einsum, is a part of the module; other programs are entered.
     return structure_of(equation).kind not in ("", "call")

@@ -17,7 +17,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from hostcallback import _jax_compat as compat
-from hostcallback._jax_compat.types import AnyJaxpr, Aval, ClosedJaxpr, JaxprEqn
 from hostcallback.api.watch.program_tests import Chosen, Flags, only_results, search, zeros
 from hostcallback.api.watch.values import bad_of, evaluated, first_of, is_plain, numpy_of, operands_at
 from hostcallback.lowering.equations import OUTERMOST, Loop, Position, interpret, loop_of, structure_of
@@ -41,7 +40,7 @@ class Origin:
         device: of a `shard_map`, the index of the device in its mesh; None elsewhere.
     """
 
-    equation: JaxprEqn | None
+    equation: compat.JaxprEqn | None
     number: int
     position: Position
     value: np.ndarray[Any, Any]
@@ -109,7 +108,7 @@ class Walk:
         self._flags = flags
         self._chosen = chosen
 
-    def run(self, closed: ClosedJaxpr, values: Sequence[Any]) -> list[Value]:
+    def run(self, closed: compat.ClosedJaxpr, values: Sequence[Any]) -> list[Value]:
         """Walks a program without constants on its inputs; returns its results."""
         inputs = [self._input(number, value) for number, value in enumerate(values)]
         return self._walk(closed, inputs, OUTERMOST)
@@ -122,7 +121,7 @@ class Walk:
         self.origins.append(origin)
         return Value(value, frozenset([origin]))
 
-    def _walk(self, jaxpr: AnyJaxpr, values: Sequence[Value], position: Position) -> list[Value]:
+    def _walk(self, jaxpr: compat.AnyJaxpr, values: Sequence[Value], position: Position) -> list[Value]:
         return interpret(
             jaxpr,
             values,
@@ -130,7 +129,7 @@ class Walk:
             lambda constant: Value.of(constant, None),
         )
 
-    def _equation(self, equation: JaxprEqn, operands: list[Value], position: Position) -> list[Value]:
+    def _equation(self, equation: compat.JaxprEqn, operands: list[Value], position: Position) -> list[Value]:
         self._progress()
         kind, programs = structure_of(equation)
         if kind in ("call", "remat"):
@@ -150,7 +149,7 @@ class Walk:
         return [self._made(equation, number, out, operands, position) for number, out in enumerate(made)]
 
     def _made(
-        self, equation: JaxprEqn, number: int, out: Any, operands: list[Value], position: Position
+        self, equation: compat.JaxprEqn, number: int, out: Any, operands: list[Value], position: Position
     ) -> Value:
         bad = bad_of(out)
         if bad is None:
@@ -165,7 +164,13 @@ class Walk:
         return Value(out, sources)
 
     def _origin(
-        self, equation: JaxprEqn, number: int, out: Any, bad: Any, operands: list[Value], position: Position
+        self,
+        equation: compat.JaxprEqn,
+        number: int,
+        out: Any,
+        bad: Any,
+        operands: list[Value],
+        position: Position,
     ) -> Origin:
         key = (*position.key, id(equation), number)
         if key in self._known:
@@ -182,7 +187,7 @@ class Walk:
         self.origins.append(origin)
         return origin
 
-    def _shard_map(self, equation: JaxprEqn, operands: list[Value], position: Position) -> list[Value]:
+    def _shard_map(self, equation: compat.JaxprEqn, operands: list[Value], position: Position) -> list[Value]:
         jaxpr, split, joined = per_device(equation, [operand.array for operand in operands])
         inner = [Value(a, operand.sources) for a, operand in zip(split, operands, strict=True)]
         outs = self._walk(jaxpr, inner, position.inside(equation))
@@ -191,7 +196,7 @@ class Walk:
 
     # ---- Loops -------------------------------------------------------------------------------------------------------
 
-    def _loop(self, equation: JaxprEqn, operands: list[Value], position: Position) -> list[Value]:
+    def _loop(self, equation: compat.JaxprEqn, operands: list[Value], position: Position) -> list[Value]:
         loop = loop_of(equation, operands)
         if loop.length is not None and loop.length * _size(loop.body) <= MAX_EQUATIONS:
             return self._short_loop(equation, loop, position)
@@ -208,7 +213,7 @@ class Walk:
         sources = frozenset({*self.origins[found:], *flown}) or sources_of(operands)
         return [Value.of(out, sources) for out in outs]
 
-    def _short_loop(self, equation: JaxprEqn, loop: Loop, position: Position) -> list[Value]:
+    def _short_loop(self, equation: compat.JaxprEqn, loop: Loop, position: Position) -> list[Value]:
         carry, rows = loop.init, list[list[Value]]()
         for step in range(loop.length or 0):
             outs = self._body(equation, loop, step, carry, position)
@@ -223,7 +228,7 @@ class Walk:
         return [*carry, *stacked]
 
     def _body(
-        self, equation: JaxprEqn, loop: Loop, step: int, carry: Sequence[Value], position: Position
+        self, equation: compat.JaxprEqn, loop: Loop, step: int, carry: Sequence[Value], position: Position
     ) -> list[Value]:
         number = int(loop.number(step))
         elements = [Value.of(x.array[number], x.sources) for x in loop.xs]
@@ -237,7 +242,7 @@ class Walk:
         return outs
 
     def _iteration(
-        self, equation: JaxprEqn, loop: Loop, step: int, state: Sequence[Any], position: Position
+        self, equation: compat.JaxprEqn, loop: Loop, step: int, state: Sequence[Any], position: Position
     ) -> Sources:
         """Walks the body of one iteration; returns the origins before it from which its results come."""
         carry = [Value.of(array, before.sources) for array, before in zip(state, loop.init, strict=True)]
@@ -253,7 +258,7 @@ MAX_EQUATIONS = 4000
 """A scan with no more equations in all its iterations is walked as it is; of others the iteration is found first."""
 
 
-def _size(jaxpr: AnyJaxpr) -> int:
+def _size(jaxpr: compat.AnyJaxpr) -> int:
     size = 0
     for equation in compat.open_jaxpr(jaxpr)[0].eqns:
         kind, programs = structure_of(equation)
@@ -264,7 +269,7 @@ def _size(jaxpr: AnyJaxpr) -> int:
     return size
 
 
-def _stacked(arrays: Sequence[Any], aval: Aval) -> Any:
+def _stacked(arrays: Sequence[Any], aval: compat.Aval) -> Any:
     if not arrays:
         return zeros(aval)
     return np.stack(arrays) if all(map(is_plain, arrays)) else jnp.stack(arrays)
@@ -275,13 +280,13 @@ def _stacked(arrays: Sequence[Any], aval: Aval) -> Any:
 Joined = Callable[[Sequence[Any]], list[Any]]
 
 
-def shard_map_around(position: Position) -> JaxprEqn | None:
+def shard_map_around(position: Position) -> compat.JaxprEqn | None:
     """The innermost shard_map around a position."""
     around = reversed(position.equations)
     return next((equation for equation in around if equation.primitive.name == "shard_map"), None)
 
 
-def per_device(equation: JaxprEqn, operands: Sequence[Any]) -> tuple[Any, list[Any], Joined]:
+def per_device(equation: compat.JaxprEqn, operands: Sequence[Any]) -> tuple[Any, list[Any], Joined]:
     """Splits a shard_map into the programs of its devices.
 
     Args:
@@ -311,10 +316,10 @@ def per_device(equation: JaxprEqn, operands: Sequence[Any]) -> tuple[Any, list[A
 
 
 class _Devices(Evaluator):
-    def enters(self, equation: JaxprEqn, position: Position) -> bool:
+    def enters(self, equation: compat.JaxprEqn, position: Position) -> bool:
         return True
 
-    def bind(self, equation: JaxprEqn, values: Sequence[Any]) -> list[Any]:
+    def bind(self, equation: compat.JaxprEqn, values: Sequence[Any]) -> list[Any]:
         outs = compat.collective_under_vmap(equation, values)
         return super().bind(equation, values) if outs is None else outs
 

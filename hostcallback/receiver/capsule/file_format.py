@@ -18,7 +18,6 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +55,7 @@ class CapsuleError(errors.HostCallbackError):
     """
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Shard:
     """The part of an input that one device had.
 
@@ -73,7 +72,7 @@ class Shard:
     shape: tuple[int, ...]
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Input:
     """One array that the step got.
 
@@ -96,7 +95,7 @@ class Input:
     left_out: str = ""
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Failure:
     """What failed.
 

@@ -11,15 +11,13 @@ from typing import Any
 from hostcallback.receiver.errors import CorruptStreamError
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.messages import Consumer, Registry
-from hostcallback.receiver.runtime.dispatch.calls import Calls, CallThreads
-from hostcallback.receiver.runtime.dispatch.dispatcher import Dispatcher
-from hostcallback.receiver.runtime.dispatch.gil_share import GilThrottle
+from hostcallback.receiver.runtime.dispatch import calls, dispatcher, gil_share
 from hostcallback.receiver.runtime.dispatch.scope import Scope
 from hostcallback.receiver.sinks.batches import last_element
 from hostcallback.receiver.sources.ring_batch import LostCopiesError
 from hostcallback.receiver.sources.source import Batch, Source
 
-MakeCalls = Callable[[str, Any, Callable[[Batch], None]], Calls]
+MakeCalls = Callable[[str, Any, Callable[[Batch], None]], calls.Calls]
 """Makes the `Calls` of a device from its name, its source and the function that delivers a batch."""
 
 FEW = 4
@@ -53,7 +51,7 @@ class DeviceReceiver:
         source: Source,
         registry: Registry,
         scope: Scope,
-        make_calls: MakeCalls = CallThreads,
+        make_calls: MakeCalls = calls.CallThreads,
     ) -> None:
         """Starts the thread. The messages count in `scope`.
 
@@ -68,8 +66,8 @@ class DeviceReceiver:
         self.name = name
         self.source = source
         self.calls = make_calls(name, source, self._deliver)
-        self._share = GilThrottle()
-        self.dispatcher = Dispatcher(
+        self._share = gil_share.GilThrottle()
+        self.dispatcher = dispatcher.Dispatcher(
             registry, name, device, scope, self._enter_scope, self.calls, source=source
         )
         self._switches: dict[int, Scope] = {}
@@ -243,7 +241,7 @@ class DeviceReceiver:
         if self._awaited and self._consumed >= min(self._awaited):
             self._progress.notify_all()
 
-    def _deliver_all(self, batch: Batch, share: GilThrottle | None) -> None:
+    def _deliver_all(self, batch: Batch, share: gil_share.GilThrottle | None) -> None:
         try:
             messages = self.dispatcher.decode(batch)
         # The thread must live on: a dead receiver blocks its device. The batch is released for the same

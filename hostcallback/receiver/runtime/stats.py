@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
@@ -13,7 +12,7 @@ from hostcallback.receiver.messages import Consumer, Message, Sink
 from hostcallback.receiver.text import preformatted, table
 
 
-@dataclass(slots=True)
+@dataclasses.dataclass(slots=True)
 class DeviceStats:
     """Counts of one device's receiver within one scope.
 
@@ -134,7 +133,7 @@ def _bytes(count: int) -> str:
     raise AssertionError("unreachable")
 
 
-@dataclass(slots=True)
+@dataclasses.dataclass(slots=True)
 class TapCounts:
     """Counts of one tap on one device since counting began.
 

@@ -10,7 +10,6 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol
@@ -201,7 +200,7 @@ class Debugger(cmd.Cmd):
         self,
         frames: Sequence[Frame],
         console: Console,
-        evaluating: AbstractContextManager[Any] | None = None,
+        evaluating: contextlib.AbstractContextManager[Any] | None = None,
     ) -> None:
         """Makes the debugger of one stop.
 
@@ -213,7 +212,7 @@ class Debugger(cmd.Cmd):
         super().__init__(stdout=console.stdout)
         self._console = console
         self._frames = frames
-        self._evaluating = evaluating or nullcontext()
+        self._evaluating = evaluating or contextlib.nullcontext()
         self._index = 0
         self._next_line: int | None = None  # the line at which `list` continues
         self.quitted = False

@@ -10,7 +10,6 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -70,7 +69,7 @@ def write_at_once(stream: SupportsWrite | None, text: str) -> None:
 
 _is_unread = False
 
-above_bars: Callable[[], AbstractContextManager[Any]] | None = None
+above_bars: Callable[[], contextlib.AbstractContextManager[Any]] | None = None
 """Makes room for text above the progress bars of a terminal; set while there are bars."""
 
 

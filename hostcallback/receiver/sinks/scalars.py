@@ -14,14 +14,13 @@ import numpy as np
 from hostcallback.receiver import messages
 from hostcallback.receiver.sinks.metric_writers.files import csv, jsonl
 from hostcallback.receiver.sinks.metric_writers.reduction import MetricRecord, RecordWriter
-from hostcallback.receiver.wire import pytree as tree
-from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
+from hostcallback.receiver.wire import pytree as tree, tap_descriptor
 
 
 class TapScalars:
     """Reads the step and the scalars of the messages of one tap."""
 
-    def __init__(self, described: TapDescriptor) -> None:
+    def __init__(self, described: tap_descriptor.TapDescriptor) -> None:
         """Reads the tap's description."""
         self._name = described.name
         self._unflatten = tree.unflatten_with(described.tree)

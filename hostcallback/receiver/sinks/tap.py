@@ -9,12 +9,8 @@ from typing import Any
 from hostcallback.receiver.failures.failure_report import note_logged
 from hostcallback.receiver.log import logger, traceback_text
 from hostcallback.receiver.messages import Message, Sink
-from hostcallback.receiver.sinks.batches import (
-    Batchings,
-    batch_axes as batch_axes,
-    for_each_element,
-    shown_transforms,
-)
+from hostcallback.receiver.sinks import batches
+from hostcallback.receiver.sinks.batches import batch_axes as batch_axes
 from hostcallback.receiver.wire.truncation import stack_of_one
 
 Unflatten = Callable[[Sequence[Any]], Any]
@@ -88,7 +84,7 @@ def _tap_sink(func: Callable[..., Any], kwargs: Mapping[str, Any], unflatten: Un
 
     def call_with_context(message: Message) -> Any:
         context = {
-            "transforms": shown_transforms(message),
+            "transforms": batches.shown_transforms(message),
             "device": message.device,
             "index": message.shard_index,
         }
@@ -104,7 +100,7 @@ def _as_stack(message: Message) -> Message:
 
 
 def callback_sink(
-    func: Callable[..., Any], unflatten: Unflatten, batchings: Batchings, *, most: int | None = None
+    func: Callable[..., Any], unflatten: Unflatten, batchings: batches.Batchings, *, most: int | None = None
 ) -> Sink:
     """Returns the sink that calls `func(*args, **kwargs)`.
 
@@ -119,7 +115,7 @@ def callback_sink(
         args, kwargs = unflatten(arrays)
         func(*args, **kwargs)
 
-    return lambda message: for_each_element(message, batchings, call, most=most)
+    return lambda message: batches.for_each_element(message, batchings, call, most=most)
 
 
 def positional_tap_sink(
@@ -141,7 +137,7 @@ def positional_tap_sink(
     """
 
     def call(message: Message) -> None:
-        transforms = [(name, dict(params)) for name, params in shown_transforms(message)]
+        transforms = [(name, dict(params)) for name, params in batches.shown_transforms(message)]
         if with_device:
             func(unflatten(message.arrays), transforms, device=message.device)
         else:

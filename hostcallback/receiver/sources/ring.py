@@ -13,16 +13,8 @@ import numpy as np
 
 from hostcallback.receiver.errors import CallFailedError
 from hostcallback.receiver.native import bindings as native
+from hostcallback.receiver.sources import columns, ring_batch
 from hostcallback.receiver.sources.back_pressure import BackPressure
-from hostcallback.receiver.sources.columns import BatchColumns
-from hostcallback.receiver.sources.ring_batch import (
-    DAMAGE,
-    BlockMemory,
-    CorruptRingError,
-    LostCopiesError,
-    RingBatch,
-    RingConfig,
-)
 from hostcallback.receiver.sources.source import CopiedBatch, SourceCounters
 from hostcallback.receiver.wire.array_types import ArraySpec, is_subbyte, pack_subbyte, unpack_subbyte
 from hostcallback.receiver.wire.frame import Flags, encode_prefix
@@ -54,7 +46,7 @@ class RingSource:
         self.device = device
         self._library = library
         self._ring = ring
-        self._config = RingConfig()
+        self._config = ring_batch.RingConfig()
         self._device_id = device
         capacity = ctypes.c_uint64()
         address = library.hcb_ring_memory(ring, capacity)
@@ -63,12 +55,12 @@ class RingSource:
         self._native_batch = native.Batch()
         self._batch_pointer = ctypes.byref(self._native_batch)
         self._quick = native.load_holding_lock()
-        self._columns = BatchColumns(self._quick, ring, self.memory, self._native_batch)
-        self._batch: RingBatch | None = None
+        self._columns = columns.BatchColumns(self._quick, ring, self.memory, self._native_batch)
+        self._batch: ring_batch.RingBatch | None = None
         self._ahead = ctypes.c_uint64()  # the position up to which `copy_ahead` has copied
 
     @classmethod
-    def open(cls, device: int, config: RingConfig | None = None) -> RingSource:
+    def open(cls, device: int, config: ring_batch.RingConfig | None = None) -> RingSource:
         """Opens the ring of the device with FFI ordinal `device`, created if it does not exist, and configures it.
 
         Raises:
@@ -76,7 +68,7 @@ class RingSource:
             MemoryError: the system has no memory for the ring.
         """
         library = native.load()
-        config = config or RingConfig()
+        config = config or ring_batch.RingConfig()
         ring = library.hcb_ring_open(device, config.native())
         if not ring:
             raise MemoryError(f"no memory for a ring of {config.capacity_bytes} bytes for device {device}")
@@ -89,7 +81,7 @@ class RingSource:
         cls,
         ordinal: int,
         device_id: int,
-        config: RingConfig | None = None,
+        config: ring_batch.RingConfig | None = None,
         before_use: Callable[[RingSource], None] = lambda source: None,
     ) -> RingSource:
         """Opens the ring of the GPU with FFI ordinal `ordinal`, whose messages carry `device_id`.
@@ -127,7 +119,7 @@ class RingSource:
 
     def configure(self, back_pressure: BackPressure) -> None:
         """See `Source`. A RingConfig also changes the block budget; the other sizes stay."""
-        if not isinstance(back_pressure, RingConfig):
+        if not isinstance(back_pressure, ring_batch.RingConfig):
             given = {
                 field.name: getattr(back_pressure, field.name) for field in dataclasses.fields(BackPressure)
             }
@@ -135,7 +127,7 @@ class RingSource:
         self._config = back_pressure
         self._library.hcb_ring_configure(self._ring, back_pressure.native())
 
-    def read(self, timeout_sec: float | None) -> RingBatch | None:
+    def read(self, timeout_sec: float | None) -> ring_batch.RingBatch | None:
         """See `Source`. Reads at most 1024 frames or about 1 MiB, payloads outside the ring included.
 
         Raises:
@@ -155,13 +147,13 @@ class RingSource:
         batch = self._native_batch
         if not found:
             if batch.damage == native.COPY_FAILED:
-                raise LostCopiesError(
+                raise ring_batch.LostCopiesError(
                     self._device_id, batch.damage_messages, batch.damage_start, batch.damage_end
                 )
             if batch.damage:
-                raise CorruptRingError(
+                raise ring_batch.CorruptRingError(
                     self._device_id,
-                    DAMAGE[batch.damage],
+                    ring_batch.DAMAGE[batch.damage],
                     batch.damage_start,
                     batch.damage_end,
                     batch.damage_messages,
@@ -171,9 +163,11 @@ class RingSource:
         payloads: dict[int, Any] = {}
         if batch.blocks_count:
             for block in batch.blocks[: batch.blocks_count]:
-                payloads[block.frame] = np.asarray(BlockMemory(self._library, block.memory, block.nbytes))
+                payloads[block.frame] = np.asarray(
+                    ring_batch.BlockMemory(self._library, block.memory, block.nbytes)
+                )
         folded = batch.folded[:found] if batch.folded_total else ()
-        self._batch = RingBatch(
+        self._batch = ring_batch.RingBatch(
             self.memory, self.give_back, found, batch.offsets, batch.ends, payloads, folded, self._columns
         )
         return self._batch
@@ -250,7 +244,7 @@ class RingSource:
             for array, spec in zip(filled, results, strict=True)
         ]
 
-    def read_call(self, timeout_sec: float) -> RingBatch | None:
+    def read_call(self, timeout_sec: float) -> ring_batch.RingBatch | None:
         """Waits for a call that is the next frame, once all earlier frames are delivered.
 
         The threads that run host functions call it.
@@ -281,7 +275,7 @@ class RingSource:
         _host_calls.append(pointer)
         self._library.hcb_ring_set_host_call(self._ring, pointer)
 
-    def read_own_call(self, own: int, timeout_sec: float) -> RingBatch | None:
+    def read_own_call(self, own: int, timeout_sec: float) -> ring_batch.RingBatch | None:
         """Reads the call of the calling thread's program, as `read_call` does.
 
         Returns:
@@ -310,11 +304,11 @@ class RingSource:
         """Whether the call has its reply, or has failed."""
         return bool(self._quick.hcb_own_call_ended(own))
 
-    def _taken(self, taken: native.CallFrame) -> RingBatch:
+    def _taken(self, taken: native.CallFrame) -> ring_batch.RingBatch:
         payloads = {}
         if taken.memory is not None:
-            payloads[0] = np.asarray(BlockMemory(self._library, taken.memory, taken.nbytes))
-        return RingBatch(self.memory, self.give_back, 1, (taken.offset,), (taken.end,), payloads)
+            payloads[0] = np.asarray(ring_batch.BlockMemory(self._library, taken.memory, taken.nbytes))
+        return ring_batch.RingBatch(self.memory, self.give_back, 1, (taken.offset,), (taken.end,), payloads)
 
     def reply(self, seq: int, results: Sequence[np.ndarray[Any, Any]]) -> int | None:
         """Gives the program that waits for the reply to message `seq` its results. Any thread.

@@ -11,16 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hostcallback.receiver.errors import CorruptFrameError, TruncatedFrameError, UnsupportedVersionError
-from hostcallback.receiver.wire.array_types import (
-    ALIGNMENT,
-    Array,
-    ArraySpec,
-    decode_metadata,
-    encode_metadata,
-    pack_subbyte,
-    payload_layout,
-    wire_type_of,
-)
+from hostcallback.receiver.wire import array_types
 
 MAGIC = b"HCB"
 VERSION = 1
@@ -83,7 +74,7 @@ _UNKNOWN = 0xFFFFFFFF & ~int(EVERYWHERE | Flags.EXTERNAL | NO_MESSAGE)
 
 def align(nbytes: int) -> int:
     """Rounds up to a multiple of `ALIGNMENT`."""
-    return (nbytes + ALIGNMENT - 1) & -ALIGNMENT
+    return (nbytes + array_types.ALIGNMENT - 1) & -array_types.ALIGNMENT
 
 
 class Header(NamedTuple):
@@ -120,7 +111,7 @@ class Header(NamedTuple):
     def frame_bytes(self) -> int:
         """Bytes from this frame's start to the next one's."""
         if self.flags & Flags.EXTERNAL:
-            return self.payload_start + ALIGNMENT
+            return self.payload_start + array_types.ALIGNMENT
         return self.payload_start + align(self.payload_bytes)
 
 
@@ -205,7 +196,7 @@ def read_metadata(buffer: Buffer, offset: int, header: Header) -> bytes:
 
 
 def encode_prefix(
-    consumer_id: int, flags: Flags | int, specs: Iterable[ArraySpec], predicate: int = 0
+    consumer_id: int, flags: Flags | int, specs: Iterable[array_types.ArraySpec], predicate: int = 0
 ) -> bytes:
     """Encodes the common beginning of all frames of one tap: header and padded metadata.
 
@@ -215,14 +206,14 @@ def encode_prefix(
     Raises:
         ValueError: a number is out of its range, or a flag is ring only.
     """
-    metadata = encode_metadata(specs)
+    metadata = array_types.encode_metadata(specs)
     header = Header(_public(flags, PREFIX_ONLY), consumer_id, 0, 0, 0, predicate, len(metadata), 0, 0)
     return encode_header(header) + metadata.ljust(align(len(metadata)), b"\0")
 
 
 def frame_from_prefix(
     prefix: bytes,
-    arrays: Sequence[Array],
+    arrays: Sequence[array_types.Array],
     *,
     seq: int = 0,
     time_ns: int = 0,
@@ -246,7 +237,7 @@ def frame_from_prefix(
         array = np.asarray(array)
         # Dtypes are usually equal; the wire type is looked up only if the byte order differs.
         if array.shape != spec.shape or (
-            array.dtype != spec.dtype and wire_type_of(array.dtype).code != spec.type_code
+            array.dtype != spec.dtype and array_types.wire_type_of(array.dtype).code != spec.type_code
         ):
             raise ValueError(
                 f"array {array.dtype}{list(array.shape)} where the prefix announces "
@@ -260,7 +251,7 @@ def frame_from_prefix(
 
 
 def encode_frame(
-    arrays: Iterable[Array],
+    arrays: Iterable[array_types.Array],
     *,
     consumer_id: int,
     flags: Flags | int = 0,
@@ -275,14 +266,14 @@ def encode_frame(
         ValueError: a number is out of its range, or a flag is ring only.
     """
     arrays = [np.asarray(array) for array in arrays]
-    prefix = encode_prefix(consumer_id, flags, [ArraySpec.of(a.dtype, a.shape) for a in arrays])
+    prefix = encode_prefix(consumer_id, flags, [array_types.ArraySpec.of(a.dtype, a.shape) for a in arrays])
     return frame_from_prefix(prefix, arrays, **stamp)
 
 
-def _wire_bytes(array: Array, spec: ArraySpec) -> Array:
+def _wire_bytes(array: array_types.Array, spec: array_types.ArraySpec) -> array_types.Array:
     # uint8, shape [spec.nbytes]; a view if the memory already has the wire's form.
     if spec.bits < 8:
-        return pack_subbyte(array)
+        return array_types.pack_subbyte(array)
     return np.ascontiguousarray(array, spec.dtype).reshape(-1).view(np.uint8)
 
 
@@ -290,15 +281,15 @@ def _wire_bytes(array: Array, spec: ArraySpec) -> Array:
 @functools.lru_cache(maxsize=256)
 def _parse_prefix(
     prefix: bytes,
-) -> tuple[Flags, int, int, tuple[ArraySpec, ...], list[int], int]:
+) -> tuple[Flags, int, int, tuple[array_types.ArraySpec, ...], list[int], int]:
     header = decode_header(prefix)
     if len(prefix) != header.payload_start:
         raise CorruptFrameError(
             f"the prefix has {len(prefix)} bytes, expected {header.payload_start} for the metadata length "
             "in its header; make it with encode_prefix"
         )
-    specs = decode_metadata(read_metadata(prefix, 0, header))
-    offsets, _, payload_bytes = payload_layout(specs)
+    specs = array_types.decode_metadata(read_metadata(prefix, 0, header))
+    offsets, _, payload_bytes = array_types.payload_layout(specs)
     return header.flags, header.consumer_id, header.meta_bytes, specs, offsets, payload_bytes
 
 

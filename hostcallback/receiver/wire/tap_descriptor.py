@@ -10,8 +10,7 @@ import msgpack
 import numpy as np
 
 from hostcallback.receiver import limits
-from hostcallback.receiver.wire import pytree as tree
-from hostcallback.receiver.wire.pytree import check_nesting, unpack_plain
+from hostcallback.receiver.wire import pytree, pytree as tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +148,7 @@ class TapDescriptor:
         try:
             if len(data) > limits.DESCRIPTION_BYTES:
                 raise ValueError(f"at most {limits.DESCRIPTION_BYTES} are allowed")
-            return cls(**_checked(unpack_plain(data, DESCRIPTION_NESTING)))
+            return cls(**_checked(pytree.unpack_plain(data, DESCRIPTION_NESTING)))
         except (ValueError, TypeError, RecursionError, OverflowError) as error:
             raise ValueError(f"{len(data)} bytes are not a descriptor of a tap: {error}") from error
 
@@ -181,7 +180,7 @@ def _checked(fields: Any) -> dict[str, Any]:
                 f"{name} has {len(fields[name])} characters, at most {limits.NAME_CHARS} are allowed"
             )
     for name in ("params", "kwargs", "transforms"):
-        check_nesting(fields[name], limits.NESTING)
+        pytree.check_nesting(fields[name], limits.NESTING)
     if isinstance(fields["consumer_id"], bool) or not 0 <= fields["consumer_id"] < 2**64:
         raise ValueError(f"consumer_id is {fields['consumer_id']}, expected 64 bits")
     if fields["shards"] not in (None, "all", "some") or fields["sharding"] not in ("global", "local"):

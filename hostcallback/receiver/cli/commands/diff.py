@@ -13,13 +13,7 @@ from hostcallback.receiver.cli import CommandError
 from hostcallback.receiver.cli.arguments import number, steps
 from hostcallback.receiver.cli.output.messages import make_safe, report_damage, show_progress
 from hostcallback.receiver.cli.output.tables import BOLD, has_color, painted, report_unmatched_names
-from hostcallback.receiver.taplog.diff.comparison import (
-    Comparison,
-    Difference,
-    Outcome,
-    Tolerance,
-    value_text,
-)
+from hostcallback.receiver.taplog.diff import comparison
 from hostcallback.receiver.taplog.diff.pairing import ComparedLog
 from hostcallback.receiver.taplog.reading import logged_message, reader, selection
 from hostcallback.receiver.taplog.render import plain_value
@@ -79,20 +73,20 @@ def run(arguments: argparse.Namespace) -> int:
     first, last = arguments.step or (None, None)
     wanted = selection.Selection(tuple(arguments.name), first, last, tuple(arguments.device))
     show_progress(a.reader, b.reader, by_device=True)
-    comparison = Comparison(a, b, Tolerance(arguments.rtol, arguments.atol), wanted)
+    compared = comparison.Comparison(a, b, comparison.Tolerance(arguments.rtol, arguments.atol), wanted)
     found = 0
     if arguments.all:
-        for difference in comparison.all():
+        for difference in compared.all():
             _show(difference, arguments.json)
             found += 1
-    elif (difference_ := comparison.first()) is not None:
+    elif (difference_ := compared.first()) is not None:
         _show(difference_, arguments.json)
         _hint_at_moved_lines(difference_, a, b)
         found = 1
-    _conclude(comparison.outcome, found, arguments)
+    _conclude(compared.outcome, found, arguments)
     sys.stdout.flush()
-    trouble = report_damage([*a.damaged, *b.damaged]) or comparison.outcome.unaligned
-    if not found and not comparison.outcome.compared and (a.devices or b.devices):
+    trouble = report_damage([*a.damaged, *b.damaged]) or compared.outcome.unaligned
+    if not found and not compared.outcome.compared and (a.devices or b.devices):
         print(
             "hcb: no messages to compare: no message of these names, devices and steps is in both logs",
             file=sys.stderr,
@@ -103,7 +97,7 @@ def run(arguments: argparse.Namespace) -> int:
     return DIFFERENT if found else FAILED if trouble else SAME
 
 
-def _hint_at_moved_lines(difference: Difference, a: ComparedLog, b: ComparedLog) -> None:
+def _hint_at_moved_lines(difference: comparison.Difference, a: ComparedLog, b: ComparedLog) -> None:
     lacking = a if difference.a is None else b if difference.b is None else None
     name = difference.logged.message.consumer.name
     if lacking and name in lacking.tap_names and lacking.lacks(lacking.key_of(difference.logged)):
@@ -123,7 +117,7 @@ def _refuse_one_run(a: reader.LogReader, b: reader.LogReader) -> None:
         )
 
 
-def _show(difference: Difference, as_json: bool) -> None:
+def _show(difference: comparison.Difference, as_json: bool) -> None:
     if as_json:
         print(json.dumps(_as_dict(difference), allow_nan=False))
         return
@@ -138,10 +132,10 @@ def _show(difference: Difference, as_json: bool) -> None:
     print(painted(title, BOLD) if has_color() else title)
     print(f"  {printable(found.text)}")
     for leaf in found.leaves[1:]:
-        print(f"  {printable(value_text(leaf))}")
+        print(f"  {printable(comparison.value_text(leaf))}")
 
 
-def _as_dict(difference: Difference) -> dict[str, Any]:
+def _as_dict(difference: comparison.Difference) -> dict[str, Any]:
     logged, found = difference.logged, difference.found
     consumer = logged.message.consumer
     return {
@@ -179,7 +173,7 @@ def _message(logged: logged_message.LoggedMessage | None) -> dict[str, int] | No
     return None if logged is None else {"seq": logged.message.seq, "time_ns": logged.message.time_ns}
 
 
-def _conclude(outcome: Outcome, found: int, arguments: argparse.Namespace) -> None:
+def _conclude(outcome: comparison.Outcome, found: int, arguments: argparse.Namespace) -> None:
     for device, unaligned in outcome.unaligned:
         print(
             f"hcb: process {device.process}, {device.device}: not compared from message {unaligned.a.message.seq} in A "

@@ -17,8 +17,7 @@ from hostcallback.receiver.errors import BadStreamError, StreamRefusedError, Tra
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.remote.control import protocol
 from hostcallback.receiver.remote.forwarding_protocol import CONTROL, StreamKey
-from hostcallback.receiver.remote.sending.grpc_transport import GrpcTransport
-from hostcallback.receiver.remote.sending.sender import BackOff
+from hostcallback.receiver.remote.sending import grpc_transport, sender
 from hostcallback.receiver.runtime.runtime import runtime
 
 REFUSED_SEC = 60.0
@@ -36,7 +35,7 @@ TAKE_SEC = 10.0
 class ControlThread:
     """Answers requests until it is stopped, over one connection after another. No other thread waits for it."""
 
-    def __init__(self, transport: GrpcTransport, key: StreamKey) -> None:
+    def __init__(self, transport: grpc_transport.GrpcTransport, key: StreamKey) -> None:
         """Starts the thread.
 
         Args:
@@ -50,7 +49,7 @@ class ControlThread:
             **{name: endpoints.handlers[name] for name in protocol.COMMANDS},
             "rules": rules,
         }
-        self._back_off = BackOff()
+        self._back_off = sender.BackOff()
         self._stopped = threading.Event()
         self._call: Any = None
         self._thread = threading.Thread(target=self._run, name="hostcallback-forward-control", daemon=True)

@@ -11,12 +11,10 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from hostcallback.receiver.messages import NAME as STEP, Message, array_names, device_text
-from hostcallback.receiver.sinks import described_template
-from hostcallback.receiver.sinks.batches import batchings_of
+from hostcallback.receiver.sinks import batches, described_template
 from hostcallback.receiver.sinks.tap import batch_axes
-from hostcallback.receiver.wire import pytree as tree
+from hostcallback.receiver.wire import pytree as tree, tap_descriptor
 from hostcallback.receiver.wire.array_types import Array
-from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 
 SCALAR, HISTOGRAM, IMAGE, TEXT = "scalar", "histogram", "image", "text"
 FORMS = (SCALAR, HISTOGRAM, IMAGE, TEXT)
@@ -113,7 +111,7 @@ class TapLayout:
         every: number of steps that one record covers.
     """
 
-    def __init__(self, described: TapDescriptor) -> None:
+    def __init__(self, described: tap_descriptor.TapDescriptor) -> None:
         """Reads a tap's description, which may come from a file.
 
         Raises:
@@ -124,7 +122,7 @@ class TapLayout:
         self.every = _number(params.get("every", 1), "every")
         self._described = described
         self._unflatten = tree.unflatten_with(described.tree)
-        self._dims = batchings_of(described.transforms)
+        self._dims = batches.batchings_of(described.transforms)
         self._step = -1
         self.metrics: list[Metric] = []
         self._count = -1

@@ -20,11 +20,8 @@ from hostcallback.receiver.taplog.format.layout import NO_STEP, Damage
 from hostcallback.receiver.taplog.reading import logged_message, merge, segment_reader
 from hostcallback.receiver.taplog.reading.reader import LogReader
 from hostcallback.receiver.taplog.reading.selection import Selection
+from hostcallback.receiver.wire import decoder, frame, tap_descriptor, truncation
 from hostcallback.receiver.wire.array_types import Array
-from hostcallback.receiver.wire.decoder import Decoder, Plan
-from hostcallback.receiver.wire.frame import Flags
-from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
-from hostcallback.receiver.wire.truncation import is_truncated, stack_of_one
 
 
 class Column(NamedTuple):
@@ -112,7 +109,9 @@ class Layouts:
         """No tap is known yet."""
         self._known: dict[Any, tuple[tuple[Column, ...], list[list[int]]]] = {}
 
-    def of(self, described: TapDescriptor | None, arrays: Sequence[tuple[tuple[int, ...], Any]]) -> Any:
+    def of(
+        self, described: tap_descriptor.TapDescriptor | None, arrays: Sequence[tuple[tuple[int, ...], Any]]
+    ) -> Any:
         """Columns, and per array the axes of its lanes and of its value, for (shape, dtype) of each array."""
         key = ((described.consumer_id, described.name) if described else 0, *arrays)
         found = self._known.get(key)
@@ -120,7 +119,9 @@ class Layouts:
             found = self._known[key] = self._new(described, arrays)
         return found
 
-    def _new(self, described: TapDescriptor | None, arrays: Sequence[tuple[tuple[int, ...], Any]]) -> Any:
+    def _new(
+        self, described: tap_descriptor.TapDescriptor | None, arrays: Sequence[tuple[tuple[int, ...], Any]]
+    ) -> Any:
         names = logged_message.LoggedTap(0, described).leaf_names(len(arrays))
         dims = [] if described is None else batchings_of(described.transforms)
         columns, orders = [], []
@@ -182,11 +183,11 @@ class ColumnReader:
             first = missing[0].lost.reason if isinstance(missing[0], merge.LostNote) else missing[0]
             logger.warning("messages are missing in %d place(s) of the log, first: %s", len(missing), first)
 
-    def exported(self) -> list[TapDescriptor]:
+    def exported(self) -> list[tap_descriptor.TapDescriptor]:
         """Returns the descriptors of taps of exported programs, which are in their messages. Reads these messages."""
-        found: dict[tuple[str, int], TapDescriptor] = {}
+        found: dict[tuple[str, int], tap_descriptor.TapDescriptor] = {}
 
-        def take(described: TapDescriptor | None, name: str) -> bool:
+        def take(described: tap_descriptor.TapDescriptor | None, name: str) -> bool:
             if described is not None and len(found) < logged_message.MAX_EXPORTED:
                 found.setdefault((described.name, described.consumer_id), described)
             return False
@@ -198,7 +199,7 @@ class ColumnReader:
 
     def _batch(self, alike: AlikeMessages) -> ColumnBatch:
         arrays, described = alike.arrays, alike.tap.described
-        truncated = is_truncated(arrays)  # then the axes are not those of the descriptor
+        truncated = truncation.is_truncated(arrays)  # then the axes are not those of the descriptor
         shapes = [(array.shape[1:], array.dtype) for array in arrays]
         columns, orders = self._layouts.of(None if truncated else described, shapes)
         if truncated and described is not None:
@@ -252,11 +253,11 @@ class _Assembler:
             )
 
 
-_TRUNCATED = np.uint64(int(Flags.TRUNCATED))
+_TRUNCATED = np.uint64(int(frame.Flags.TRUNCATED))
 FEW = 8
 """Fewer alike messages are decoded one by one."""
 
-Wants = Callable[[TapDescriptor | None, str], bool]
+Wants = Callable[[tap_descriptor.TapDescriptor | None, str], bool]
 """Whether a tap is wanted, by its descriptor and name."""
 
 
@@ -314,7 +315,7 @@ class AlikeMessages(NamedTuple):
             np.array([message.run_id], np.int64),
             np.array([logged.folded], np.uint64),
         )
-        arrays = [stack_of_one(array) for array in message.arrays]
+        arrays = [truncation.stack_of_one(array) for array in message.arrays]
         return cls(
             logged.tap, logged.writer, str(message.device), *numbers, arrays, message.shard_index
         )  # fmt: skip
@@ -325,7 +326,7 @@ class AlikeReader:
 
     def __init__(self) -> None:
         """No tap is known yet."""
-        self._decoder = Decoder()
+        self._decoder = decoder.Decoder()
         self._taps = logged_message.MessageDecoder()
 
     def read(self, reader: LogReader, selection: Selection) -> Iterator[AlikeMessages | Damage]:
@@ -362,7 +363,7 @@ class AlikeReader:
                 elif wants(tap.described, tap.consumer.name):
                     yield _stacked(run, block, same, tap, array_views(block, same, plan)[own:])
 
-    def _plan(self, block: FrameBlock, places: Array) -> Plan | None:
+    def _plan(self, block: FrameBlock, places: Array) -> decoder.Plan | None:
         if len(places) < FEW or (block.flags[places] & _TRUNCATED).any():
             return None
         try:
@@ -383,7 +384,7 @@ class AlikeReader:
                     yield AlikeMessages.one(logged)
 
     def _exported(
-        self, block: FrameBlock, places: Array, plan: Plan
+        self, block: FrameBlock, places: Array, plan: decoder.Plan
     ) -> Iterator[tuple[Array, logged_message.LoggedTap | None]]:
         # Messages of exported programs carry their tap's descriptor as the first array: those of each descriptor.
         # None for one that is not valid.
@@ -410,7 +411,7 @@ def _stacked(
     return AlikeMessages(tap, run.writer, run.device, *numbers, arrays)
 
 
-def array_views(block: FrameBlock, places: Array, plan: Plan) -> list[Array]:
+def array_views(block: FrameBlock, places: Array, plan: decoder.Plan) -> list[Array]:
     """The arrays of alike messages, each of shape (messages, *shape)."""
     offsets, count = block.offsets[places], len(places)
     stride = even_stride(offsets)

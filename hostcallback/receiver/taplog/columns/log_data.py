@@ -8,8 +8,7 @@ import glob
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from hostcallback.receiver import tap_arguments, text
-from hostcallback.receiver.errors import HostCallbackError
+from hostcallback.receiver import errors, tap_arguments, text
 from hostcallback.receiver.taplog.columns import tables
 from hostcallback.receiver.taplog.columns.column_batches import ColumnBatch, ColumnReader, joined
 from hostcallback.receiver.taplog.columns.tables import Table
@@ -232,7 +231,7 @@ def _same(one: ColumnBatch, other: ColumnBatch) -> bool:
     return one[:3] == other[:3]
 
 
-class UnknownTapError(HostCallbackError, KeyError):
+class UnknownTapError(errors.HostCallbackError, KeyError):
     """A log does not have the tap; the text lists those that it has.
 
     Example:

@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from hostcallback.receiver.errors import HostCallbackError
+from hostcallback.receiver import errors, tap_arguments
 from hostcallback.receiver.messages import NAME as STEP
-from hostcallback.receiver.tap_arguments import base_name
 from hostcallback.receiver.taplog.columns.column_batches import Column, ColumnBatch
 from hostcallback.receiver.taplog.format.layout import NO_STEP
 from hostcallback.receiver.taplog.render import plain_array
@@ -109,7 +108,7 @@ def column_names(tap: str, columns: Sequence[Column]) -> list[str]:
     """Names of the leaves' columns: those of the leaves, or of the tap where an array alone was tapped."""
     names: list[str] = []
     for column in columns:
-        name = column.name or base_name(tap)
+        name = column.name or tap_arguments.base_name(tap)
         while (
             name in _TAKEN
             or name in names
@@ -284,6 +283,6 @@ def optional(package: str, extra: str) -> Any:
         importlib.import_module(package.partition(".")[0])  # a module of it may be loaded without it
         return importlib.import_module(package)
     except ImportError as error:
-        raise HostCallbackError(
+        raise errors.HostCallbackError(
             f"this needs the package {package.partition('.')[0]}: pip install 'hostcallback[{extra}]'"
         ) from error

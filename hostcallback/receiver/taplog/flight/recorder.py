@@ -25,16 +25,8 @@ from hostcallback.receiver.sources.ring import RingSource
 from hostcallback.receiver.sources.source import Source
 from hostcallback.receiver.taplog.writing.segment_writer import SegmentWriter
 from hostcallback.receiver.text import command_line
+from hostcallback.receiver.wire import frame
 from hostcallback.receiver.wire.array_types import ALIGNMENT
-from hostcallback.receiver.wire.frame import (
-    HEADER,
-    MAGIC as FRAME_MAGIC,
-    VERSION as WIRE_VERSION,
-    Flags,
-    Header,
-    decode_header,
-    encode_header,
-)
 
 MAGIC = b"HCBRING\n"
 VERSION = 1
@@ -47,7 +39,7 @@ _RECORD = struct.Struct("<8sQQ")
 _RECORD_MAGIC = b"HCBBLOK\n"
 _RECORD_PAYLOAD = 128
 _DESCRIPTOR = struct.Struct("<QQQ")  # address, nbytes, file offset
-_NO_MESSAGE = Flags.PAD | Flags.DISCARDED | Flags.BUSY
+_NO_MESSAGE = frame.Flags.PAD | frame.Flags.DISCARDED | frame.Flags.BUSY
 
 
 class RingFileError(errors.HostCallbackError):
@@ -64,7 +56,7 @@ class RecoveredFrame:
         delivered: whether its sink received it before the process ended.
     """
 
-    header: Header
+    header: frame.Header
     frame: bytes
     delivered: bool
 
@@ -133,14 +125,14 @@ def read_ring(path: Path) -> RingContents:
         flags = frame_header.flags
         if position <= overwritten:
             continue
-        if flags & Flags.BUSY:
+        if flags & frame.Flags.BUSY:
             contents.unfinished += 1
-        if flags & (_NO_MESSAGE | Flags.END_OF_STREAM):
+        if flags & (_NO_MESSAGE | frame.Flags.END_OF_STREAM):
             continue
-        frame = _whole(data, ring, position, frame_header)
-        if not frame:
+        whole = _whole(data, ring, position, frame_header)
+        if not whole:
             contents.without_payload += 1
-        contents.frames.append(RecoveredFrame(frame_header, frame, position < min(delivered, released)))
+        contents.frames.append(RecoveredFrame(frame_header, whole, position < min(delivered, released)))
     return contents
 
 
@@ -150,7 +142,9 @@ def _head_now(path: Path) -> int:
         return int.from_bytes(file.read(8), "little")
 
 
-def _walk(ring: np.ndarray[Any, Any], head: int, contents: RingContents) -> Iterator[tuple[int, Header]]:
+def _walk(
+    ring: np.ndarray[Any, Any], head: int, contents: RingContents
+) -> Iterator[tuple[int, frame.Header]]:
     starts = _headers(ring, head)
     capacity = len(ring)
     at, index = (int(starts[0]) if len(starts) else head), 0
@@ -174,7 +168,7 @@ def _headers(ring: np.ndarray[Any, Any], head: int) -> np.ndarray[Any, Any]:
     capacity = len(ring)
     first = max(0, head - capacity)
     lines = ring.view(np.dtype([("tag", "<u4"), ("rest", "V52"), ("position", "<u8")]))
-    tag = int.from_bytes(FRAME_MAGIC + bytes([WIRE_VERSION]), "little")
+    tag = int.from_bytes(frame.MAGIC + bytes([frame.VERSION]), "little")
     offsets = np.arange(len(lines), dtype=np.uint64) * np.uint64(ALIGNMENT)
     # The position in [first, head) of each offset.
     lap = np.uint64(first // capacity * capacity)
@@ -186,10 +180,10 @@ def _headers(ring: np.ndarray[Any, Any], head: int) -> np.ndarray[Any, Any]:
     return found
 
 
-def _header_at(ring: np.ndarray[Any, Any], position: int, head: int) -> Header | None:
+def _header_at(ring: np.ndarray[Any, Any], position: int, head: int) -> frame.Header | None:
     offset = position % len(ring)
     try:
-        header = decode_header(ring[offset : offset + HEADER.size].tobytes())
+        header = frame.decode_header(ring[offset : offset + frame.HEADER.size].tobytes())
     except errors.WireError:
         return None
     if header.position != position or offset + header.frame_bytes > len(ring):
@@ -197,9 +191,11 @@ def _header_at(ring: np.ndarray[Any, Any], position: int, head: int) -> Header |
     return header if position + header.frame_bytes <= head else None
 
 
-def _whole(data: np.ndarray[Any, Any], ring: np.ndarray[Any, Any], position: int, header: Header) -> bytes:
+def _whole(
+    data: np.ndarray[Any, Any], ring: np.ndarray[Any, Any], position: int, header: frame.Header
+) -> bytes:
     start = position % len(ring)
-    if not header.flags & Flags.EXTERNAL:
+    if not header.flags & frame.Flags.EXTERNAL:
         return ring[start : start + header.frame_bytes].tobytes()
     metadata_end = start + header.payload_start
     _, nbytes, record_at = _DESCRIPTOR.unpack(ring[metadata_end : metadata_end + _DESCRIPTOR.size].tobytes())
@@ -209,10 +205,10 @@ def _whole(data: np.ndarray[Any, Any], ring: np.ndarray[Any, Any], position: int
     record = data[record_at : record_at + _RECORD.size].tobytes()
     if _RECORD.unpack(record) != (_RECORD_MAGIC, position, nbytes):
         return b""
-    inline = header._replace(flags=header.flags & ~Flags.EXTERNAL)
+    inline = header._replace(flags=header.flags & ~frame.Flags.EXTERNAL)
     payload = data[payload_at : payload_at + nbytes].tobytes()
     padded = payload.ljust(inline.frame_bytes - inline.payload_start, b"\0")
-    return encode_header(inline) + ring[start + HEADER.size : metadata_end].tobytes() + padded
+    return frame.encode_header(inline) + ring[start + frame.HEADER.size : metadata_end].tobytes() + padded
 
 
 PROCESS_FILE = "process.json"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hostcallback.receiver import limits
-from hostcallback.receiver.errors import TapLogError
+from hostcallback.receiver import errors, limits
 
 PORTION_BYTES = 1024
 PIECE_BYTES = 1 << 20
@@ -18,7 +17,7 @@ def _zstandard() -> Any:
     try:
         import zstandard
     except ImportError as error:
-        raise TapLogError(
+        raise errors.TapLogError(
             "a compressed tap log needs the package zstandard: pip install 'hostcallback[zstd]'"
         ) from error
     return zstandard

@@ -14,15 +14,10 @@ from typing import Any, NamedTuple
 import msgpack
 import numpy as np
 
-from hostcallback.receiver.errors import (
-    CutOffLogError,
-    NotATapLogError,
-    UnsupportedVersionError,
-)
+from hostcallback.receiver import errors
 from hostcallback.receiver.native import bindings as native_library
 from hostcallback.receiver.text import printable
-from hostcallback.receiver.wire import frame
-from hostcallback.receiver.wire.array_types import Array
+from hostcallback.receiver.wire import array_types, frame
 
 
 class ThinnedTap(NamedTuple):
@@ -122,7 +117,7 @@ def segments_of(path: str | os.PathLike[str]) -> list[Path]:
         return [path]
     found = sorted(entry for entry in path.iterdir() if entry.suffix == SUFFIX)
     if not found:
-        raise NotATapLogError(
+        raise errors.NotATapLogError(
             f"{path}: this folder has no tap log, expected files *{SUFFIX}{_logs_below(path)}"
         )
     return found
@@ -261,25 +256,25 @@ def decode_file_header(data: bytes, name: str) -> tuple[int, int]:
     """
     if len(data) < HEADER_BYTES or data[: len(MAGIC)] != MAGIC:
         if len(data) < HEADER_BYTES and MAGIC.startswith(data[: len(MAGIC)]):
-            raise CutOffLogError(
+            raise errors.CutOffLogError(
                 f"{name}: empty or cut off: a tap log has a header of {HEADER_BYTES} bytes, this file {len(data)} bytes"
             )
         if data[:6] == MAGIC[:6]:
-            raise NotATapLogError(
+            raise errors.NotATapLogError(
                 f"{name}: this tap log was copied as text, which changed it; copy it again as a binary file"
             )
-        raise NotATapLogError(
+        raise errors.NotATapLogError(
             f"{name} is not a tap log: it starts with {data[:8]!r}, expected {MAGIC!r}; give a log's folder, or one of "
             "the .hcblog files in it"
         )
     _, version, info_bytes, info_crc, crc = _FILE_HEADER.unpack(data[:HEADER_BYTES])
     if version > VERSION:
-        raise UnsupportedVersionError(
+        raise errors.UnsupportedVersionError(
             f"{name} is a tap log of version {version}, this package reads up to {VERSION}; upgrade hostcallback where "
             "the log is read"
         )
     if crc != crc32(data[: HEADER_BYTES - 4]) or not version or info_bytes > MAX_INFO_BYTES:
-        raise NotATapLogError(
+        raise errors.NotATapLogError(
             f"{name}: the header of this tap log is damaged (its checksum does not match); restore the file from a copy"
         )
     return info_bytes, info_crc
@@ -298,11 +293,11 @@ def decode_info(data: bytes, info_bytes: int, crc: int, name: str) -> dict[str, 
     except (ValueError, msgpack.UnpackException):
         info = None
     if len(data) < info_bytes:
-        raise CutOffLogError(f"{name}: truncated: the tap log ends before its header does")
+        raise errors.CutOffLogError(f"{name}: truncated: the tap log ends before its header does")
     if not isinstance(info, dict):
-        raise NotATapLogError(f"{name}: the info after the header of this tap log is damaged")
+        raise errors.NotATapLogError(f"{name}: the info after the header of this tap log is damaged")
     if not isinstance(info.get("wire_version"), int) or info["wire_version"] > frame.VERSION:
-        raise UnsupportedVersionError(
+        raise errors.UnsupportedVersionError(
             f"{name} holds frames of wire format {info.get('wire_version')}, this package reads up to {frame.VERSION}; "
             "upgrade hostcallback where the log is read"
         )
@@ -364,7 +359,7 @@ def page_count(stored_bytes: int) -> int:
     return -(-stored_bytes // PAGE_BYTES)
 
 
-def page_checksums(data: Any) -> Array:
+def page_checksums(data: Any) -> array_types.Array:
     """CRC-32 of each page of `data` (bytes-like): little-endian uint32, shape (pages,)."""
     pages = np.frombuffer(data, np.uint8) if len(data) else np.empty(0, np.uint8)
     found = np.empty(page_count(pages.size), "<u4")

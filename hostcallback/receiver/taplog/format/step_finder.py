@@ -21,8 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hostcallback.receiver import limits
-from hostcallback.receiver.errors import WireError
+from hostcallback.receiver import errors, limits
 from hostcallback.receiver.messages import StepSource, step_place
 from hostcallback.receiver.sinks.call import SHARDS_ID, WHOLE_ID
 from hostcallback.receiver.taplog.format.block import FrameBlock, alike_groups
@@ -358,7 +357,7 @@ class StepFinder:
             metadata = block.metadata(index)
             try:
                 specs = decode_metadata(metadata)
-            except WireError:
+            except errors.WireError:
                 continue
             if len(specs) <= sharded:
                 continue
@@ -418,7 +417,7 @@ def _is_in(taps: Array, known: Collection[int]) -> Array:
 def _slot(metadata: bytes, array: int) -> _Slot | None:
     try:
         specs = decode_metadata(metadata)
-    except WireError:
+    except errors.WireError:
         return None
     if array >= len(specs):
         return None
