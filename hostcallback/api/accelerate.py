@@ -14,8 +14,7 @@ from typing import Any, Literal, get_args
 from hostcallback import _jax_compat as compat
 from hostcallback.lifecycle import receivers as transport
 from hostcallback.lowering import takeover
-from hostcallback.receiver import environment
-from hostcallback.receiver.errors import ReentrantWaitError
+from hostcallback.receiver import environment, errors
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.native import bindings as native_library
 from hostcallback.receiver.runtime.device_receiver import DeviceReceiver
@@ -357,7 +356,8 @@ def _bind(name: str, bind_jaxs: Callable[..., Any], *args: Any, **params: Any) -
 def _bind_outside(name: str, bind_jaxs: Callable[..., Any], *args: Any, **params: Any) -> Any:
     # JAX calls it at once. Waits first, so that earlier messages are delivered before it.
     if transport.started():
-        with contextlib.suppress(ReentrantWaitError):  # a callback that calls this cannot wait for itself
+        # a callback that calls this cannot wait for itself
+        with contextlib.suppress(errors.ReentrantWaitError):
             runtime.wait_delivered()
     # JAX compiles a program for an io_callback and binds the primitive a second time in it.
     _outside.binding = name == "io_callback"

@@ -22,7 +22,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from hostcallback import _jax_compat as compat
-from hostcallback._jax_compat import Primitive
 from hostcallback.lifecycle import receivers as transport
 from hostcallback.lowering.partition import shard_starts
 from hostcallback.primitives import device_ops, effects
@@ -213,7 +212,7 @@ FINE, FIRST, FURTHER = range(3)
 NOT_COUNTED = np.uint32(0xFFFFFFFF)
 """The number of a call where nothing counts them."""
 
-verdict_p = Primitive("verdict")
+verdict_p = compat.Primitive("verdict")
 _seen: Counter[int] = Counter()  # programs, by their checksum
 _seen_lock = threading.Lock()
 

@@ -18,7 +18,6 @@ from typing import Any
 import jax
 
 from hostcallback import _jax_compat as compat
-from hostcallback._jax_compat import Primitive
 from hostcallback.lifecycle import receivers as transport
 from hostcallback.lowering import partition
 from hostcallback.primitives.call import call_p
@@ -85,7 +84,7 @@ class _Kept:
         self.leases: list[Any] = []
 
 
-_body_p = Primitive("tapped_partition")
+_body_p = compat.Primitive("tapped_partition")
 _body_p.multiple_results = True
 
 

@@ -19,7 +19,6 @@ from hostcallback.primitives.tap import mask_levels, tap_p
 from hostcallback.receiver.messages import Consumer, Lease, Message, Sink
 from hostcallback.receiver.runtime.runtime import runtime
 from hostcallback.receiver.sinks import batches, call
-from hostcallback.receiver.sinks.tap import batch_axes
 from hostcallback.receiver.wire.array_types import ArraySpec
 from hostcallback.receiver.wire.frame import Flags, encode_prefix
 from hostcallback.receiver.wire.tap_descriptor import FIRST_PROCESS, TapDescriptor
@@ -270,7 +269,7 @@ def _whole_axes(
     described = int(context.for_export)  # the description is the first array and has no batch axes
     return [
         [] if i < described
-        else sorted(batch_axes(len(aval.shape), [dims[i - described] for dims in batchings]).values())
+        else sorted(batches.batch_axes(len(aval.shape), [dims[i - described] for dims in batchings]).values())
         for i, aval in enumerate(avals)
     ]  # fmt: skip
 

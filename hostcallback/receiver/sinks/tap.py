@@ -10,7 +10,6 @@ from hostcallback.receiver.failures.failure_report import note_logged
 from hostcallback.receiver.log import logger, traceback_text
 from hostcallback.receiver.messages import Message, Sink
 from hostcallback.receiver.sinks import batches
-from hostcallback.receiver.sinks.batches import batch_axes as batch_axes
 from hostcallback.receiver.wire.truncation import stack_of_one
 
 Unflatten = Callable[[Sequence[Any]], Any]

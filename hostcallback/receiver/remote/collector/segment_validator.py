@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from hostcallback.receiver import errors, limits
-from hostcallback.receiver.errors import BadStreamError
 from hostcallback.receiver.remote.forwarding_protocol import StreamKey
 from hostcallback.receiver.taplog.format import layout
 from hostcallback.receiver.taplog.reading.chunk_reader import excess
@@ -40,7 +39,9 @@ class SegmentValidator:
         start, end = self._nbytes, self._nbytes + len(data)
         while True:
             if self._is_complete and end > self._part_at:
-                raise BadStreamError(f"segment {self._number} continues after its end at {self._part_at}")
+                raise errors.BadStreamError(
+                    f"segment {self._number} continues after its end at {self._part_at}"
+                )
             have = self._part_at + len(self._head)
             if have >= end:
                 break
@@ -71,20 +72,20 @@ class SegmentValidator:
         elif self._head[:8] == layout.END_MAGIC:
             end = self._part_at + layout.TRAILER_BYTES
             if layout.decode_trailer(self._head, end) is None:
-                raise BadStreamError(f"segment {self._number} ends in a damaged trailer")
+                raise errors.BadStreamError(f"segment {self._number} ends in a damaged trailer")
             self._is_complete = True
             self._go_on(end)
         else:
             header = layout.decode_chunk_header(self._head, self._part_at)
             if header is None:
-                raise BadStreamError(
+                raise errors.BadStreamError(
                     f"segment {self._number} has no chunk at {self._part_at}, where one must be"
                 )
             reason = excess(header)
             if reason:
-                raise BadStreamError(f"segment {self._number} has a chunk that is {reason}")
+                raise errors.BadStreamError(f"segment {self._number} has a chunk that is {reason}")
             if header.kind == layout.Kind.DESCRIPTIONS and header.raw_bytes > limits.DESCRIPTIONS_BYTES:
-                raise BadStreamError(
+                raise errors.BadStreamError(
                     f"segment {self._number} has {header.raw_bytes} bytes of descriptions in a chunk: too many"
                 )
             self._go_on(self._part_at + layout.chunk_bytes(header.stored_bytes))
@@ -97,7 +98,7 @@ class SegmentValidator:
                 return
             info = layout.decode_info(self._head[layout.HEADER_BYTES :], info_bytes, crc, name)
         except (errors.TapLogError, errors.UnsupportedVersionError) as error:
-            raise BadStreamError(str(error)) from error
+            raise errors.BadStreamError(str(error)) from error
         check_info(info, self._key, self._number)
         self._in_header = False
         self._go_on(layout.HEADER_BYTES + layout.align(info_bytes))
@@ -110,7 +111,7 @@ def check_info(info: dict[str, Any], key: StreamKey, number: int) -> None:
     """Raises BadStreamError if the beginning of a segment does not name this stream and this number."""
     found = info.get("run"), info.get("stream_process"), info.get("process"), info.get("segment")
     if found != (key.run, key.process, key.epoch, number):
-        raise BadStreamError(f"segment {number} of {key} says that it is {str(found)[:200]}")
+        raise errors.BadStreamError(f"segment {number} of {key} says that it is {str(found)[:200]}")
     index = info.get("process_index")
     texts = info.get("host"), info.get("hostcallback"), info.get("job", "")
     if (
@@ -118,7 +119,7 @@ def check_info(info: dict[str, Any], key: StreamKey, number: int) -> None:
         or not isinstance(info.get("pid"), int)
         or not all(isinstance(text, str) and len(text) <= 255 for text in texts)
     ):
-        raise BadStreamError(f"segment {number} of {key} does not say what process wrote it")
+        raise errors.BadStreamError(f"segment {number} of {key} does not say what process wrote it")
 
 
 def check_file(path: Path, key: StreamKey, number: int, piece_bytes: int = 1 << 20) -> SegmentValidator:

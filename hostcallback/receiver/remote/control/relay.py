@@ -29,7 +29,6 @@ from hostcallback.receiver.remote.collector.access import (
 )
 from hostcallback.receiver.remote.control import protocol
 from hostcallback.receiver.remote.control.rule_store import NAME, RuleStore, covers, overlap
-from hostcallback.receiver.remote.forwarding_protocol import StreamKey
 from hostcallback.receiver.runtime.rules.rules import checked, checked_glob, settings_text
 
 MAX_CLIENTS = 64
@@ -169,7 +168,7 @@ class ControlService:
         self._kept = RuleStore.read(self._path)
         # Held while rules change, so that the file is written in the same order.
         self._saying = asyncio.Lock()
-        self._links: dict[StreamKey, ProcessSession] = {}
+        self._links: dict[forwarding_protocol.StreamKey, ProcessSession] = {}
         self._sessions = itertools.count(NOBODY + 1)
         self._access = access or Access()
         self._limits = limits or Limits()

@@ -12,7 +12,6 @@ import numpy as np
 
 from hostcallback.receiver.messages import NAME as STEP, Message, array_names, device_text
 from hostcallback.receiver.sinks import batches, described_template
-from hostcallback.receiver.sinks.tap import batch_axes
 from hostcallback.receiver.wire import pytree as tree, tap_descriptor
 from hostcallback.receiver.wire.array_types import Array
 
@@ -171,7 +170,9 @@ class TapLayout:
     def _lanes(self, array: Array, place: int) -> Array:
         # Shape (messages, lanes, *shape): the axes of all vmaps become one, the innermost vmap's varies fastest.
         dims = [of_arrays[place] for of_arrays in self._dims]
-        axes = [axis + 1 for _, axis in sorted(batch_axes(array.ndim - 1, dims).items(), reverse=True)]
+        axes = [
+            axis + 1 for _, axis in sorted(batches.batch_axes(array.ndim - 1, dims).items(), reverse=True)
+        ]
         rest = [axis for axis in range(1, array.ndim) if axis not in axes]
         shape = [array.shape[axis] for axis in rest]
         lanes = math.prod(array.shape[axis] for axis in axes)

@@ -11,10 +11,9 @@ from hostcallback.receiver.errors import IncompleteValueError, WireError
 from hostcallback.receiver.failures.deferred_errors import MultipleFailures
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.messages import Message
-from hostcallback.receiver.sinks.batches import batchings_of
+from hostcallback.receiver.sinks.batches import batch_axes, batchings_of
 from hostcallback.receiver.sinks.call import WHOLE_ID
 from hostcallback.receiver.sinks.sharding.sinks import AssemblingSink
-from hostcallback.receiver.sinks.tap import batch_axes
 from hostcallback.receiver.taplog.format.block import FrameBlock, alike_groups, even_stride, words_of
 from hostcallback.receiver.taplog.format.layout import NO_STEP, Damage
 from hostcallback.receiver.taplog.reading import logged_message, merge, segment_reader
