@@ -16,7 +16,7 @@ import numpy as np
 from hostcallback import _jax_compat as compat
 from hostcallback._jax_compat.types import Aval
 from hostcallback.lifecycle import receivers as transport
-from hostcallback.lowering import discharge
+from hostcallback.primitives import effects
 
 KEPT_NAME = "hostcallback_kept_result"
 
@@ -57,4 +57,4 @@ def _partition_kept(
 compat.register_partitioner(KEPT_NAME, _partition_kept)
 
 
-discharge.keep_only_result = keep
+effects.keep_only_result = keep

@@ -14,11 +14,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 from jax.sharding import Sharding
 
 from hostcallback import _jax_compat as compat
-from hostcallback.lifecycle import receivers as transport
 from hostcallback.receiver import environment
 from hostcallback.receiver.log import logger
 
@@ -34,6 +32,9 @@ before_call: Callable[[], None] | None = None
 add_taps: Callable[..., compat.ClosedJaxpr | None] | None = None
 """Returns a program with the taps of the X-rays that are on, for the arguments of `rewrite`; None if it gets none.
 `lowering.xray` sets it, which `import hostcallback` does not load."""
+
+keep_only_result: Any = None
+"""Set by `lowering.only_result`, which is loaded with the taps; see there."""
 
 forget_failures: Callable[[], None] | None = None
 """Called when a thread has waited for its programs and their errors were reported; set while a program may fail."""
@@ -150,38 +151,7 @@ def _abstract(*avals: compat.Aval, closed: compat.ClosedJaxpr) -> Any:
 
 
 def _lower(ctx: compat.LoweringRuleContext, *args: Any, closed: compat.ClosedJaxpr) -> Any:
-    return compat.lower_discharged(ctx, closed, args, TapEffect, _keep)
-
-
-KEPT_NAME = "hostcallback_kept_result"
-
-
-def _keep(context: compat.LoweringContext, token: compat.IrValue, result: compat.IrValue, aval: compat.Aval) -> None:
-    # See `compat.lower_discharged`. The clock's handler takes any operands, and has no results here.
-    if tuple(context.platforms) != ("cpu",) or jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended):
-        return  # keys are not reduced
-    if not transport.use_native("cpu"):
-        compat.python_callback_with_results(context, lambda partition, value: (), token, [result], [aval], [])
-    elif context.automatic:
-        context.partitioned_call(KEPT_NAME, token, [result], "")
-    else:
-        context.custom_call(transport.FFI_CLOCK_TARGET, token, [result], {})
-
-
-def _partition_kept(
-    arg_shapes: Sequence[Any], arg_shardings: Sequence[Any], _: Any, result_sharding: Any, config: bytes
-) -> tuple[bytes, Sequence[Any], Any]:
-    # XLA calls this on one of its threads while it compiles. Each device has its part.
-    shardings = [compat.REPLICATED if s.is_maximal() else s for s in arg_shardings[1:]]
-    operands = [
-        (tuple(sharding.tile(shape).dimensions()), np.dtype(shape.numpy_dtype()))
-        for sharding, shape in zip(shardings, arg_shapes[1:], strict=True)
-    ]
-    module = compat.call_of_a_partition(transport.FFI_CLOCK_TARGET, operands)
-    return module, [arg_shardings[0], *shardings], result_sharding
-
-
-compat.register_partitioner(KEPT_NAME, _partition_kept)
+    return compat.lower_discharged(ctx, closed, args, TapEffect, keep_only_result)
 
 
 def discharge(closed: compat.ClosedJaxpr, inner: compat.ClosedJaxpr) -> Any:
