@@ -14,14 +14,13 @@ import jax
 import numpy as np
 
 from hostcallback import _jax_compat as compat
-from hostcallback._jax_compat.types import Aval
 from hostcallback.lifecycle import receivers as transport
 from hostcallback.primitives import effects
 
 KEPT_NAME = "hostcallback_kept_result"
 
 
-def keep(context: compat.LoweringContext, token: Any, result: Any, aval: Aval) -> None:
+def keep(context: compat.LoweringContext, token: Any, result: Any, aval: compat.Aval) -> None:
     """Emits a call behind all taps that reads a program's only result.
 
     Args:
