@@ -15,7 +15,6 @@ import numpy as np
 from jax.interpreters import partial_eval
 
 from hostcallback import _jax_compat as compat
-from hostcallback._jax_compat import scan_p, while_p
 from hostcallback._jax_compat.types import Aval, ClosedJaxpr, Effect, JaxprEqn, Primitive
 
 # JAX's tables of rules for partial evaluation, which splits a program into a known part, run now, and an unknown part,
@@ -35,7 +34,7 @@ def keep_in_scans(effect_type: type[Effect]) -> None:
     constants are known. During that evaluation, each equation with the effect is wrapped in `_scan_pin_p`, which is
     never known.
     """
-    split: Any = on_jaxprs[scan_p]
+    split: Any = on_jaxprs[compat.scan_p]
 
     def wrap(equation: JaxprEqn) -> Any:
         # JAX itself leaves equations that read or write references in the scan.
@@ -62,11 +61,11 @@ def keep_in_scans(effect_type: type[Effect]) -> None:
             return split(saveable, unknown, there, equation)
         known, later, *rest = split(saveable, unknown, there, _with_body(equation, wrap))
         call = known.params["call_jaxpr"]  # the moved equations, and the remaining scan
-        call = _with_equations(call, lambda e: _with_body(e, _unwrap) if e.primitive is scan_p else e)
+        call = _with_equations(call, lambda e: _with_body(e, _unwrap) if e.primitive is compat.scan_p else e)
         return known.replace(params={**known.params, "call_jaxpr": call}), later, *rest
 
     compat.wrap_scan_hoisting(hoisting)
-    on_jaxprs[scan_p] = split_the_rest
+    on_jaxprs[compat.scan_p] = split_the_rest
 
 
 def run_once_when_recomputed(effect_type: type[Effect], primitive: Primitive, stand_in: Primitive) -> None:
@@ -76,7 +75,7 @@ def run_once_when_recomputed(effect_type: type[Effect], primitive: Primitive, st
     results of `primitive`, and fail in a `while_loop`, where it cannot save them. A loop with the effect also runs
     once, unless it depends on differentiated values.
     """
-    split_loop: Any = on_jaxprs[while_p]
+    split_loop: Any = on_jaxprs[compat.while_p]
     drop: Any = partial_eval.dce_rules[compat.remat_p]
 
     def rule(saveable: Any, unknown: Sequence[bool], there: Sequence[bool], equation: JaxprEqn) -> Any:
@@ -102,7 +101,7 @@ def run_once_when_recomputed(effect_type: type[Effect], primitive: Primitive, st
         return used, kept
 
     on_jaxprs[primitive] = rule
-    on_jaxprs[while_p] = loop_rule
+    on_jaxprs[compat.while_p] = loop_rule
     partial_eval.dce_rules[compat.remat_p] = drop_rule
 
 

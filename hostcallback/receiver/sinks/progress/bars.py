@@ -455,7 +455,7 @@ bars = Bars()
 
 def forget() -> None:
     """Drops all bars, for a forked child: its parent shows them."""
-    for bar in bars._open.values():
+    for bar in bars.open.values():
         if isinstance(bar.display, LineDisplay):
             bar.display.close(leave=False)
     bars.__init__()  # type: ignore[misc]
