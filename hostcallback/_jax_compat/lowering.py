@@ -164,6 +164,11 @@ class LoweringContext:
         return [(int(size), name in self.axis_context.manual_axes) for name, size in mesh.shape.items()]
 
     @property
+    def is_replicated(self) -> bool:
+        """Whether every device of a pmap runs the whole program, which is then not partitioned."""
+        return isinstance(self.axis_context, versions.ReplicaAxisContext)
+
+    @property
     def device_count(self) -> int:
         """Over how many devices the program is partitioned, by the compiler or by hand; 1 for none."""
         if self.manual:
@@ -332,7 +337,7 @@ class LoweringContext:
 
     def partition_index(self) -> Any:
         """Emits the index of the running device in the program's device list."""
-        if isinstance(self.axis_context, versions.ReplicaAxisContext):
+        if self.is_replicated:
             return _hlo.ReplicaIdOp().result
         if self.manual:
             return _hlo.PartitionIdOp().result
@@ -369,6 +374,14 @@ def ffi_call(
 
 def _row_major(array_type: Any) -> tuple[int, ...]:
     return tuple(reversed(range(len(_ir.RankedTensorType(array_type).shape))))
+
+
+def partitioned_read(
+    context: LoweringContext, name: str, token: Any, result: Aval, config: str
+) -> tuple[Any, list[Any]]:
+    """As `LoweringContext.partitioned_call` on a token only, with a result of the aval; returns token and result."""
+    value = partitioned_op(name, ir_type(context, result), [token], config, has_side_effect=True)
+    return token, [value]
 
 
 def partitioned_op(

@@ -268,6 +268,15 @@ def call_of_a_share(
     return _program_of_a_device([operand], made, body)
 
 
+def read_of_a_device(target: str, attributes: dict[str, Any], made: _Given) -> bytes:
+    """A module that calls `target` on a token, and returns the result of the call."""
+
+    def body(token: Any) -> Any:
+        return ffi_call(target, token, [], [_type_of(made)], attributes)
+
+    return _program_of_a_device([_TOKEN], made, body)
+
+
 def _program_of_a_device(
     given: Sequence[_Given | str], made: _Given | str, body: Callable[..., Any]
 ) -> bytes:
@@ -279,7 +288,7 @@ def _program_of_a_device(
             main: Any = _func.FuncOp("main", (list(map(_type_of, given)), [_type_of(made)]))
             main.attributes["sym_visibility"] = _ir.StringAttr.get("public")
             with _ir.InsertionPoint(main.add_entry_block()):
-                _func.ReturnOp(body(*main.arguments).results)
+                _func.ReturnOp(list(body(*main.arguments).results)[-1:])
         return _mlir.module_to_bytecode(module)
 
 

@@ -175,6 +175,7 @@ void ResetCallsAfterFork();
 void ResetSupervisorAfterFork();
 void ResetCompletersAfterFork();
 void ResetHoldAfterFork();
+void ResetCellsAfterFork();
 void ResetOccurrencesAfterFork();
 void ResetLatestAfterFork();
 void ResetRingsAfterFork();
@@ -188,6 +189,7 @@ void hcb_after_fork_child(void) {
   ResetSupervisorAfterFork();
   ResetCompletersAfterFork();
   ResetHoldAfterFork();
+  ResetCellsAfterFork();
   ResetOccurrencesAfterFork();
   ResetLatestAfterFork();
   ResetRingsAfterFork();

@@ -280,6 +280,19 @@ HCB_EXPORT struct XLA_FFI_Error* hcb_verdict(struct XLA_FFI_CallFrame* call_fram
  * thread. */
 HCB_EXPORT void hcb_verdict_forget(void);
 
+/* Cells are values that the host changes while programs read them. The handler has one uint8 array attribute,
+ * `cell` (`Request` in handlers/cell.cc), and the value as its last result. All devices of a launch read one
+ * value at one point. Platform CPU. */
+HCB_EXPORT struct XLA_FFI_Error* hcb_cell(struct XLA_FFI_CallFrame* call_frame);
+/* Sets a cell's value, which is made if it does not exist. `type`: equal for values of one dtype and shape.
+ * HCB_INVALID: the cell has another type. HCB_NO_MEMORY: there are 2048 cells. */
+HCB_EXPORT int32_t hcb_cell_set(uint64_t id, uint64_t type, const uint8_t* value, uint64_t nbytes);
+/* Lists how often programs have read a cell so far, by site: up to `most`. Returns their number. Devices of
+ * one launch read together. */
+HCB_EXPORT uint32_t hcb_cell_reads(uint64_t id, uint64_t* sites, uint64_t* reads, uint32_t most);
+/* Forgets the launches that have read a cell: up to jaxlib 0.8, their numbers come again. */
+HCB_EXPORT void hcb_cell_forget_launches(uint64_t id);
+
 #ifdef __cplusplus
 }
 #endif

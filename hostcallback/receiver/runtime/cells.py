@@ -1,0 +1,205 @@
+"""Cells: values of this process that compiled programs read where they stand, and that any thread changes meanwhile.
+
+A cell has a name, a dtype and a shape. On the native transport programs read a copy of it that `handlers/cell.cc`
+keeps; on the callback transport they read it here. All devices of a launch read one value at one point: the first
+device that reaches a read decides.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import threading
+from collections import deque
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hostcallback.receiver import processes
+from hostcallback.receiver.native import bindings as native
+from hostcallback.receiver.wire.frame_layout import BY_NAME, dtype_of
+
+MOST_SITES = 256
+"""Sites of a cell whose reads are told."""
+
+
+class CellSpec(NamedTuple):
+    """What a program says of a cell that it reads. Equal in all processes.
+
+    Attributes:
+        name: of the cell.
+        dtype: the name of its dtype.
+        shape: its shape.
+        default: the bytes of its first value, row-major.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    default: bytes
+
+    @classmethod
+    def of(cls, name: str, default: np.ndarray[Any, Any]) -> CellSpec:
+        """Returns the spec of a cell with that name and first value."""
+        return cls(name, default.dtype.name, default.shape, default.tobytes())
+
+    def array(self, data: bytes) -> np.ndarray[Any, Any]:
+        """The array of some bytes; it cannot be written to."""
+        return np.frombuffer(data, dtype_of(BY_NAME[self.dtype].code)).reshape(self.shape)
+
+    @property
+    def cell_id(self) -> int:
+        """The cell's key in the native library."""
+        return _hash("cell", self.name)
+
+    @property
+    def type_id(self) -> int:
+        """A number that is equal for cells of one dtype and shape."""
+        return _hash(self.dtype, str(self.shape))
+
+
+def site_id(site: str) -> int:
+    """The number of a site, which is a text that says where a program reads."""
+    return _hash("site", site)
+
+
+def _hash(*texts: str) -> int:
+    digest = hashlib.blake2b("\0".join(texts).encode(), digest_size=8)
+    return int.from_bytes(digest.digest(), "little")
+
+
+class Cell:
+    """One value. Any thread.
+
+    Attributes:
+        spec: its name and type, and its first value.
+    """
+
+    def __init__(self, spec: CellSpec) -> None:
+        """Has its default."""
+        self.spec = spec
+        self._value = spec.array(spec.default)
+        self._is_native = False
+        self.lock = threading.Lock()  # protects the value, and the reads on the callback transport
+        self._reads: dict[int, int] = {}
+
+    @property
+    def value(self) -> np.ndarray[Any, Any]:
+        """The current value, which cannot be written to."""
+        return self._value
+
+    def set(self, value: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Changes the value, which has the cell's dtype and shape; returns the one before."""
+        data = np.ascontiguousarray(value).tobytes()
+        with self.lock:
+            before, self._value = self._value, self.spec.array(data)
+            self._tell()
+        return before
+
+    def keep_native(self) -> None:
+        """Has native code read the value from now on.
+
+        Raises:
+            MemoryError: the native library has no room for a further cell.
+        """
+        with self.lock:
+            self._is_native = True
+            self._tell()
+
+    def _tell(self) -> None:
+        if not self._is_native:
+            return
+        spec, data = self.spec, self._value.tobytes()
+        library = native.load_holding_lock()
+        answer = library.hcb_cell_set(spec.cell_id, spec.type_id, data, len(data))
+        if answer == native.INVALID:
+            raise TypeError(
+                f"a program that ran in this process reads {spec.name!r} with another dtype or shape than "
+                f"{spec.dtype}{list(spec.shape)}: give one of the two another name"
+            )
+        if answer != native.EMITTED:
+            raise MemoryError(
+                f"this process has too many knobs for one more, {spec.name!r}: use an array in place of several"
+            )
+
+    def reads(self) -> dict[int, int]:
+        """How often programs have read the cell, by `site_id`; the devices of a launch read together."""
+        with self.lock:
+            found = dict(self._reads)
+            if self._is_native:
+                sites, counts = (np.zeros(MOST_SITES, np.uint64) for _ in range(2))
+                pointers = [
+                    array.ctypes.data_as(ctypes.POINTER(ctypes.c_uint64)) for array in (sites, counts)
+                ]
+                library = native.load_holding_lock()
+                count = library.hcb_cell_reads(self.spec.cell_id, *pointers, MOST_SITES)
+                found.update(zip(sites[:count].tolist(), counts[:count].tolist(), strict=True))
+        return found
+
+    def note_read(self, site: int) -> None:
+        """Counts a read on the callback transport. Needs the lock."""
+        self._reads[site] = self._reads.get(site, 0) + 1
+
+
+class CallbackReads:
+    """The reads of one site of a program on the callback transport.
+
+    A Python callback does not know its launch: what a device has read is counted over all launches, which every device
+    runs in the same order.
+    """
+
+    _KEPT = 1024
+
+    def __init__(self, cell: Cell, site: int, devices: int) -> None:
+        """Makes the reads of a program that runs on that number of this process's devices."""
+        self._cell, self._site, self._devices = cell, site, devices
+        self._reads: dict[int, int] = {}
+        # From the read of this number on, the devices read this value.
+        self._decisions: deque[tuple[int, np.ndarray[Any, Any]]] = deque(maxlen=self._KEPT)
+        self._decided = 0
+
+    def of(self, device: int) -> np.ndarray[Any, Any]:
+        """The value that a device reads now. XLA's threads."""
+        with self._cell.lock:
+            number = self._reads[device] = self._reads.get(device, -1) + 1
+            if number >= self._decided:
+                self._decided = number + 1
+                self._cell.note_read(self._site)
+                value = self._cell.value
+                if not self._decisions or self._decisions[-1][1] is not value:
+                    self._decisions.append((number, value))
+            slowest = min(self._reads.values()) if len(self._reads) >= self._devices else 0
+            while len(self._decisions) > 1 and self._decisions[1][0] <= slowest:
+                self._decisions.popleft()
+            known = [value for first, value in self._decisions if first <= number]
+            return known[-1] if known else self._decisions[0][1]
+
+
+_lock = threading.Lock()  # protects `_cells`
+_cells: dict[str, Cell] = {}
+
+
+def cell_of(spec: CellSpec) -> Cell:
+    """Returns this process's cell of that name, which it makes if there is none.
+
+    Raises:
+        TypeError: the cell has another dtype or shape.
+    """
+    with _lock:
+        cell = _cells.setdefault(spec.name, Cell(spec))
+    if (cell.spec.dtype, cell.spec.shape) != (spec.dtype, spec.shape):
+        raise TypeError(
+            f"{spec.name!r} is {cell.spec.dtype}{list(cell.spec.shape)} in this process, got "
+            f"{spec.dtype}{list(spec.shape)}: give one of the two another name"
+        )
+    return cell
+
+
+def _after_fork_in_child() -> None:
+    global _lock
+    _lock = threading.Lock()
+    for cell in _cells.values():
+        cell.lock = threading.Lock()
+
+
+processes.in_child(processes.Stage.RUNTIME, _after_fork_in_child)
