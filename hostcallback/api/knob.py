@@ -20,6 +20,7 @@ MOST_BYTES = 4096
 READS = ("always", "call")
 
 knobs = registry.knobs
+knobs.user_line = lambda: str(user_source_line())
 
 
 @public

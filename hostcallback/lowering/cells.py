@@ -30,7 +30,7 @@ def _lower(ctx: LoweringRuleContext, *, cell: CellSpec, site: str, once: bool) -
     transport.start(context.platform)
     token = context.token_in(TAP_EFFECT)
     if not _is_native(context):
-        function = _python_read(context, known, site_id(site))
+        function = _python_read(context, known)
         token_out, results = compat.python_callback_with_results(
             context, function, token, [], [], ctx.avals_out
         )
@@ -93,10 +93,10 @@ def _devices(context: compat.LoweringContext) -> int:
     return max(2, len(context.local_devices()))
 
 
-def _python_read(context: compat.LoweringContext, cell: Cell, site: int) -> Callable[..., Any]:
+def _python_read(context: compat.LoweringContext, cell: Cell) -> Callable[..., Any]:
     # Where the compiler partitions, one device calls, and its result is sent to all.
     several = _devices(context) if context.manual or context.is_replicated else 1
-    reads = CallbackReads(cell, site, several)
+    reads = CallbackReads(cell, several)
 
     def read(partition: Any) -> tuple[np.ndarray[Any, Any]]:
         value = reads.of(int(partition))

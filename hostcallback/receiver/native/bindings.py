@@ -208,6 +208,7 @@ _FUNCTIONS = {
     "hcb_block_free": (None, (c_void_p,)),
     "hcb_ring_send": (c_int32, (c_void_p, c_char_p, c_uint64, *_ARRAYS, c_int64)),
     "hcb_ring_append": (c_int32, (c_void_p, c_char_p, c_uint64)),
+    "hcb_ring_post": (c_int32, (c_void_p, c_char_p, c_uint64, *_ARRAYS)),
     "hcb_ring_call": (
         c_int32,
         (c_void_p, c_char_p, c_uint64, *_ARRAYS, *_ARRAYS, c_char_p, c_uint64),
@@ -250,8 +251,8 @@ _FUNCTIONS = {
     "hcb_test_produce": (c_uint64, (c_void_p, c_uint32, c_uint64, c_uint64)),
     "hcb_test_call": (c_int32, (c_void_p, c_char_p, c_uint64, *_ARRAYS, c_char_p, c_uint64)),
     "hcb_verdict_forget": (None, ()),
-    "hcb_cell_set": (c_int32, (c_uint64, c_uint64, c_char_p, c_uint64)),
-    "hcb_cell_reads": (c_uint32, (c_uint64, POINTER(c_uint64), POINTER(c_uint64), c_uint32)),
+    "hcb_cell_set": (c_int64, (c_uint64, c_uint64, c_char_p, c_uint64, c_int64)),
+    "hcb_cell_get": (c_int64, (c_uint64, c_char_p)),
     "hcb_cell_forget_launches": (None, (c_uint64,)),
     "hcb_set_host_threads": (None, (POINTER(HostThreads),)),
     "hcb_ring_set_host_call": (None, (c_void_p, HostCall)),

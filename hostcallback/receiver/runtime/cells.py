@@ -19,9 +19,6 @@ from hostcallback.receiver import processes
 from hostcallback.receiver.native import bindings as native
 from hostcallback.receiver.wire.frame_layout import BY_NAME, dtype_of
 
-MOST_SITES = 256
-"""Sites of a cell whose reads are told."""
-
 
 class CellSpec(NamedTuple):
     """What a program says of a cell that it reads. Equal in all processes.
@@ -80,65 +77,89 @@ class Cell:
         self.spec = spec
         self._value = spec.array(spec.default)
         self._is_native = False
-        self.lock = threading.Lock()  # protects the value, and the reads on the callback transport
-        self._reads: dict[int, int] = {}
+        # Without the native library: how often programs have read it, and the values for later reads, by their number.
+        self._reads = 0
+        self._later: deque[tuple[int, np.ndarray[Any, Any]]] = deque()
+        self.lock = threading.RLock()  # protects all of it
 
     @property
     def value(self) -> np.ndarray[Any, Any]:
         """The current value, which cannot be written to."""
-        return self._value
+        return self.state()[0]
 
-    def set(self, value: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Changes the value, which has the cell's dtype and shape; returns the one before."""
+    def state(self) -> tuple[np.ndarray[Any, Any], int]:
+        """The current value, and how often programs have read the cell; the devices of a launch read together."""
+        with self.lock:
+            if self._is_native:
+                data = ctypes.create_string_buffer(len(self.spec.default))
+                reads = native.load_holding_lock().hcb_cell_get(self.spec.cell_id, data)
+                return self.spec.array(data.raw), reads
+            return self._now(), self._reads
+
+    def set(self, value: np.ndarray[Any, Any], at: int | None = None) -> tuple[np.ndarray[Any, Any], int]:
+        """Changes the value, which has the cell's dtype and shape.
+
+        Args:
+            value: the new one.
+            at: the number of the read, from 0, before which the change is made; None for now. Later changes come in
+                the order of their numbers.
+
+        Returns:
+            The value before the call, and how often programs have read the cell so far.
+        """
         data = np.ascontiguousarray(value).tobytes()
         with self.lock:
-            before, self._value = self._value, self.spec.array(data)
-            self._tell()
-        return before
+            before, reads = self.state()
+            if self._is_native:
+                reads = self._tell(data, -1 if at is None else at)
+            elif at is None:
+                self._value = self.spec.array(data)
+            else:
+                self._later.append((at, self.spec.array(data)))
+            return before, reads
 
     def keep_native(self) -> None:
         """Has native code read the value from now on.
 
         Raises:
+            TypeError: a program has read the cell with another type already.
             MemoryError: the native library has no room for a further cell.
         """
         with self.lock:
+            if self._is_native:
+                return
+            self._tell(self._value.tobytes(), -1)
             self._is_native = True
-            self._tell()
+            while self._later:
+                at, value = self._later.popleft()
+                self._tell(value.tobytes(), at)
 
-    def _tell(self) -> None:
-        if not self._is_native:
-            return
-        spec, data = self.spec, self._value.tobytes()
+    def _tell(self, data: bytes, at: int) -> int:
+        spec = self.spec
         library = native.load_holding_lock()
-        answer = library.hcb_cell_set(spec.cell_id, spec.type_id, data, len(data))
+        answer: int = library.hcb_cell_set(spec.cell_id, spec.type_id, data, len(data), at)
         if answer == native.INVALID:
             raise TypeError(
                 f"a program that ran in this process reads {spec.name!r} with another dtype or shape than "
                 f"{spec.dtype}{list(spec.shape)}: give one of the two another name"
             )
-        if answer != native.EMITTED:
+        if answer < 0:
             raise MemoryError(
                 f"this process has too many knobs for one more, {spec.name!r}: use an array in place of several"
             )
+        return answer
 
-    def reads(self) -> dict[int, int]:
-        """How often programs have read the cell, by `site_id`; the devices of a launch read together."""
+    def read(self) -> np.ndarray[Any, Any]:
+        """The value, for one read on the callback transport."""
         with self.lock:
-            found = dict(self._reads)
-            if self._is_native:
-                sites, counts = (np.zeros(MOST_SITES, np.uint64) for _ in range(2))
-                pointers = [
-                    array.ctypes.data_as(ctypes.POINTER(ctypes.c_uint64)) for array in (sites, counts)
-                ]
-                library = native.load_holding_lock()
-                count = library.hcb_cell_reads(self.spec.cell_id, *pointers, MOST_SITES)
-                found.update(zip(sites[:count].tolist(), counts[:count].tolist(), strict=True))
-        return found
+            value = self._now()
+            self._reads += 1
+            return value
 
-    def note_read(self, site: int) -> None:
-        """Counts a read on the callback transport. Needs the lock."""
-        self._reads[site] = self._reads.get(site, 0) + 1
+    def _now(self) -> np.ndarray[Any, Any]:
+        while self._later and self._later[0][0] <= self._reads:
+            self._value = self._later.popleft()[1]
+        return self._value
 
 
 class CallbackReads:
@@ -150,9 +171,9 @@ class CallbackReads:
 
     _KEPT = 1024
 
-    def __init__(self, cell: Cell, site: int, devices: int) -> None:
+    def __init__(self, cell: Cell, devices: int) -> None:
         """Makes the reads of a program that runs on that number of this process's devices."""
-        self._cell, self._site, self._devices = cell, site, devices
+        self._cell, self._devices = cell, devices
         self._reads: dict[int, int] = {}
         # From the read of this number on, the devices read this value.
         self._decisions: deque[tuple[int, np.ndarray[Any, Any]]] = deque(maxlen=self._KEPT)
@@ -164,8 +185,7 @@ class CallbackReads:
             number = self._reads[device] = self._reads.get(device, -1) + 1
             if number >= self._decided:
                 self._decided = number + 1
-                self._cell.note_read(self._site)
-                value = self._cell.value
+                value = self._cell.read()
                 if not self._decisions or self._decisions[-1][1] is not value:
                     self._decisions.append((number, value))
             slowest = min(self._reads.values()) if len(self._reads) >= self._devices else 0
@@ -199,7 +219,7 @@ def _after_fork_in_child() -> None:
     global _lock
     _lock = threading.Lock()
     for cell in _cells.values():
-        cell.lock = threading.Lock()
+        cell.lock = threading.RLock()
 
 
 processes.in_child(processes.Stage.RUNTIME, _after_fork_in_child)

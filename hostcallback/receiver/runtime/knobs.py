@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import threading
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,21 @@ import numpy as np
 
 from hostcallback.receiver import processes
 from hostcallback.receiver.errors import HostCallbackError
+from hostcallback.receiver.log import logger
+from hostcallback.receiver.messages import Lease
 from hostcallback.receiver.runtime.cells import Cell, CellSpec, cell_of
+from hostcallback.receiver.runtime.runtime import runtime
+from hostcallback.receiver.sinks.factory import BoundTap
+from hostcallback.receiver.sinks.knob import CHANGES, START, KnobChange, describe_change, knob_of
+from hostcallback.receiver.taplog.reading.reader import LogReader, Paths
+from hostcallback.receiver.taplog.reading.selection import Selection
+from hostcallback.receiver.wire import ArraySpec, Flags, encode_prefix
+
+CODE = "code"
+"""Stands for a change in Python; the line follows."""
+
+REPLAY = "replay"
+"""Stands for who makes the changes of a log again."""
 
 PREFIX = "knob "
 """Begins the name of a knob's cell."""
@@ -111,6 +125,9 @@ class Knobs(MutableMapping[str, Any]):
     A value is a number of numpy, or an array that cannot be written to. A change applies to the next read of each
     program, also of those that run. Any thread.
 
+    Attributes:
+        user_line: returns the line of the user's code that runs on the calling thread.
+
     Example:
         hcb.knobs["lr"] = 3e-4
         print(dict(hcb.knobs))
@@ -118,8 +135,12 @@ class Knobs(MutableMapping[str, Any]):
 
     def __init__(self) -> None:
         """Has no knob."""
-        self._lock = threading.RLock()  # protects the table, and puts changes in an order
+        self._lock = threading.RLock()  # protects all of the following, and puts changes in an order
         self._knobs: dict[str, Knob] = {}
+        self._waiting: dict[str, list[tuple[Any, str, int | None]]] = {}  # changes of knobs not declared yet
+        self._planned: dict[str, np.ndarray[Any, Any]] = {}  # the last value of a replay
+        self._leases: dict[tuple[str, str, str], Lease] = {}
+        self.user_line: Callable[[], str] = str
 
     def declare(
         self, name: str, default: np.ndarray[Any, Any], low: float | None, high: float | None, line: str
@@ -139,7 +160,9 @@ class Knobs(MutableMapping[str, Any]):
                 if knob.cell.spec != spec:  # of a knob that was deleted
                     knob.cell.set(default)
                 self._knobs[name] = knob
-                return knob
+        if known is None:
+            self._settle(name)
+            return knob
         cell = known.cell
         if (cell.spec.dtype, cell.spec.shape) != (spec.dtype, spec.shape):
             raise TypeError(
@@ -173,11 +196,116 @@ class Knobs(MutableMapping[str, Any]):
         near = difflib.get_close_matches(name, names, n=8, cutoff=0.3) or names
         raise UnknownKnobError(f"no knob is called {name!r}: there are {', '.join(map(repr, near[:8]))}")
 
-    def change(self, name: str, value: Any, who: str = "code") -> np.ndarray[Any, Any]:
-        """Changes a value for `who`; returns the one before. Raises as `Knob.checked` and `knob` do."""
+    def change(self, name: str, value: Any, who: str = CODE, *, at: int | None = None) -> None:
+        """Changes a value, and sends the change to the logs.
+
+        Args:
+            name: of the knob.
+            value: the new one.
+            who: changes it: `CODE`, or who controls this process.
+            at: the number of the read, from 0, before which the change applies; None for now.
+
+        Raises:
+            UnknownKnobError: there is none of that name.
+            TypeError: see `Knob.checked`.
+            ValueError: see `Knob.checked`.
+        """
         knob = self.knob(name)
+        made = knob.checked(value)
+        if who == CODE:
+            who = f"{CODE}, {self.user_line()}"
+        with self._lock:  # so that the logs have the changes in their order
+            before, reads = knob.cell.set(made, at)
+            if at is not None:
+                before = self._planned.get(name, before)
+                self._planned[name] = made
+            self._send(knob, who, KnobChange.of(before, made, reads if at is None else at))
+        if not who.startswith(CODE):
+            logger.info("%s sets the knob %r to %s", who, name, made)
+
+    def change_later(self, name: str, value: Any, who: str, *, at: int | None = None) -> None:
+        """As `change`, once the knob is declared, if it is not yet. Problems are logged then.
+
+        Raises as `change` does if it is declared.
+        """
         with self._lock:
-            return knob.cell.set(knob.checked(value))
+            if name not in self._knobs:
+                self._waiting.setdefault(name, []).append((value, who, at))
+                return
+        self.change(name, value, who, at=at)
+
+    def _settle(self, name: str) -> None:
+        with self._lock:
+            waiting = self._waiting.pop(name, [])
+        for value, who, at in waiting:
+            try:
+                self.change(name, value, who, at=at)
+            except (TypeError, ValueError) as error:
+                logger.error("%s cannot set a knob: %s", who, error)
+
+    def described(self) -> list[dict[str, Any]]:
+        """Describes each knob for those who control this process: plain data."""
+        with self._lock:
+            known = [self._knobs[name] for name in sorted(self._knobs)]
+        return [
+            {
+                "name": knob.name, "value": _plain(knob.cell.value), "dtype": knob.cell.spec.dtype,
+                "default": _plain(knob.cell.spec.array(knob.cell.spec.default)),
+                "min": knob.min, "max": knob.max, "source_line": knob.source_line,
+            }
+            for knob in known
+        ]  # fmt: skip
+
+    def note_values(self) -> None:
+        """Sends the current value of each knob, for logs that begin."""
+        with self._lock:
+            for knob in self._knobs.values():
+                value, reads = knob.cell.state()
+                default = knob.cell.spec.array(knob.cell.spec.default)
+                self._send(knob, START, KnobChange.of(default, value, reads))
+
+    def _send(self, knob: Knob, who: str, change: KnobChange) -> None:
+        key = (knob.name, knob.source_line, who)
+        lease = self._leases.get(key)
+        if lease is None:
+            described = describe_change(*key)
+            tap = BoundTap(described, None, unbound=lambda described: lambda message: None)
+            lease = self._leases[key] = runtime.registry.lease(tap.consumer)
+        specs = [ArraySpec.of(array.dtype, array.shape) for array in change]
+        prefix = encode_prefix(lease.consumer.consumer_id, Flags(0), specs)
+        # One device's receiver for each log.
+        for receiver in {id(receiver.scope): receiver for receiver in runtime.receivers()}.values():
+            receiver.source.post(prefix, change)
+
+    def replay(self, log: Paths) -> dict[str, int]:
+        """Sets the values that a log has at the steps at which they were set: a steered run is repeated exactly.
+
+        Call it before the first program that reads the knobs; they may be declared later. A change applies before the
+        read that it applied to then: reads are counted from the beginning of the log, and from this call on.
+
+        Args:
+            log: the folder of a tap log, or several; of one process.
+
+        Returns:
+            How many changes will be made, by the name of the knob.
+
+        Raises:
+            ValueError: the log is that of several processes, or has no message about a knob.
+            TypeError: a value of the log is not of the knob's type.
+        """
+        counts: dict[str, int] = {}
+        for name, changes in _logged(log).items():
+            reads = self._knobs[name].cell.state()[1] if name in self._knobs else 0
+            begin = counts[name] = 0
+            for who, change in changes:
+                step = int(change.step)
+                if who != START:
+                    self.change_later(name, change.new, REPLAY, at=reads + step - begin)
+                    counts[name] += 1
+                elif not counts[name]:  # later ones are of further logs of the run, and no changes
+                    begin = step
+                    self.change_later(name, change.new, REPLAY)
+        return counts
 
     def __getitem__(self, name: str) -> Any:
         """The current value of a knob.
@@ -223,8 +351,38 @@ class Knobs(MutableMapping[str, Any]):
         return f"<knobs: {', '.join(f'{name}={value}' for name, value in self.items()) or 'none yet'}>"
 
     def after_fork_in_child(self) -> None:
-        """Renews the lock, which a thread may hold that does not exist in the child."""
+        """Renews the lock, which a thread may hold that does not exist in the child, and forgets the consumers."""
         self._lock = threading.RLock()
+        self._leases = {}
+
+
+def _plain(value: np.ndarray[Any, Any]) -> Any:
+    # Numbers of JSON; a complex number as its text.
+    wide = _wide(value)
+    return np.vectorize(str)(wide).tolist() if wide.dtype.kind == "c" else wide.tolist()
+
+
+def _logged(log: Paths) -> dict[str, list[tuple[str, KnobChange]]]:
+    # Who changed each knob in a log, and to what, in order.
+    reader = LogReader(log)
+    if len(reader.writers) > 1:
+        raise ValueError(
+            f"{log} is a log of {len(reader.writers)} processes, which have knobs of their own: give the files of one "
+            "process"
+        )
+    found: dict[str, list[tuple[str, KnobChange]]] = {}
+    for logged in reader.messages(Selection(names=(CHANGES,))):
+        described = logged.tap.described
+        name = None if described is None else knob_of(described)
+        if described is not None and name is not None:
+            who = str(described.params.get("who"))
+            found.setdefault(name, []).append((who, KnobChange(**logged.value)))
+    if not found:
+        raise ValueError(
+            f"{log} has no change of a knob: it was recorded without a program that reads one, or before one was "
+            "declared"
+        )
+    return found
 
 
 knobs = Knobs()

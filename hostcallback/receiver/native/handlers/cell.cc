@@ -64,7 +64,6 @@ struct Launch {
 
 struct Site {
   uint64_t id;
-  uint64_t reads = 0;           // all launches: of one device, or of the fastest device
   std::deque<Launch> launches;  // the most recently used last
 
   // Remembers more launches than a runtime has in flight.
@@ -88,17 +87,30 @@ class Cell {
   Cell(uint64_t id, uint64_t type, const uint8_t* value, size_t nbytes)
       : id(id), type(type), nbytes(nbytes), value_(Make(value, nbytes)) {}
 
-  void Set(const uint8_t* value) {
+  // Sets the value now, or before the read of the number `at`. Returns the number of reads so far.
+  uint64_t Set(const uint8_t* value, int64_t at) {
     Value made = Make(value, nbytes);
     std::lock_guard<std::mutex> lock(mutex_);
-    value_ = std::move(made);
+    if (at >= 0) {
+      later_.push_back({static_cast<uint64_t>(at), std::move(made)});
+    } else {
+      Now();
+      value_ = std::move(made);
+    }
+    return reads_;
   }
 
-  // Reads on a launch of one device, whose reads need no agreement.
-  void Read(uint64_t site, uint8_t* out) {
+  uint64_t Get(uint8_t* out) {
     std::lock_guard<std::mutex> lock(mutex_);
-    ++SiteOf(site).reads;
-    std::memcpy(out, value_->data(), nbytes);
+    std::memcpy(out, Now()->data(), nbytes);
+    return reads_;
+  }
+
+  // Reads in a launch of one device, whose reads need no agreement.
+  void Read(uint8_t* out) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    std::memcpy(out, Now()->data(), nbytes);
+    ++reads_;
   }
 
   void ReadAgreed(const Request& request, int64_t run_id, int32_t device, uint8_t* out) {
@@ -109,9 +121,10 @@ class Cell {
     const uint64_t number = request.once ? 0 : reads++;
     if (number >= launch.decided) {
       launch.decided = number + 1;
-      ++site.reads;
-      if (launch.decisions.empty() || launch.decisions.back().value != value_) {
-        launch.decisions.push_back({number, value_});
+      const Value& now = Now();
+      ++reads_;
+      if (launch.decisions.empty() || launch.decisions.back().value != now) {
+        launch.decisions.push_back({number, now});
       }
     }
     const Value* value = &launch.decisions.front().value;
@@ -121,16 +134,6 @@ class Cell {
     }
     std::memcpy(out, (*value)->data(), nbytes);
     if (!request.once && launch.decisions.size() > 1) launch.Forget(request.devices);
-  }
-
-  uint32_t Reads(uint64_t* sites, uint64_t* reads, uint32_t most) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    uint32_t count = 0;
-    for (; count < sites_.size() && count < most; ++count) {
-      sites[count] = sites_[count].id;
-      reads[count] = sites_[count].reads;
-    }
-    return count;
   }
 
   void ForgetLaunches() {
@@ -149,16 +152,27 @@ class Cell {
     return std::make_shared<const std::vector<uint8_t>>(value, value + nbytes);
   }
 
+  // The value of the next read.
+  const Value& Now() {
+    while (!later_.empty() && later_.front().first <= reads_) {
+      value_ = std::move(later_.front().second);
+      later_.pop_front();
+    }
+    return value_;
+  }
+
   Site& SiteOf(uint64_t id) {
     for (Site& site : sites_) {
       if (site.id == id) return site;
     }
-    sites_.push_back({id, 0, {}});
+    sites_.push_back({id, {}});
     return sites_.back();
   }
 
   std::mutex mutex_;  // protects everything below
   Value value_;
+  std::deque<std::pair<uint64_t, Value>> later_;  // by the number of the read
+  uint64_t reads_ = 0;                            // devices of a launch read together
   std::vector<Site> sites_;
 };
 
@@ -227,7 +241,7 @@ XLA_FFI_Error* Read(const XLA_FFI_CallFrame& frame) {
   }
   uint8_t* out = static_cast<uint8_t*>(Result(frame, result).data);
   if (request.devices == 1 && !request.once) {
-    cell->Read(request.site, out);
+    cell->Read(out);
     return nullptr;
   }
   int64_t run_id;
@@ -249,17 +263,17 @@ void ResetCellsAfterFork() {
 
 }  // namespace hcb
 
-int32_t hcb_cell_set(uint64_t id, uint64_t type, const uint8_t* value, uint64_t nbytes) {
+int64_t hcb_cell_set(uint64_t id, uint64_t type, const uint8_t* value, uint64_t nbytes, int64_t at) {
   hcb::Cell* cell = hcb::FindOrMake(id, type, value, nbytes);
   if (cell == nullptr) return HCB_NO_MEMORY;
   if (cell->type != type || cell->nbytes != nbytes) return HCB_INVALID;
-  cell->Set(value);
-  return HCB_EMITTED;
+  return static_cast<int64_t>(cell->Set(value, at));
 }
 
-uint32_t hcb_cell_reads(uint64_t id, uint64_t* sites, uint64_t* reads, uint32_t most) {
+int64_t hcb_cell_get(uint64_t id, uint8_t* out) {
   hcb::Cell* cell = hcb::SlotOf(id).load(std::memory_order_acquire);
-  return cell == nullptr ? 0 : cell->Reads(sites, reads, most);
+  if (cell == nullptr) return HCB_INVALID;
+  return static_cast<int64_t>(cell->Get(out));
 }
 
 void hcb_cell_forget_launches(uint64_t id) {
