@@ -35,7 +35,6 @@ def _lower(ctx: LoweringRuleContext, *, cell: CellSpec, site: str, once: bool) -
             context, function, token, [], [], ctx.avals_out
         )
     else:
-        known.keep_native()
         request = _request(context, cell, site, once)
         context.avoid_persistent_cache()
         if context.automatic:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hostcallback.receiver import processes
+from hostcallback.receiver import environment, processes
 from hostcallback.receiver.native import bindings as native
 from hostcallback.receiver.wire.frame_layout import BY_NAME, dtype_of
 
@@ -73,30 +73,43 @@ class Cell:
     """
 
     def __init__(self, spec: CellSpec) -> None:
-        """Has its default."""
+        """Has its default.
+
+        Raises:
+            TypeError: an exported program has read a cell of that name with another dtype or shape.
+            MemoryError: the native library has no room for a further cell.
+        """
         self.spec = spec
+        self.lock = threading.RLock()  # protects everything below
+        is_native = environment.TRANSPORT.read() != "callback" and native.available()
+        self._library = native.load_holding_lock() if is_native else None
+        # Without the native library: the value, how often programs have read it, and values for later reads by number.
         self._value = spec.array(spec.default)
-        self._is_native = False
-        # Without the native library: how often programs have read it, and the values for later reads, by their number.
         self._reads = 0
         self._later: deque[tuple[int, np.ndarray[Any, Any]]] = deque()
-        self.lock = threading.RLock()  # protects all of it
+        self.set(self._value)
 
     @property
     def value(self) -> np.ndarray[Any, Any]:
         """The current value, which cannot be written to."""
         return self.state()[0]
 
-    def state(self) -> tuple[np.ndarray[Any, Any], int]:
-        """The current value, and how often programs have read the cell; the devices of a launch read together."""
-        with self.lock:
-            if self._is_native:
-                data = ctypes.create_string_buffer(len(self.spec.default))
-                reads = native.load_holding_lock().hcb_cell_get(self.spec.cell_id, data)
-                return self.spec.array(data.raw), reads
-            return self._now(), self._reads
+    def state(self, *, counts: bool = False) -> tuple[np.ndarray[Any, Any], int]:
+        """The current value, and how often programs have read the cell; the devices of a launch read together.
 
-    def set(self, value: np.ndarray[Any, Any], at: int | None = None) -> tuple[np.ndarray[Any, Any], int]:
+        `counts`: whether this is a read of a program, which is counted for the next.
+        """
+        with self.lock:
+            if self._library is not None:
+                data = ctypes.create_string_buffer(len(self.spec.default))
+                reads = self._library.hcb_cell_get(self.spec.cell_id, data, counts)
+                return self.spec.array(data.raw), reads
+            while self._later and self._later[0][0] <= self._reads:
+                self._value = self._later.popleft()[1]
+            self._reads += counts
+            return self._value, self._reads - counts
+
+    def set(self, value: np.ndarray[Any, Any], at: int | None = None) -> int:
         """Changes the value, which has the cell's dtype and shape.
 
         Args:
@@ -105,42 +118,25 @@ class Cell:
                 the order of their numbers.
 
         Returns:
-            The value before the call, and how often programs have read the cell so far.
+            How often programs have read the cell so far.
         """
         data = np.ascontiguousarray(value).tobytes()
         with self.lock:
-            before, reads = self.state()
-            if self._is_native:
-                reads = self._tell(data, -1 if at is None else at)
-            elif at is None:
+            if self._library is not None:
+                return self._tell(self._library, data, -1 if at is None else at)
+            _, reads = self.state()
+            if at is None:
                 self._value = self.spec.array(data)
             else:
                 self._later.append((at, self.spec.array(data)))
-            return before, reads
+            return reads
 
-    def keep_native(self) -> None:
-        """Has native code read the value from now on.
-
-        Raises:
-            TypeError: a program has read the cell with another type already.
-            MemoryError: the native library has no room for a further cell.
-        """
-        with self.lock:
-            if self._is_native:
-                return
-            self._tell(self._value.tobytes(), -1)
-            self._is_native = True
-            while self._later:
-                at, value = self._later.popleft()
-                self._tell(value.tobytes(), at)
-
-    def _tell(self, data: bytes, at: int) -> int:
+    def _tell(self, library: ctypes.PyDLL, data: bytes, at: int) -> int:
         spec = self.spec
-        library = native.load_holding_lock()
         answer: int = library.hcb_cell_set(spec.cell_id, spec.type_id, data, len(data), at)
         if answer == native.INVALID:
             raise TypeError(
-                f"a program that ran in this process reads {spec.name!r} with another dtype or shape than "
+                f"an exported program that ran in this process reads {spec.name!r} with another dtype or shape than "
                 f"{spec.dtype}{list(spec.shape)}: give one of the two another name"
             )
         if answer < 0:
@@ -148,18 +144,6 @@ class Cell:
                 f"this process has too many knobs for one more, {spec.name!r}: use an array in place of several"
             )
         return answer
-
-    def read(self) -> np.ndarray[Any, Any]:
-        """The value, for one read on the callback transport."""
-        with self.lock:
-            value = self._now()
-            self._reads += 1
-            return value
-
-    def _now(self) -> np.ndarray[Any, Any]:
-        while self._later and self._later[0][0] <= self._reads:
-            self._value = self._later.popleft()[1]
-        return self._value
 
 
 class CallbackReads:
@@ -185,8 +169,8 @@ class CallbackReads:
             number = self._reads[device] = self._reads.get(device, -1) + 1
             if number >= self._decided:
                 self._decided = number + 1
-                value = self._cell.read()
-                if not self._decisions or self._decisions[-1][1] is not value:
+                value, _ = self._cell.state(counts=True)
+                if not self._decisions or self._decisions[-1][1].tobytes() != value.tobytes():
                     self._decisions.append((number, value))
             slowest = min(self._reads.values()) if len(self._reads) >= self._devices else 0
             while len(self._decisions) > 1 and self._decisions[1][0] <= slowest:
@@ -206,7 +190,9 @@ def cell_of(spec: CellSpec) -> Cell:
         TypeError: the cell has another dtype or shape.
     """
     with _lock:
-        cell = _cells.setdefault(spec.name, Cell(spec))
+        cell = _cells.get(spec.name)
+        if cell is None:
+            cell = _cells[spec.name] = Cell(spec)
     if (cell.spec.dtype, cell.spec.shape) != (spec.dtype, spec.shape):
         raise TypeError(
             f"{spec.name!r} is {cell.spec.dtype}{list(cell.spec.shape)} in this process, got "

@@ -215,7 +215,7 @@ class Knobs(MutableMapping[str, Any]):
         if who == CODE:
             who = f"{CODE}, {self.user_line()}"
         with self._lock:  # so that the logs have the changes in their order
-            before, reads = knob.cell.set(made, at)
+            before, reads = knob.cell.value, knob.cell.set(made, at)
             if at is not None:
                 before = self._planned.get(name, before)
                 self._planned[name] = made

@@ -100,17 +100,11 @@ class Cell {
     return reads_;
   }
 
-  uint64_t Get(uint8_t* out) {
+  // Reads without agreement, as in a launch of one device. Returns the number of reads before.
+  uint64_t Read(uint8_t* out, bool counts = true) {
     std::lock_guard<std::mutex> lock(mutex_);
     std::memcpy(out, Now()->data(), nbytes);
-    return reads_;
-  }
-
-  // Reads in a launch of one device, whose reads need no agreement.
-  void Read(uint8_t* out) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    std::memcpy(out, Now()->data(), nbytes);
-    ++reads_;
+    return counts ? reads_++ : reads_;
   }
 
   void ReadAgreed(const Request& request, int64_t run_id, int32_t device, uint8_t* out) {
@@ -270,10 +264,10 @@ int64_t hcb_cell_set(uint64_t id, uint64_t type, const uint8_t* value, uint64_t 
   return static_cast<int64_t>(cell->Set(value, at));
 }
 
-int64_t hcb_cell_get(uint64_t id, uint8_t* out) {
+int64_t hcb_cell_get(uint64_t id, uint8_t* out, int32_t counts) {
   hcb::Cell* cell = hcb::SlotOf(id).load(std::memory_order_acquire);
   if (cell == nullptr) return HCB_INVALID;
-  return static_cast<int64_t>(cell->Get(out));
+  return static_cast<int64_t>(cell->Read(out, counts != 0));
 }
 
 void hcb_cell_forget_launches(uint64_t id) {
