@@ -19,6 +19,9 @@ from hostcallback.receiver.runtime.cells import CallbackReads, Cell, CellSpec, c
 
 PARTITIONED_NAME = "hostcallback_partitioned_cell"
 
+_OF_A_LAUNCH = site_id("a launch")
+"""The site of all reads that have one value in a launch."""
+
 _REQUEST = struct.Struct("<QQQII")
 """`Request` in receiver/native/handlers/cell.cc."""
 
@@ -35,6 +38,8 @@ def _lower(ctx: LoweringRuleContext, *, cell: CellSpec, site: str, once: bool) -
             context, function, token, [], [], ctx.avals_out
         )
     else:
+        if once:
+            known.forget_launches(_OF_A_LAUNCH)
         request = _request(context, cell, site, once)
         context.avoid_persistent_cache()
         if context.automatic:
@@ -81,7 +86,7 @@ def _check_supported(context: compat.LoweringContext, cell: CellSpec, site: str,
 
 
 def _request(context: compat.LoweringContext, cell: CellSpec, site: str, once: bool) -> bytes:
-    site_number = site_id("a launch") if once else site_id(site)
+    site_number = _OF_A_LAUNCH if once else site_id(site)
     head = _REQUEST.pack(cell.cell_id, cell.type_id, site_number, _devices(context), once)
     return head + cell.default
 

@@ -253,7 +253,7 @@ _FUNCTIONS = {
     "hcb_verdict_forget": (None, ()),
     "hcb_cell_set": (c_int64, (c_uint64, c_uint64, c_char_p, c_uint64, c_int64)),
     "hcb_cell_get": (c_int64, (c_uint64, c_char_p, c_int32)),
-    "hcb_cell_forget_launches": (None, (c_uint64,)),
+    "hcb_cell_forget_launches": (None, (c_uint64, c_uint64)),
     "hcb_set_host_threads": (None, (POINTER(HostThreads),)),
     "hcb_ring_set_host_call": (None, (c_void_p, HostCall)),
     "hcb_own_call_read": (c_int32, (c_void_p, c_void_p, c_int64, POINTER(CallFrame))),

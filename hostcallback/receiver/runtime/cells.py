@@ -131,6 +131,12 @@ class Cell:
                 self._later.append((at, self.spec.array(data)))
             return reads
 
+    def forget_launches(self, site: int) -> None:
+        """Has the reads of launches at a site decided again, for those that have the number of an earlier launch."""
+        with self.lock:
+            if self._library is not None:
+                self._library.hcb_cell_forget_launches(self.spec.cell_id, site)
+
     def _tell(self, library: ctypes.PyDLL, data: bytes, at: int) -> int:
         spec = self.spec
         answer: int = library.hcb_cell_set(spec.cell_id, spec.type_id, data, len(data), at)

@@ -169,6 +169,18 @@ def test_reads_of_a_call_have_the_value_of_the_first(name: str) -> None:
     assert [float(x) for x in f()] == [2, 2, 3]
 
 
+@pytest.mark.native_only
+def test_a_program_that_is_compiled_again_reads_again(name: str) -> None:
+    def program(x: Any) -> Any:
+        return x * hcb.knob(name, 1.0, read="call")
+
+    for value in (1, 2, 3):
+        hcb.knob(name, 1.0)
+        hcb.knobs[name] = value
+        jax.clear_caches()  # up to JAX 0.8, the launches have the same numbers again
+        assert [float(jax.jit(program)(1.0)) for _ in range(3)] == [value] * 3
+
+
 def test_a_program_before_and_after_a_thread_sets_it(name: str) -> None:
     f = jax.jit(lambda: jax.lax.scan(lambda c, _: (c + hcb.knob(name, 1.0), None), 0.0, None, length=10)[0])
     assert f() == 10

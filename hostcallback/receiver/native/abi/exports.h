@@ -296,8 +296,9 @@ HCB_EXPORT int64_t hcb_cell_set(uint64_t id, uint64_t type, const uint8_t* value
 /* Copies a cell's value to `out`. Returns the number of its reads before; `counts`: this is one more.
  * HCB_INVALID: there is no such cell. */
 HCB_EXPORT int64_t hcb_cell_get(uint64_t id, uint8_t* out, int32_t counts);
-/* Forgets the launches that have read a cell: up to jaxlib 0.8, their numbers come again. */
-HCB_EXPORT void hcb_cell_forget_launches(uint64_t id);
+/* Forgets the launches that have read a cell at a site: up to jaxlib 0.8, a program that is compiled again
+ * repeats their numbers. */
+HCB_EXPORT void hcb_cell_forget_launches(uint64_t id, uint64_t site);
 
 #ifdef __cplusplus
 }

@@ -130,9 +130,9 @@ class Cell {
     if (!request.once && launch.decisions.size() > 1) launch.Forget(request.devices);
   }
 
-  void ForgetLaunches() {
+  void ForgetLaunches(uint64_t site) {
     std::lock_guard<std::mutex> lock(mutex_);
-    for (Site& site : sites_) site.launches.clear();
+    SiteOf(site).launches.clear();
   }
 
   void ResetAfterFork() { new (&mutex_) std::mutex; }
@@ -270,8 +270,8 @@ int64_t hcb_cell_get(uint64_t id, uint8_t* out, int32_t counts) {
   return static_cast<int64_t>(cell->Read(out, counts != 0));
 }
 
-void hcb_cell_forget_launches(uint64_t id) {
-  if (hcb::Cell* cell = hcb::SlotOf(id).load(std::memory_order_acquire)) cell->ForgetLaunches();
+void hcb_cell_forget_launches(uint64_t id, uint64_t site) {
+  if (hcb::Cell* cell = hcb::SlotOf(id).load(std::memory_order_acquire)) cell->ForgetLaunches(site);
 }
 
 XLA_FFI_Error* hcb_cell(XLA_FFI_CallFrame* frame) {
