@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import jax
@@ -26,6 +28,19 @@ _REQUEST = struct.Struct("<QQQII")
 """`Request` in receiver/native/handlers/cell.cc."""
 
 
+_keeps_values: ContextVar[bool] = ContextVar("keeps_values", default=False)
+
+
+@contextmanager
+def values_as_defaults() -> Iterator[None]:
+    """Exports programs in the block with the values that their cells have now, in place of their defaults."""
+    before = _keeps_values.set(True)
+    try:
+        yield
+    finally:
+        _keeps_values.reset(before)
+
+
 def _lower(ctx: LoweringRuleContext, *, cell: CellSpec, site: str, once: bool) -> Any:
     context = compat.LoweringContext(ctx)
     _check_supported(context, cell, site, once)
@@ -41,7 +56,8 @@ def _lower(ctx: LoweringRuleContext, *, cell: CellSpec, site: str, once: bool) -
         if once:
             known.forget_launches(_OF_A_LAUNCH)
         request = _request(context, cell, site, once)
-        context.avoid_persistent_cache()
+        if not context.for_export:
+            context.avoid_persistent_cache()
         if context.automatic:
             token_out, results = compat.partitioned_read(
                 context, PARTITIONED_NAME, token, ctx.avals_out[0], _config(request, cell)
@@ -88,7 +104,7 @@ def _check_supported(context: compat.LoweringContext, cell: CellSpec, site: str,
 def _request(context: compat.LoweringContext, cell: CellSpec, site: str, once: bool) -> bytes:
     site_number = _OF_A_LAUNCH if once else site_id(site)
     head = _REQUEST.pack(cell.cell_id, cell.type_id, site_number, _devices(context), once)
-    return head + cell.default
+    return head + (cell_of(cell).value.tobytes() if _keeps_values.get() else cell.default)
 
 
 def _devices(context: compat.LoweringContext) -> int:
