@@ -197,7 +197,7 @@ class Knobs(MutableMapping[str, Any]):
         raise UnknownKnobError(f"no knob is called {name!r}: there are {', '.join(map(repr, near[:8]))}")
 
     def change(self, name: str, value: Any, who: str = CODE, *, at: int | None = None) -> None:
-        """Changes a value, and sends the change to the logs.
+        """Changes a value, and sends the change to the logs. One that is set already is no change.
 
         Args:
             name: of the knob.
@@ -215,7 +215,10 @@ class Knobs(MutableMapping[str, Any]):
         if who == CODE:
             who = f"{CODE}, {self.user_line()}"
         with self._lock:  # so that the logs have the changes in their order
-            before, reads = knob.cell.value, knob.cell.set(made, at)
+            before = knob.cell.value
+            if at is None and before.tobytes() == made.tobytes():
+                return
+            reads = knob.cell.set(made, at)
             if at is not None:
                 before = self._planned.get(name, before)
                 self._planned[name] = made
@@ -296,15 +299,13 @@ class Knobs(MutableMapping[str, Any]):
         counts: dict[str, int] = {}
         for name, changes in _logged(log).items():
             reads = self._knobs[name].cell.state()[1] if name in self._knobs else 0
-            begin = counts[name] = 0
-            for who, change in changes:
-                step = int(change.step)
-                if who != START:
-                    self.change_later(name, change.new, REPLAY, at=reads + step - begin)
-                    counts[name] += 1
-                elif not counts[name]:  # later ones are of further logs of the run, and no changes
-                    begin = step
-                    self.change_later(name, change.new, REPLAY)
+            who, first = changes[0]
+            begin = int(first.step) if who == START else 0
+            self.change_later(name, first.new if who == START else first.old, REPLAY)
+            made = [change for who, change in changes if who != START]
+            for change in made:
+                self.change_later(name, change.new, REPLAY, at=reads + int(change.step) - begin)
+            counts[name] = len(made)
         return counts
 
     def __getitem__(self, name: str) -> Any:
