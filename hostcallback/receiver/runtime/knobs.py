@@ -276,8 +276,8 @@ class Knobs(MutableMapping[str, Any]):
             lease = self._leases[key] = runtime.registry.lease(tap.consumer)
         specs = [ArraySpec.of(array.dtype, array.shape) for array in change]
         prefix = encode_prefix(lease.consumer.consumer_id, Flags(0), specs)
-        # One device's receiver for each log.
-        for receiver in {id(receiver.scope): receiver for receiver in runtime.receivers()}.values():
+        # By one device for each log; a receiver may still deliver to the scope that it had before.
+        for receiver in {id(runtime.scope_of(each.name)): each for each in runtime.receivers()}.values():
             receiver.source.post(prefix, change)
 
     def replay(self, log: Paths) -> dict[str, int]:

@@ -94,7 +94,7 @@ def test_a_knob_may_shape_sharded_arrays(name: str) -> None:
     np.testing.assert_array_equal(f(x), np.arange(8.0) * 2)
 
 
-def test_a_device_that_leaves_reads_out_holds_up_none_and_keeps_bounded_memory(name: str) -> None:
+def test_a_device_that_leaves_reads_out_holds_up_no_other(name: str) -> None:
     def body(x: Any) -> Any:
         index = jax.lax.axis_index("i")
 
