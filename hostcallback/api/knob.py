@@ -62,13 +62,11 @@ def knob(
 
     Example:
         @jax.jit
-        def train(params, batches):
-            def step(params, batch):
-                lr = hcb.knob("lr", 1e-3, min=0, max=1)
-                return jax.tree.map(lambda p, g: p - lr * g, params, jax.grad(loss)(params, batch)), None
-            return jax.lax.scan(step, params, batches)
+        def descend(x):
+            return jax.lax.scan(lambda x, _: (x - hcb.knob("lr", 1e-3, min=0, max=1) * x, None), x, length=100)[0]
 
-        hcb.knobs["lr"] = 3e-4      # while it runs, from another thread
+        descend(x)
+        hcb.knobs["lr"] = 3e-4  # another thread may do this while it runs
     """
     line = user_source_line()
     if not isinstance(name, str) or not name or name != name.strip():

@@ -33,7 +33,14 @@ PREFIX = "knob "
 
 
 class UnknownKnobError(HostCallbackError, KeyError):
-    """No knob has that name; the text has the nearest ones."""
+    """No knob has that name; the text has the nearest ones.
+
+    Example:
+        try:
+            hcb.knobs["learning_rate"] = 3e-4
+        except hcb.UnknownKnobError as error:
+            print(error)
+    """
 
     def __str__(self) -> str:
         """The text, without the quotes of a KeyError."""
@@ -129,7 +136,8 @@ class Knobs(MutableMapping[str, Any]):
         user_line: returns the line of the user's code that runs on the calling thread.
 
     Example:
-        hcb.knobs["lr"] = 3e-4
+        hcb.knob("temperature", 1.0)
+        hcb.knobs["temperature"] = 0.7
         print(dict(hcb.knobs))
     """
 
