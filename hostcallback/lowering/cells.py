@@ -76,7 +76,7 @@ def _is_native(context: compat.LoweringContext) -> bool:
 
 
 def _check_supported(context: compat.LoweringContext, cell: CellSpec, site: str, once: bool) -> None:
-    where = f"the knob {cell.name!r} at {site} is in a program that"
+    where = f"the read of {cell.name} at {site} is in a program that"
     if len(context.platforms) > 1:
         raise NotImplementedError(
             f"{where} is lowered for several platforms at once, {', '.join(context.platforms)}: lower it for one at a "
