@@ -76,6 +76,10 @@ def knob(
     if min is not None and max is not None and not min <= max:
         raise ValueError(f"min={min!r} and max={max!r} are not in order, at {line}")
     value = _as_array(name, default, str(line))
+    if value.dtype.kind in "bc" and (min, max) != (None, None):
+        raise ValueError(
+            f"the knob {name!r} is {value.dtype}, which has no bounds: leave min and max out, at {line}"
+        )
     declared = knobs.declare(name, value, min, max, str(line))
     site = f"{line.module}:{line.line} ({line.function})"
     out = read_cell(declared.cell.spec, site, once=read == "call")

@@ -241,7 +241,10 @@ class Knobs(MutableMapping[str, Any]):
         """
         with self._lock:
             if name not in self._knobs:
-                self._waiting.setdefault(name, []).append((value, who, at))
+                earlier = self._waiting.get(name, [])
+                if at is None:  # it takes the place of what the same one wanted before
+                    earlier = [wanted for wanted in earlier if wanted[1:] != (who, None)]
+                self._waiting[name] = [*earlier, (value, who, at)]
                 return
         self.change(name, value, who, at=at)
 

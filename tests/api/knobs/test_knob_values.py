@@ -146,6 +146,7 @@ def test_two_knobs_of_one_name_must_be_declared_alike(name: str) -> None:
         ({"default": jnp.int4(1)}, TypeError, "less than a byte"),
         ({"default": float("nan")}, ValueError, "cannot be NaN"),
         ({"default": 2.0, "max": 1}, ValueError, "at most 1, got"),
+        ({"default": 2j, "max": 1}, ValueError, "has no bounds"),
         ({"default": 2.0, "min": 3, "max": 1}, ValueError, "not in order"),
         ({"default": 2.0, "read": "step"}, ValueError, "expected one of 'always', 'call'"),
         ({"default": 2.0, "maximum": 1}, TypeError, "maximum"),
