@@ -1,4 +1,7 @@
-"""Programs that outlive their process: `kept_program.py cache FOLDER VALUE | write FOLDER | run FOLDER`."""
+"""Programs beyond one process: `kept_program.py cache FOLDER VALUE | write FOLDER | run FOLDER | several NUMBER PORT`.
+
+With `several` it is one of two processes of a program.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from typing import Any
 import jax
 import jax.monitoring
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import hostcallback as hcb
@@ -57,8 +61,23 @@ def run() -> None:
         print(jax.jit(f.call)(x)[0])
 
 
+def several() -> None:
+    """Reads a knob on this process's devices, and tries to on those of both."""
+    jax.distributed.initialize(f"localhost:{REST[0]}", num_processes=2, process_id=int(FOLDER))
+    print(jax.jit(program)(0.0))
+    mesh = Mesh(np.array(jax.devices()), ("i",))
+    sharding = NamedSharding(mesh, PartitionSpec("i"))
+    x = jax.make_array_from_callback((mesh.size,), sharding, lambda place: np.zeros(1, np.float32))
+    try:
+        jax.jit(program)(x)
+    except NotImplementedError as error:
+        print(error)
+
+
 if WHAT == "cache":
     cache()
+elif WHAT == "several":
+    several()
 elif WHAT == "write":
     for i, x in enumerate(arguments()):
         exported = jax.export.export(jax.jit(program), disabled_checks=hcb.export_checks())(x)

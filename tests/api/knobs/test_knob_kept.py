@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from jax.experimental import pallas as pl
 
 import hostcallback as hcb
-from python_process import run_python
+from python_process import run_python, run_pythons
 
 PROGRAM = Path(__file__).with_name("kept_program.py")
 
@@ -38,6 +39,16 @@ def test_a_cached_program_has_no_value_in_it(tmp_path: Path) -> None:
     first, second = (output("cache", tmp_path, value) for value in (1, 3))
     assert [line.split()[0] for line in first] == ["4.0", "4.0"]
     assert second == ["12.0 hit", "12.0 hit"]
+
+
+@pytest.mark.slow
+def test_a_program_on_the_devices_of_several_processes_is_refused_with_the_cure() -> None:
+    with socket.socket() as listening:
+        listening.bind(("localhost", 0))
+        port = listening.getsockname()[1]
+    for printed in run_pythons([(PROGRAM, "several", str(i), str(port)) for i in range(2)], 100):
+        assert "2.0\n" in printed
+        assert "runs on devices of several processes, which would read different values: pass" in printed
 
 
 @pytest.mark.native_only
