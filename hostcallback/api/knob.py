@@ -82,7 +82,7 @@ def knob(
         )
     declared = knobs.declare(name, value, min, max, str(line))
     site = f"{line.module}:{line.line} ({line.function})"
-    out = read_cell(declared.cell.spec, site, once=read == "call")
+    out = read_cell(declared.spec, site, once=read == "call")
     return compat.weakly_typed(out) if type(default) in (int, float, complex) else out
 
 

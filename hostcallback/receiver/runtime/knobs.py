@@ -53,6 +53,7 @@ class Knob:
 
     Attributes:
         name: its name.
+        spec: its type and its default.
         cell: has its value.
         min: the smallest value allowed; None for no bound.
         max: the largest one.
@@ -60,10 +61,16 @@ class Knob:
     """
 
     name: str
+    spec: CellSpec
     cell: Cell
     min: float | None
     max: float | None
     source_line: str
+
+    @property
+    def default(self) -> np.ndarray[Any, Any]:
+        """The value until it is set."""
+        return self.spec.array(self.spec.default)
 
     def checked(self, value: Any) -> np.ndarray[Any, Any]:
         """Returns a value as an array of the knob's dtype and shape.
@@ -72,8 +79,8 @@ class Knob:
             TypeError: it is of another kind, such as a text, or a fraction for an integer.
             ValueError: it has another shape, is NaN, does not fit the dtype, or is out of bounds.
         """
-        spec, given = self.cell.spec, np.asarray(value)
-        dtype = self.cell.value.dtype
+        spec, given = self.spec, np.asarray(value)
+        dtype = self.default.dtype
         what = f"the knob {self.name!r}, declared at {self.source_line},"
         if given.dtype.kind not in "biufcV" or not _is_of_kind(given, dtype):
             raise TypeError(f"{what} is {spec.dtype}, got {value!r:.80}: set it to a number of that kind")
@@ -163,23 +170,20 @@ class Knobs(MutableMapping[str, Any]):
         with self._lock:
             known = self._knobs.get(name)
             if known is None:
-                knob = Knob(name, cell_of(spec), low, high, line)
-                knob.checked(default)
-                if knob.cell.spec != spec:  # of a knob that was deleted
-                    knob.cell.set(default)
+                knob = Knob(name, spec, cell_of(spec), low, high, line)
+                knob.cell.set(knob.checked(default))  # the cell may be that of a deleted knob
                 self._knobs[name] = knob
         if known is None:
             self._settle(name)
             return knob
-        cell = known.cell
-        if (cell.spec.dtype, cell.spec.shape) != (spec.dtype, spec.shape):
+        if (known.spec.dtype, known.spec.shape) != (spec.dtype, spec.shape):
             raise TypeError(
-                f"the knob {name!r} is {cell.spec.dtype}{list(cell.spec.shape)} at {known.source_line}, and "
+                f"the knob {name!r} is {known.spec.dtype}{list(known.spec.shape)} at {known.source_line}, and "
                 f"{spec.dtype}{list(spec.shape)} at {line}: a knob has one type, so give one of them another name"
             )
-        if cell.spec.default != spec.default or (known.min, known.max) != (low, high):
+        if known.spec != spec or (known.min, known.max) != (low, high):
             raise ValueError(
-                f"the knob {name!r} has the default {cell.spec.array(cell.spec.default)} and the bounds "
+                f"the knob {name!r} has the default {known.default} and the bounds "
                 f"[{known.min}, {known.max}] at {known.source_line}, and {default} and [{low}, {high}] at {line}: its "
                 f"value would depend on which program is traced first. Write them alike, set hcb.knobs[{name!r}], or "
                 f"forget the first with del hcb.knobs[{name!r}]"
@@ -224,6 +228,8 @@ class Knobs(MutableMapping[str, Any]):
             who = f"{CODE}, {self.user_line()}"
         with self._lock:  # so that the logs have the changes in their order
             before = knob.cell.value
+            if at is None:
+                self._planned.pop(name, None)
             if at is None and before.tobytes() == made.tobytes():
                 return
             reads = knob.cell.set(made, at)
@@ -263,8 +269,8 @@ class Knobs(MutableMapping[str, Any]):
             known = [self._knobs[name] for name in sorted(self._knobs)]
         return [
             {
-                "name": knob.name, "value": _plain(knob.cell.value), "dtype": knob.cell.spec.dtype,
-                "default": _plain(knob.cell.spec.array(knob.cell.spec.default)),
+                "name": knob.name, "value": _plain(knob.cell.value), "dtype": knob.spec.dtype,
+                "default": _plain(knob.default),
                 "min": knob.min, "max": knob.max, "source_line": knob.source_line,
             }
             for knob in known
@@ -275,8 +281,7 @@ class Knobs(MutableMapping[str, Any]):
         with self._lock:
             for knob in self._knobs.values():
                 value, reads = knob.cell.state()
-                default = knob.cell.spec.array(knob.cell.spec.default)
-                self._send(knob, START, KnobChange.of(default, value, reads))
+                self._send(knob, START, KnobChange.of(knob.default, value, reads))
 
     def _send(self, knob: Knob, who: str, change: KnobChange) -> None:
         key = (knob.name, knob.source_line, who)

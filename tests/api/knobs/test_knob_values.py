@@ -135,6 +135,10 @@ def test_two_knobs_of_one_name_must_be_declared_alike(name: str) -> None:
         hcb.knob(name, 0.5)
     del hcb.knobs[name]
     assert hcb.knob(name, 0.25) == 0.25
+    assert jax.jit(lambda x: x * hcb.knob(name, 0.25))(4.0) == 1
+    hcb.knobs[name] = 0.75
+    del hcb.knobs[name]
+    assert hcb.knob(name, 0.25) == 0.25, "another start"
 
 
 @pytest.mark.parametrize(
