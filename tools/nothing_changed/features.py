@@ -97,17 +97,6 @@ def _error_collector(edits: Any, folder: Path) -> Any:
     return hcb.error_collector()
 
 
-def _knob(edits: Any, folder: Path) -> Any:
-    edits.logged = _read
-    return contextlib.nullcontext()
-
-
-def _read(values: dict[str, Any]) -> None:
-    import hostcallback as hcb
-
-    hcb.knob("untouched", 1.0)
-
-
 def _progress(edits: Any, folder: Path) -> Any:
     import hostcallback as hcb
 
@@ -163,7 +152,6 @@ FEATURES = {
     "capsule": Feature("`capsule`", _capsule),
     "checked": Feature("`checked`", _checked),
     "error_collector": Feature("`error_collector`", _error_collector),
-    "knob": Feature("`knob`, untouched", _knob),
     "progress": Feature("progress", _progress, draws=True, needs="loops"),
     "record": Feature("`record`", _record),
     "forward": Feature("`forward`", _forward),
