@@ -18,6 +18,7 @@ from hostcallback.api.check import (
 )
 from hostcallback.api.debug import breakpoint as breakpoint, callback as callback, log as log, print as print
 from hostcallback.api.export import bind as bind, export_checks as export_checks, unbind as unbind
+from hostcallback.api.knob import knob as knob, knobs as knobs
 from hostcallback.api.observe.observe import observe as observe
 from hostcallback.api.observe.places import Site as Site
 from hostcallback.api.outputs.capture import Capture as Capture, capture as capture
@@ -68,6 +69,7 @@ from hostcallback.receiver.failures.deferred_errors import OnError as OnError
 from hostcallback.receiver.messages import Message as Message
 from hostcallback.receiver.remote.options import Forward as Forward, forward as forward
 from hostcallback.receiver.remote.otlp.exporter import OtlpExporter as OtlpExporter, otlp as otlp
+from hostcallback.receiver.runtime.knobs import UnknownKnobError as UnknownKnobError
 from hostcallback.receiver.runtime.metrics import prometheus_collector as prometheus_collector
 from hostcallback.receiver.sinks.metric_writers.adapters import tensorboard as tensorboard
 from hostcallback.receiver.sinks.metric_writers.files import csv as csv, jsonl as jsonl

@@ -166,6 +166,11 @@ class LoweringContext:
         return [(int(size), name in self.axis_context.manual_axes) for name, size in mesh.shape.items()]
 
     @property
+    def is_replicated(self) -> bool:
+        """Whether every device of a pmap runs the whole program, which is then not partitioned."""
+        return isinstance(self.axis_context, versions.ReplicaAxisContext)
+
+    @property
     def device_count(self) -> int:
         """Over how many devices the program is partitioned, by the compiler or by hand; 1 for none."""
         if self.manual:
@@ -341,7 +346,7 @@ class LoweringContext:
 
     def partition_index(self) -> IrValue:
         """Emits the index of the running device in the program's device list."""
-        if isinstance(self.axis_context, versions.ReplicaAxisContext):
+        if self.is_replicated:
             return _hlo.ReplicaIdOp().result
         if self.manual:
             return _hlo.PartitionIdOp().result

@@ -178,6 +178,16 @@ def lowering_platform(platform: str) -> str:
     return str(getattr(_xla_bridge.get_backend(platform), "_raw_platform", platform))
 
 
+def partitioned_read(
+    context: lowering.LoweringContext, name: str, token: Any, result: Aval, config: str
+) -> tuple[Any, list[Any]]:
+    """As `partitioned_call` of a context on a token only, with a result of the aval; returns token and result."""
+    value = lowering.partitioned_op(
+        name, lowering.ir_type(context, result), [token], config, has_side_effect=True
+    )
+    return token, [value]
+
+
 def register_partitioner(
     name: str, partition: Callable[..., Any], sharding_of_result: Callable[[bytes], Any] | None = None
 ) -> None:
@@ -269,6 +279,15 @@ def call_of_a_share(
     return _program_of_a_device([operand], made, body)
 
 
+def read_of_a_device(target: str, attributes: dict[str, Any], made: _Given) -> bytes:
+    """A module that calls `target` on a token, and returns the result of the call."""
+
+    def body(token: Any) -> Any:
+        return lowering.ffi_call(target, token, [], [_type_of(made)], attributes)
+
+    return _program_of_a_device([_TOKEN], made, body)
+
+
 def _program_of_a_device(
     given: Sequence[_Given | str], made: _Given | str, body: Callable[..., Any]
 ) -> bytes:
@@ -280,7 +299,7 @@ def _program_of_a_device(
             main: Any = _func.FuncOp("main", (list(map(_type_of, given)), [_type_of(made)]))
             main.attributes["sym_visibility"] = _ir.StringAttr.get("public")
             with _ir.InsertionPoint(main.add_entry_block()):
-                _func.ReturnOp(body(*main.arguments).results)
+                _func.ReturnOp(list(body(*main.arguments).results)[-1:])
         return _mlir.module_to_bytecode(module)
 
 

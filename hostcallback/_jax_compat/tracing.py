@@ -252,6 +252,11 @@ def bind_equation(equation: JaxprEqn, values: Sequence[jax.Array]) -> list[Any]:
     return list(outs) if equation.primitive.multiple_results else [outs]
 
 
+def weakly_typed(value: Any) -> Any:
+    """The array as one whose dtype gives way to that of what it is combined with, as Python's numbers do."""
+    return jax.lax.convert_element_type_p.bind(value, new_dtype=value.dtype, weak_type=True, sharding=None)
+
+
 def scan_groups(params: dict[str, Any], operands: Sequence[Any]) -> list[list[jax.Array]]:
     """A scan's operands as constants, carry and what is scanned over."""
     if "ft_in" in params:  # from 0.12 on

@@ -6,6 +6,7 @@ loads the lowering rules and the handler of process exit.
 """
 
 import hostcallback.api.process_exit
+import hostcallback.lowering.cells
 import hostcallback.lowering.device_ops
 import hostcallback.lowering.embedded
 import hostcallback.lowering.emission

@@ -28,6 +28,7 @@ from hostcallback.receiver.messages import Sink
 from hostcallback.receiver.remote.forwarder import Forwarder
 from hostcallback.receiver.remote.options import Forward
 from hostcallback.receiver.runtime.dispatch.scope import Scope, ScopeSinks
+from hostcallback.receiver.runtime.knobs import knobs
 from hostcallback.receiver.runtime.rules.rule_table import RuleNotes
 from hostcallback.receiver.runtime.runtime import runtime
 from hostcallback.receiver.runtime.signals import watch_termination
@@ -153,6 +154,8 @@ class OutfeedReceiver(ShownAsSummary):
         if self._scope.deferred.on_error is OnError.ABORT:
             runtime.rule_table.abort_on_check(self._ids, True)
         self._rule_notes = runtime.note_rules(self._scope.recorder, self._forwarder)
+        if self._rule_notes:
+            knobs.note_values()
         return self
 
     def _open_outputs(self) -> None:

@@ -34,6 +34,7 @@ FFI_SHARD_TARGET = "hostcallback_tap_shard"
 FFI_CALL_TARGET = "hostcallback_call"
 FFI_CLOCK_TARGET = "hostcallback_clock"
 FFI_OUTPUT_TARGET = "hostcallback_wait_for_output"
+FFI_CELL_TARGET = "hostcallback_cell"
 NATIVE_PLATFORMS = ("cpu", "cuda", "rocm")
 GPU_PLATFORMS = ("cuda", "rocm")
 
@@ -180,6 +181,7 @@ def _register_handlers(platform: str) -> None:
             FFI_CALL_TARGET: library.hcb_call_host,
             FFI_CLOCK_TARGET: library.hcb_clock,
             FFI_OUTPUT_TARGET: library.hcb_wait_for_output,
+            FFI_CELL_TARGET: library.hcb_cell,
         }
     for target, handler in handlers.items():
         jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(handler), platform=platform)

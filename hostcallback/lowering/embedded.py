@@ -19,8 +19,9 @@ import jax
 
 from hostcallback import _jax_compat as compat
 from hostcallback.lifecycle import receivers as transport
-from hostcallback.lowering import partition
+from hostcallback.lowering import cells, partition
 from hostcallback.primitives.call import call_p
+from hostcallback.primitives.cells import read_cell_p
 from hostcallback.primitives.effects import TapEffect
 from hostcallback.primitives.tap import tap_p, when_imported
 
@@ -28,13 +29,22 @@ TARGETS = (
     transport.FFI_TARGET,
     transport.FFI_SHARD_TARGET,
     transport.FFI_CLOCK_TARGET,
+    transport.FFI_CELL_TARGET,
     partition.CALL_NAME,
+    cells.PARTITIONED_NAME,
 )
-"""Of taps and progress bars. A program with calls (`hcb.call`) cannot be exported."""
+"""Of taps, progress bars and knobs. A program with calls (`hcb.call`) cannot be exported."""
+
+
+_WHAT = {
+    transport.FFI_CLOCK_TARGET: "reads the clock for a progress bar",
+    transport.FFI_CELL_TARGET: "reads a knob",
+    cells.PARTITIONED_NAME: "reads a knob",
+}
 
 
 def _explain(target: str, line: str) -> str:
-    what = "reads the clock for a progress bar" if target == transport.FFI_CLOCK_TARGET else "has a tap"
+    what = _WHAT.get(target, "has a tap")
     return (
         f"jax.export got a program that {what}{line and f' at {line}'}, and no permission for the custom call "
         f"{target}: pass disabled_checks=hcb.export_checks() to jax.export.export. The process that runs the program "
@@ -63,14 +73,23 @@ def _effects_of_kernels(params: dict[str, Any]) -> set[compat.Effect]:
 
 
 def _refusal(kernels: Any) -> str:
-    equation = next(compat.equations_of(kernels, (tap_p, call_p)))
-    spec = equation.params["tap" if equation.primitive is tap_p else "call"]
-    what = "tap" if equation.primitive is tap_p else "call of"
+    equation = next(compat.equations_of(kernels, _PRIMITIVES))
     return (
-        f"the {what} {spec.name} at {spec.source_line} is in a Pallas kernel that is compiled, and from inside of one "
+        f"the {_described(equation)} is in a Pallas kernel that is compiled, and from inside of one "
         "nothing reaches the host: run the kernel with interpret=True, let it write the values to an output and tap "
         "that behind pallas_call, or use pl.debug_print"
     )
+
+
+_PRIMITIVES = (tap_p, call_p, read_cell_p)
+
+
+def _described(equation: compat.JaxprEqn) -> str:
+    params = equation.params
+    if equation.primitive is read_cell_p:
+        return f"read of {params['cell'].name} at {params['site']}"
+    what, spec = ("tap", params["tap"]) if equation.primitive is tap_p else ("call of", params["call"])
+    return f"{what} {spec.name} at {spec.source_line}"
 
 
 for module_name, primitive_name in compat.KERNEL_PRIMITIVES:
@@ -145,13 +164,11 @@ def _lowering(lower: Callable[..., Any]) -> Callable[..., Any]:
 
 def _check_body(context: compat.LoweringContext, closed: compat.ClosedJaxpr) -> None:
     """Refuses taps and calls that a device cannot run in such a body."""
-    for equation in compat.equations_of([closed.jaxpr], (tap_p, call_p)):
-        is_call = equation.primitive is call_p
-        if not is_call and transport.use_native(context.platform):
+    for equation in compat.equations_of([closed.jaxpr], _PRIMITIVES):
+        if equation.primitive is tap_p and transport.use_native(context.platform):
             continue
-        spec = equation.params["call" if is_call else "tap"]
         raise NotImplementedError(
-            f"the {'call of' if is_call else 'tap'} {spec.name} at {spec.source_line} is in a function with "
+            f"the {_described(equation)} is in a function with "
             "custom_partitioning, in a program that the compiler partitions, where only taps can be, on the native "
             "transport: move it out of the function, or put the code around it into jax.shard_map over all axes of the "
             "mesh, where each device taps and calls with its shard"

@@ -20,6 +20,7 @@ from hostcallback import _jax_compat as compat
 from hostcallback._jax_compat.types import AnyJaxpr, Jaxpr, JaxprEqn
 from hostcallback.lowering.equations import OUTERMOST, Position, interpret, loop_of, structure_of
 from hostcallback.primitives.call import call_p
+from hostcallback.primitives.cells import now, read_cell_p
 from hostcallback.primitives.tap import tap_p
 from hostcallback.tracing.source_line import first_user_line
 
@@ -336,6 +337,8 @@ class Silent(Evaluator):
             return list(values)[: len(equation.outvars)]
         if structure_of(equation).is_open and _is_loud(equation):  # from an evaluator that does not enter it
             return self._enter(equation, list(values), OUTERMOST, {})
+        if equation.primitive is read_cell_p:
+            return now(**equation.params)
         name = equation.primitive.name
         if name in _CALLS or name == "pure_callback":
             line = first_user_line(compat.equation_frames(equation))
@@ -350,7 +353,7 @@ class Silent(Evaluator):
 
 
 def _is_loud(equation: JaxprEqn) -> bool:
-    if equation.primitive.name in {tap_p.name, "pure_callback", *_DEBUGGING, *_CALLS}:
+    if equation.primitive.name in {tap_p.name, read_cell_p.name, "pure_callback", *_DEBUGGING, *_CALLS}:
         return True
     programs = [program for program, _ in structure_of(equation).programs]
     if equation.primitive.name == "while":

@@ -253,6 +253,11 @@ _RULES: dict[Primitive, Callable[..., Any]] = {
 }
 
 
+def runs_for_all_elements(primitive: Primitive) -> None:
+    """Leaves equations of a primitive as they are, in a branch that some elements of a vmap do not take."""
+    _RULES[primitive] = lambda equation, where, values: compat.bind_equation(equation, values)
+
+
 # ---- Batching --------------------------------------------------------------------------------------------------------
 
 

@@ -294,9 +294,7 @@ class _Blocks:
 
 def _typed_as(value: jax.Array, aval: Aval) -> Any:
     # What was stored in a buffer is not weakly typed any more; the outputs of JAX's scan are.
-    if not aval.weak_type:
-        return value
-    return lax.convert_element_type_p.bind(value, new_dtype=aval.dtype, weak_type=True, sharding=None)
+    return compat.weakly_typed(value) if aval.weak_type else value
 
 
 def _type_of(aval: Aval) -> tuple[Any, ...]:

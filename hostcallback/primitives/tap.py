@@ -30,7 +30,8 @@ from hostcallback.tracing.leaves import Float0Leaves, split_leaves
 from hostcallback.tracing.source_line import user_source_line
 
 
-def _effect() -> TapEffect:
+def effect_here() -> TapEffect:
+    """The effect of taps that are traced now."""
     # Before JAX 0.12, XLA aborts the process if a token enters a partially manual shard_map. Taps in there are chained
     # by separate tokens (`LoweringContext.token_in`): they keep their order within each block of code, but a tap in a
     # loop or branch does not wait for a tap before the loop or branch.
@@ -44,7 +45,7 @@ tap_p.multiple_results = True
 
 
 def _abstract(*avals: Aval, **_: Any) -> tuple[list[Aval], set[TapEffect]]:
-    return list(avals), {_effect(), PASSED_TOKEN_EFFECT}
+    return list(avals), {effect_here(), PASSED_TOKEN_EFFECT}
 
 
 def run_eagerly(primitive: Primitive, *args: Any, **params: Any) -> Any:

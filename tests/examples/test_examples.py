@@ -117,6 +117,7 @@ def code_blocks() -> list[Any]:
         "docs/checks.md",
         "docs/data.md",
         "docs/examples.md",
+        "docs/knobs.md",
         "docs/metrics.md",
         "docs/migrating.md",
     ):

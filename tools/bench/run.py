@@ -88,6 +88,7 @@ ROWS: dict[str, Callable[[int], Rows]] = {
     "first_call": compiling.first_call,
     "vmapped_print": compiling.vmapped_print,
     "switched_off": scan.switched_off,
+    "knob": scan.knob,
     "recording": recording.recording,
     "latency": receiving.latency,
     "training_loop": training.training_loop,

@@ -50,6 +50,7 @@ GUIDES: dict[str, dict[str, str]] = {
     },
     "Change what runs": {
         "control": "Switch taps while a program runs",
+        "knobs": "Change a value while a program runs",
         "accelerate": "Make existing callbacks fast",
         "migrating": "Come from another API",
     },

@@ -21,7 +21,7 @@ SECTIONS = {
     "Checks and debugging": [
         "check", "checked", "enable_checks", "disable_checks", "watch_nonfinite", "observe", "capsule", "breakpoint",
     ],
-    "Control": ["taps", "control_file", "accelerate", "jit"],
+    "Control": ["taps", "control_file", "knob", "knobs", "accelerate", "jit"],
     "Many processes and monitoring": ["forward", "otlp", "prometheus_collector"],
 }  # fmt: skip
 """The names of each page in order. A name that is in none of them is on the last page."""

@@ -18,6 +18,7 @@ from hostcallback import _jax_compat as compat
 from hostcallback.api.barrier import barrier_wait
 from hostcallback.api.export import bind, export_checks, unbind
 from hostcallback.lowering import xray
+from hostcallback.lowering.cells import values_as_defaults
 from hostcallback.lowering.equations import OUTERMOST, Position, structure_of
 from hostcallback.lowering.evaluator import Evaluator, Records, is_only_effect
 from hostcallback.primitives.tap import bind_tap
@@ -64,7 +65,7 @@ def _exported(program: xray.Program, evaluator: Evaluator, *, wide: bool = False
 
     shardings = tuple(s if mesh_of(s)[0] else None for s in program.shardings)
     options: dict[str, Any] = {"in_shardings": shardings} if any(shardings) else {}
-    with jax.enable_x64(wide or jax.config.read("jax_enable_x64")):
+    with values_as_defaults(), jax.enable_x64(wide or jax.config.read("jax_enable_x64")):
         given = [struct_of(aval, wide=wide) for aval in avals]
         exported = jax.export.export(jax.jit(function, **options), disabled_checks=export_checks())(*given)
     return bytes(exported.serialize())

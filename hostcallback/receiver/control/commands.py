@@ -15,6 +15,7 @@ from hostcallback.receiver.failures.failure_report import failure_history
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.messages import Consumer
 from hostcallback.receiver.runtime.device_receiver import DeviceReceiver
+from hostcallback.receiver.runtime.knobs import UnknownKnobError, knobs
 from hostcallback.receiver.runtime.rules.rules import (
     checked,
     checked_glob,
@@ -38,6 +39,8 @@ def commands(runtime: Runtime) -> dict[str, Handler]:
         "taps": lambda arguments, client: [_tap(runtime, group) for group in _taps(runtime)],
         "rules": lambda arguments, client: rules(runtime, arguments),
         "figures": accounted.figures,
+        "knobs": lambda arguments, client: knobs.described(),
+        "set": lambda arguments, client: set_knob(arguments),
     }
 
 
@@ -68,6 +71,23 @@ def rules(runtime: Runtime, arguments: Mapping[str, Any]) -> dict[str, Any]:
     if settings:
         runtime.rule_table.set_rules(runtime.registry, pattern, settings)
     return {"names": found, "rules": {name: rule_text(runtime, name) for name in found}}
+
+
+def set_knob(arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Sets a knob for `hcb ctl`, and describes it.
+
+    Raises:
+        ControlError: the arguments are not a name and a value, or there is no such knob.
+        ValueError: the value is not allowed.
+    """
+    name = arguments.get("name")
+    if not isinstance(name, str) or "value" not in arguments:
+        raise ControlError(f"a knob is set by its name and a value, got {dict(arguments)!r:.200}")
+    try:
+        knobs.change(name, arguments["value"], "hcb ctl")
+    except (UnknownKnobError, TypeError) as error:
+        raise ControlError(str(error)) from error
+    return [knob for knob in knobs.described() if knob["name"] == name]
 
 
 def ruled(runtime: Runtime, pattern: str, settings: Mapping[str, Any]) -> list[str]:

@@ -14,6 +14,7 @@ from hostcallback.receiver import limits
 from hostcallback.receiver.control.protocol import RuleFileError
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.messages import Registry
+from hostcallback.receiver.runtime.knobs import knobs
 from hostcallback.receiver.runtime.rules.rule_table import FILE, Rules, RuleTable
 from hostcallback.receiver.runtime.rules.rules import matching, no_such_tap, tap_names
 
@@ -24,6 +25,9 @@ SETTLE_SEC = 0.1
 """Seconds for which a file must not change before it is read: its writer may not have finished."""
 
 MAX_BYTES = limits.RULE_FILE_BYTES
+
+KNOBS = "knobs"
+"""The table of the file that has values of knobs, in place of rules."""
 
 EXAMPLE = '["layer*/grad"] and below it every = 100'
 
@@ -51,6 +55,8 @@ def read_rules(path: Path) -> Table:
         problem = f"it is nested too deep ({error})" if isinstance(error, RecursionError) else str(error)
         raise RuleFileError(f"{path} is not TOML: {problem}; expected, for example, {EXAMPLE}") from error
     for pattern, settings in table.items():
+        if pattern == KNOBS and isinstance(settings, dict):
+            continue
         if not isinstance(settings, dict):
             raise RuleFileError(
                 f"{path}, line {_line_of(text, pattern)}: {pattern} = {reprlib.repr(settings)} belongs to no glob; "
@@ -118,6 +124,7 @@ class RuleFile:
         self._state: State | None = None
         self.problem = ""
         self._unmatched: list[str] = []
+        self._knobs: dict[str, Any] = {}
         self._thread = threading.Thread(target=self._run, name="hostcallback-control-file", daemon=True)
 
     def start(self) -> None:
@@ -159,6 +166,7 @@ class RuleFile:
             state = _state_of(self.path)
             if state is not None and state != self._state:
                 table = read_rules(self.path)
+                self._set_knobs(table.pop(KNOBS, {}))
                 self._switches.replace_rules(self._registry, table.items(), FILE)
                 self._unmatched = list(table)
                 logger.info("control file %s: %d rule(s) applied", self.path, len(table))
@@ -172,6 +180,20 @@ class RuleFile:
             self._say(f"{error}; the previous rules stay")
             self._state = _state_of(self.path) if isinstance(error, RuleFileError) else self._state
         self._say_unmatched()
+
+    def _set_knobs(self, values: dict[str, Any]) -> None:
+        # Only what the file says otherwise than before: another setter may have been later.
+        problems = []
+        for name, value in values.items():
+            if self._knobs.get(name) == value:
+                continue
+            try:
+                knobs.change_later(name, value, f"file {self.path}")
+            except (TypeError, ValueError) as error:
+                problems.append(f"{self.path}: [{KNOBS}] {name}: {error}")
+        self._knobs = values
+        if problems:
+            raise RuleFileError("; ".join(problems))
 
     def _say(self, problem: str) -> None:
         if problem != self.problem:

@@ -17,7 +17,7 @@ from hostcallback.receiver import environment, processes
 from hostcallback.receiver.errors import NativeLibraryError
 
 # Equal to the library's `hcb_abi_version`: a stale library would be called with other structures.
-ABI_VERSION = 22
+ABI_VERSION = 23
 DIRECTORY = Path(__file__).parent
 
 BATCH_FRAMES = 1024
@@ -170,7 +170,7 @@ _ARRAYS = (c_uint64, POINTER(c_void_p), POINTER(c_uint64))  # count, addresses, 
 # The handlers that XLA calls: the addresses of these functions are passed to it.
 _HANDLERS = (
     "tap tap_shard gpu_tap gpu_tap_shard call_host hold wait_for_output clock copy not_finite statistics "
-    "share_statistics merged_statistics verdict"
+    "share_statistics merged_statistics verdict cell"
 )
 
 # name -> (result, arguments)
@@ -208,6 +208,7 @@ _FUNCTIONS = {
     "hcb_block_free": (None, (c_void_p,)),
     "hcb_ring_send": (c_int32, (c_void_p, c_char_p, c_uint64, *_ARRAYS, c_int64)),
     "hcb_ring_append": (c_int32, (c_void_p, c_char_p, c_uint64)),
+    "hcb_ring_post": (c_int32, (c_void_p, c_char_p, c_uint64, *_ARRAYS)),
     "hcb_ring_call": (
         c_int32,
         (c_void_p, c_char_p, c_uint64, *_ARRAYS, *_ARRAYS, c_char_p, c_uint64),
@@ -250,6 +251,9 @@ _FUNCTIONS = {
     "hcb_test_produce": (c_uint64, (c_void_p, c_uint32, c_uint64, c_uint64)),
     "hcb_test_call": (c_int32, (c_void_p, c_char_p, c_uint64, *_ARRAYS, c_char_p, c_uint64)),
     "hcb_verdict_forget": (None, ()),
+    "hcb_cell_set": (c_int64, (c_uint64, c_uint64, c_char_p, c_uint64, c_int64)),
+    "hcb_cell_get": (c_int64, (c_uint64, c_char_p, c_int32)),
+    "hcb_cell_forget_launches": (None, (c_uint64, c_uint64)),
     "hcb_set_host_threads": (None, (POINTER(HostThreads),)),
     "hcb_ring_set_host_call": (None, (c_void_p, HostCall)),
     "hcb_own_call_read": (c_int32, (c_void_p, c_void_p, c_int64, POINTER(CallFrame))),

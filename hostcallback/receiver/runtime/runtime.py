@@ -84,7 +84,7 @@ class Runtime:
             # A dead receiver thread (its failure was logged) is replaced, because nothing else would drain
             # the ring.
             if receiver is None or not receiver.thread.is_alive():
-                scope = self._scope_of(name)
+                scope = self.scope_of(name)
                 source = make_source()
                 self.attach_flight_file(name, source)
                 source.configure(scope.back_pressure)
@@ -128,14 +128,15 @@ class Runtime:
         table = dict(self._receivers)
         return [table[name] for name in (table if names is None else names) if name in table]
 
-    def _scope_of(self, name: str) -> Scope:
+    def scope_of(self, name: str) -> Scope:
+        """The scope that takes what a device sends from now on."""
         return self._claims.get(name, self.default_scope)
 
     def warn_of_unwritten(self, message: Message) -> bool:
         """Warns if nothing takes a message of `hcb.metrics`; returns whether it has warned. Receiver threads."""
         if self.flight is not None or not self.serves(threading.current_thread()):
             return False  # the flight recorder has it, or a replay or a collector delivers it
-        scope = self._scope_of(device_text(message.device))
+        scope = self.scope_of(device_text(message.device))
         if scope.batch_sinks or scope.message_sinks is not None:
             return False
         if scope is self.default_scope:

@@ -25,6 +25,7 @@ from hostcallback.receiver.failures.call_site import MAX_PLACES, CallSite, descr
 from hostcallback.receiver.messages import Consumer, Message, Sink
 from hostcallback.receiver.sinks import batches, described_template, nonfinite, printing
 from hostcallback.receiver.sinks.check import CheckSink
+from hostcallback.receiver.sinks.knob import KnobSink
 from hostcallback.receiver.sinks.progress.sink import ProgressSink
 from hostcallback.receiver.sinks.sharding.sinks import AssemblingSink, ProcessShardSink, shard_sink
 from hostcallback.receiver.sinks.tap import Unflatten, callback_sink, tap_sink, with_python_scalars
@@ -229,6 +230,12 @@ def _progress(parts: TapParts, binding: Binding) -> Sink | None:
     return ProgressSink(parts.params, parts.unflatten, parts.batchings, is_foreign=parts.is_foreign)
 
 
+def _knob(parts: TapParts, binding: Binding) -> Sink | None:
+    if binding.func is not None:
+        return _tap(parts, binding)
+    return KnobSink(parts.params.get("who"), parts.unflatten)
+
+
 SINK_FACTORIES: dict[TapKind, Callable[[TapParts, Binding], Sink | None]] = {
     tap_descriptor.PRINT: _print,
     tap_descriptor.FORMAT: _format,
@@ -237,6 +244,7 @@ SINK_FACTORIES: dict[TapKind, Callable[[TapParts, Binding], Sink | None]] = {
     tap_descriptor.NONFINITE: _nonfinite,
     tap_descriptor.METRICS: _metrics,
     tap_descriptor.PROGRESS: _progress,
+    tap_descriptor.KNOB: _knob,
 }
 """The functions that make the sinks of kinds. The sinks of all other kinds call a function as taps do."""
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+
 from hostcallback.receiver.sources.back_pressure import BackPressure
 from hostcallback.receiver.sources.columns import BatchColumns
 
@@ -94,6 +96,14 @@ class Source(Protocol):
 
     def send_end(self, token: int) -> None:
         """Appends an END_OF_STREAM frame whose consumer id is `token`. Any thread."""
+
+    def post(self, prefix: bytes, arrays: Sequence[np.ndarray[Any, Any]]) -> None:
+        """Appends a frame of the host, without waiting and regardless of the policy. Any thread.
+
+        Args:
+            prefix: header and metadata of the message.
+            arrays: its arrays, of elements of whole bytes; they are copied.
+        """
 
     def configure(self, back_pressure: BackPressure) -> None:
         """Changes the policy for emissions that find no room, from now on. Any thread."""

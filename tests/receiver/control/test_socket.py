@@ -94,7 +94,9 @@ def test_rules_are_set_and_shown(folder: Path) -> None:
         assert hcb.taps.rules == {}, "a name that is wrong changes nothing"
         with pytest.raises(ControlError, match="every is 0"):
             client.ask("rules", pattern="over*", settings={"every": 0})
-        with pytest.raises(ControlError, match="no command 'fly', only figures, process, rules, taps"):
+        with pytest.raises(
+            ControlError, match="no command 'fly', only figures, knobs, process, rules, set, taps"
+        ):
             client.ask("fly")
     hcb.barrier_wait()
 

@@ -54,6 +54,15 @@ def device_side(rounds: int) -> Row:
     return mine.versus(peer, name, "ns", "an empty FFI call, same operands", 2.0)
 
 
+def knob(rounds: int) -> Row:
+    """The cost of reading a knob in a step of a scan, against an empty FFI call in the same program."""
+    bare, empty = scan(jax.jit, lambda c: c, STEPS), scan(jax.jit, empty_call, STEPS)
+    ours = scan(jax.jit, lambda c: c * hcb.knob("bench", 1.0), STEPS)
+    mine, peer = measure_together(lambda: _added_ns([ours, empty], bare, Gate()), rounds)
+    name = "a knob that a step of a scan reads: what it adds to the step"
+    return mine.versus(peer, name, "ns", "an empty FFI call", 1.5)
+
+
 def switched_off(rounds: int) -> list[Row]:
     """The same for a tap that is switched off, or ruled, while its program exists: nothing is emitted.
 

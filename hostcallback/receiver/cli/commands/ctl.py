@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import time
 from typing import Any
 
@@ -19,6 +20,8 @@ examples:
     hcb ctl 4242 'layer*/grad' --every 100    only the first message of each tap, and every 100th after it
     hcb ctl 4242 loss --rate 10 --truncate 8  at most 10 per second, and the first 8 elements of each array
     hcb ctl 4242 '*' --reset                  no rules: all messages are sent again
+    hcb ctl 4242 set                          the knobs of one, and their values
+    hcb ctl 4242 set lr 3e-4                  sets the knob lr; an array is '[1, 2, 3]'
     hcb ctl --via host:7070                   the processes of all hosts that forward to a collector
     hcb ctl --via host:7070 'loss*' --every 10   in all of them, and in those that start later
 """
@@ -38,6 +41,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="the process; without it, all are listed. Not with --via",
     )
     parser.add_argument("pattern", nargs="?", metavar="PATTERN", help="name or glob of taps; quote it")
+    parser.add_argument(
+        "knob", nargs="*", metavar="NAME VALUE", help="after the word set: a knob, and its new value"
+    )
     parser.add_argument(
         "--every", type=_setting("every", int), metavar="N", help="send every N-th message; 1 for all"
     )
@@ -96,6 +102,8 @@ def run(arguments: argparse.Namespace) -> int:
     settings = {field: None if value == _NOTHING else value for field, value in settings.items()}
     if arguments.via is not None and arguments.pattern is not None:
         arguments.parser.error("--via addresses all processes: give a pattern of taps, and no PID")
+    if arguments.knob and arguments.pattern != "set":
+        arguments.parser.error(f"unexpected {' '.join(arguments.knob)}: only set takes a name and a value")
     pattern = arguments.pid if arguments.via is not None else arguments.pattern
     if pattern is None and (settings or arguments.reset):
         arguments.parser.error("rules are for taps: give their name or a glob, such as '*'")
@@ -107,6 +115,9 @@ def run(arguments: argparse.Namespace) -> int:
     if not arguments.pid.isdecimal():
         arguments.parser.error(f"argument PID: {arguments.pid!r} is not a process id; `hcb ctl` lists them")
     with ControlClient(int(arguments.pid)) as client:
+        if arguments.pattern == "set":
+            _set_knob(client, arguments)
+            return 0
         if arguments.pattern is None:
             _list_taps(client.ask("taps"), as_json=arguments.json)
             return 0
@@ -117,6 +128,37 @@ def run(arguments: argparse.Namespace) -> int:
     rows = [(name, answer["rules"][name] or "-") for name in answer["names"]]
     print_table(("tap", "rules"), rows, left=(0, 1))
     return 0
+
+
+def _set_knob(client: ControlClient, arguments: argparse.Namespace) -> None:
+    if len(arguments.knob) not in (0, 2):
+        arguments.parser.error("set takes the name of a knob and its new value, or nothing: set lr 3e-4")
+    if arguments.knob:
+        name, text = arguments.knob
+        knobs = client.ask("set", name=name, value=_value(arguments, text))
+    else:
+        knobs = client.ask("knobs")
+    if arguments.json:
+        print_json_lines(knobs)
+    elif not knobs:
+        print("no program with a knob was traced in this process yet")
+    else:
+        shown = [(k["name"], *(_text(k[key]) for key in _KNOB_FIELDS), k["source_line"]) for k in knobs]
+        print_table(("knob", *_KNOB_FIELDS, "line"), shown, left=(0, 5))
+
+
+_KNOB_FIELDS = ("value", "default", "min", "max")
+
+
+def _value(arguments: argparse.Namespace, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        arguments.parser.error(f"{text!r} is not a value: expected a number, true, false or a list of them")
+
+
+def _text(value: Any) -> str:
+    return "-" if value is None else f"{value:.8g}" if isinstance(value, float) else str(value)
 
 
 def _list_processes(*, as_json: bool) -> None:

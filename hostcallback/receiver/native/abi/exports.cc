@@ -40,6 +40,23 @@ struct HostEmission : Emission {
   std::vector<ArrayRef> refs;
 };
 
+// Copies of a message's arrays, until they are in the ring.
+class Payload final : public Completion {
+ public:
+  explicit Payload(HostEmission* emission) {
+    copies_.reserve(emission->refs.size());
+    for (ArrayRef& ref : emission->refs) {
+      const uint8_t* data = static_cast<const uint8_t*>(ref.data);
+      copies_.emplace_back(data, data + ref.nbytes);
+      ref.data = copies_.back().data();
+    }
+  }
+  void Complete() override {}
+
+ private:
+  std::vector<std::vector<uint8_t>> copies_;
+};
+
 int32_t StatusOf(Verdict verdict) {
   switch (verdict) {
     case Verdict::kEmitted:
@@ -114,6 +131,15 @@ int32_t hcb_ring_append(hcb_ring* ring, const uint8_t* prefix, uint64_t prefix_b
   return StatusOf(RingOf(ring)->Append(emission));
 }
 
+int32_t hcb_ring_post(hcb_ring* ring, const uint8_t* prefix, uint64_t prefix_bytes, uint64_t count,
+                      const void* const* arrays, const uint64_t* nbytes) {
+  if (!ValidPrefix(prefix, prefix_bytes)) return HCB_INVALID;
+  HostEmission emission(prefix, prefix_bytes, count, arrays, nbytes);
+  emission.StampFor(*RingOf(ring));
+  if (!RingOf(ring)->Fits(emission)) return HCB_TOO_LARGE;
+  return StatusOf(RingOf(ring)->AppendOwned(emission, std::make_unique<Payload>(&emission)));
+}
+
 int32_t hcb_ring_call(hcb_ring* ring, const uint8_t* prefix, uint64_t prefix_bytes, uint64_t count,
                       const void* const* arrays, const uint64_t* nbytes, uint64_t result_count,
                       void* const* results, const uint64_t* result_nbytes, char* error,
@@ -175,6 +201,7 @@ void ResetCallsAfterFork();
 void ResetSupervisorAfterFork();
 void ResetCompletersAfterFork();
 void ResetHoldAfterFork();
+void ResetCellsAfterFork();
 void ResetOccurrencesAfterFork();
 void ResetLatestAfterFork();
 void ResetRingsAfterFork();
@@ -188,6 +215,7 @@ void hcb_after_fork_child(void) {
   ResetSupervisorAfterFork();
   ResetCompletersAfterFork();
   ResetHoldAfterFork();
+  ResetCellsAfterFork();
   ResetOccurrencesAfterFork();
   ResetLatestAfterFork();
   ResetRingsAfterFork();

@@ -87,6 +87,9 @@ HCB_EXPORT int32_t hcb_ring_send(hcb_ring* ring, const uint8_t* prefix, uint64_t
                                  const void* const* arrays, const uint64_t* nbytes, int64_t run_id);
 /* Appends a frame without payload, after the waiting producers, regardless of the policy. Does not wait. */
 HCB_EXPORT int32_t hcb_ring_append(hcb_ring* ring, const uint8_t* prefix, uint64_t prefix_bytes);
+/* The same with a payload, which is copied. */
+HCB_EXPORT int32_t hcb_ring_post(hcb_ring* ring, const uint8_t* prefix, uint64_t prefix_bytes, uint64_t count,
+                                 const void* const* arrays, const uint64_t* nbytes);
 
 /* Emits a call from the host, after the waiting producers, regardless of the policy, and waits for its reply.
  * Returns HCB_EMITTED, or HCB_DROPPED with the reason in `error`. */
@@ -279,6 +282,23 @@ HCB_EXPORT struct XLA_FFI_Error* hcb_verdict(struct XLA_FFI_CallFrame* call_fram
 /* Forgets which tests of the last calls failed: the next call in which one fails is the first of a row. Any
  * thread. */
 HCB_EXPORT void hcb_verdict_forget(void);
+
+/* Cells are values that the host changes while programs read them. The handler has one uint8 array attribute,
+ * `cell` (`Request` in handlers/cell.cc), and the value as its last result. All devices of a launch read one
+ * value at one point. Platform CPU. */
+HCB_EXPORT struct XLA_FFI_Error* hcb_cell(struct XLA_FFI_CallFrame* call_frame);
+/* Sets a cell's value, and makes the cell if it does not exist: now, or, with `at` >= 0, before the read of
+ * that number. Returns how often programs have read it so far; devices of one launch read together. `type`:
+ * equal for values of one dtype and shape. HCB_INVALID: the cell has another type. HCB_NO_MEMORY: there are
+ * 2048 cells. */
+HCB_EXPORT int64_t hcb_cell_set(uint64_t id, uint64_t type, const uint8_t* value, uint64_t nbytes,
+                                int64_t at);
+/* Copies a cell's value to `out`. Returns the number of its reads before; `counts`: this is one more.
+ * HCB_INVALID: there is no such cell. */
+HCB_EXPORT int64_t hcb_cell_get(uint64_t id, uint8_t* out, int32_t counts);
+/* Forgets the launches that have read a cell at a site: up to jaxlib 0.8, a program that is compiled again
+ * repeats their numbers. */
+HCB_EXPORT void hcb_cell_forget_launches(uint64_t id, uint64_t site);
 
 #ifdef __cplusplus
 }

@@ -1,0 +1,145 @@
+"""Lowers reads of cells: to a native handler on CPUs, elsewhere to a Python callback, which takes some 50 us."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import jax
+import numpy as np
+
+from hostcallback import _jax_compat as compat
+from hostcallback._jax_compat.types import LoweringRuleContext
+from hostcallback.lifecycle import receivers as transport
+from hostcallback.primitives.cells import read_cell_p
+from hostcallback.primitives.effects import TAP_EFFECT
+from hostcallback.receiver.runtime.cells import CallbackReads, Cell, CellSpec, cell_of, site_id
+
+PARTITIONED_NAME = "hostcallback_partitioned_cell"
+
+_OF_A_LAUNCH = site_id("a launch")
+"""The site of all reads that have one value in a launch."""
+
+_REQUEST = struct.Struct("<QQQII")
+"""`Request` in receiver/native/handlers/cell.cc."""
+
+
+_keeps_values: ContextVar[bool] = ContextVar("keeps_values", default=False)
+
+
+@contextmanager
+def values_as_defaults() -> Iterator[None]:
+    """Exports programs in the block with the values that their cells have now, in place of their defaults."""
+    before = _keeps_values.set(True)
+    try:
+        yield
+    finally:
+        _keeps_values.reset(before)
+
+
+def _lower(ctx: LoweringRuleContext, *, cell: CellSpec, site: str, once: bool) -> Any:
+    context = compat.LoweringContext(ctx)
+    _check_supported(context, cell, site, once)
+    known = cell_of(cell)
+    transport.start(context.platform)
+    token = context.token_in(TAP_EFFECT)
+    if not _is_native(context):
+        function = _python_read(context, known)
+        token_out, results = compat.python_callback_with_results(
+            context, function, token, [], [], ctx.avals_out
+        )
+    else:
+        if once:
+            known.forget_launches(_OF_A_LAUNCH)
+        request = _request(context, cell, site, once)
+        if not context.for_export:
+            context.avoid_persistent_cache()
+        if context.automatic:
+            token_out, results = compat.partitioned_read(
+                context, PARTITIONED_NAME, token, ctx.avals_out[0], _config(request, cell)
+            )
+        else:
+            attributes = {"cell": compat.uint8_attribute(request)}
+            token_out, results = compat.custom_call_with_results(
+                context, transport.FFI_CELL_TARGET, token, [], ctx.avals_out, attributes
+            )
+    context.set_token_out(TAP_EFFECT, token_out)
+    return results
+
+
+def _is_native(context: compat.LoweringContext) -> bool:
+    return context.platform == "cpu" and transport.use_native("cpu")
+
+
+def _check_supported(context: compat.LoweringContext, cell: CellSpec, site: str, once: bool) -> None:
+    where = f"the read of {cell.name} at {site} is in a program that"
+    if len(context.platforms) > 1:
+        raise NotImplementedError(
+            f"{where} is lowered for several platforms at once, {', '.join(context.platforms)}: lower it for one at a "
+            "time, since each reads its knobs another way"
+        )
+    if len({device.process_index for device in context.devices() or ()}) > 1:
+        raise NotImplementedError(
+            f"{where} runs on devices of several processes, which would read different values: pass the value to the "
+            "program as an argument, which jax.experimental.multihost_utils.broadcast_one_to_all makes equal in all"
+        )
+    if _is_native(context):
+        return
+    if context.for_export:
+        raise NotImplementedError(
+            f"{where} is exported, and its knob would be a Python callback, which JAX cannot export: programs with "
+            "knobs are exported for CPU, on the native transport"
+        )
+    if once:
+        raise NotImplementedError(
+            f'{where} reads it with read="call" on a platform without the native handler, where a read does not know '
+            'its launch: use read="always" (the default), or pass the value to the program as an argument'
+        )
+
+
+def _request(context: compat.LoweringContext, cell: CellSpec, site: str, once: bool) -> bytes:
+    site_number = _OF_A_LAUNCH if once else site_id(site)
+    head = _REQUEST.pack(cell.cell_id, cell.type_id, site_number, _devices(context), once)
+    return head + (cell_of(cell).value.tobytes() if _keeps_values.get() else cell.default)
+
+
+def _devices(context: compat.LoweringContext) -> int:
+    if context.device_count == 1 and not context.is_replicated:
+        return 1
+    return max(2, len(context.local_devices()))
+
+
+def _python_read(context: compat.LoweringContext, cell: Cell) -> Callable[..., Any]:
+    # Where the compiler partitions, one device calls, and its result is sent to all.
+    several = _devices(context) if context.manual or context.is_replicated else 1
+    reads = CallbackReads(cell, several)
+
+    def read(partition: Any) -> tuple[np.ndarray[Any, Any]]:
+        value = reads.of(int(partition))
+        return (value.astype(compat.widened(value.dtype), copy=False),)
+
+    return read
+
+
+def _config(request: bytes, cell: CellSpec) -> str:
+    return json.dumps({"request": request.hex(), "shape": cell.shape, "dtype": cell.dtype})
+
+
+def _partition(_: Sequence[Any], given: Sequence[Any], __: Any, ___: Any, config: bytes) -> Any:
+    # XLA calls this on one of its threads while it compiles. Each device reads for itself.
+    settings = json.loads(config)
+    attributes = {"cell": compat.uint8_attribute(bytes.fromhex(settings["request"]))}
+    made = (tuple(settings["shape"]), jax.numpy.dtype(settings["dtype"]))
+    return (
+        compat.read_of_a_device(transport.FFI_CELL_TARGET, attributes, made),
+        list(given),
+        compat.REPLICATED,
+    )
+
+
+compat.register_partitioner(PARTITIONED_NAME, _partition)
+compat.register_lowering(read_cell_p, _lower)

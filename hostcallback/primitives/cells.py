@@ -1,0 +1,48 @@
+"""The primitive that reads a cell: a value that the host changes while programs run (`receiver.runtime.cells`).
+
+It has no operands, so that vmap and differentiation do not see it: one value for all elements, and a constant. It has
+the effects of a tap: JAX neither merges two reads nor moves one out of a loop, XLA keeps them in program order, and a
+checkpoint saves what was read in place of reading it again.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hostcallback import _jax_compat as compat
+from hostcallback._jax_compat.types import Primitive
+from hostcallback.primitives.batched_predicates import runs_for_all_elements
+from hostcallback.primitives.effects import PASSED_TOKEN_EFFECT
+from hostcallback.primitives.tap import effect_here
+from hostcallback.receiver.runtime.cells import CellSpec, cell_of
+
+read_cell_p = Primitive("read_knob")
+"""Parameters: `cell`, a `CellSpec`; `site`, a text that says where the program reads; `once`, whether all reads of the
+cell in one launch have one value."""
+read_cell_p.multiple_results = True
+
+
+def read_cell(cell: CellSpec, site: str, *, once: bool = False) -> Any:
+    """Reads a cell: in a program each time the read runs, elsewhere now."""
+    return read_cell_p.bind(cell=cell, site=site, once=once)[0]
+
+
+def _abstract(*, cell: CellSpec, site: str, once: bool) -> Any:
+    aval = jax.core.ShapedArray(cell.shape, cell.array(cell.default).dtype)
+    return compat.results_that_vary_as([], [aval]), {effect_here(), PASSED_TOKEN_EFFECT}
+
+
+def now(*, cell: CellSpec, **_: Any) -> list[Any]:
+    """The value at this moment, outside of any program, or as a constant of one."""
+    return [jnp.asarray(np.array(cell_of(cell).value))]
+
+
+read_cell_p.def_effectful_abstract_eval(_abstract)
+read_cell_p.def_impl(now)
+compat.lower_with_devices(read_cell_p)
+runs_for_all_elements(read_cell_p)
+# Lowering is registered in hostcallback.lowering, which knows the transports.
