@@ -19,6 +19,19 @@ from hostcallback.api.check import (
 from hostcallback.api.debug import breakpoint as breakpoint, callback as callback, log as log, print as print
 from hostcallback.api.export import bind as bind, export_checks as export_checks, unbind as unbind
 from hostcallback.api.knob import knob as knob, knobs as knobs
+from hostcallback.api.loops.progress import (
+    Progress as Progress,
+    fori_loop as fori_loop,
+    progress as progress,
+    scan as scan,
+    while_loop as while_loop,
+)
+from hostcallback.api.loops.stopping import (
+    clear_stop as clear_stop,
+    request_stop as request_stop,
+    stop_on_signals as stop_on_signals,
+    stop_requested as stop_requested,
+)
 from hostcallback.api.observe.observe import observe as observe
 from hostcallback.api.observe.places import Site as Site
 from hostcallback.api.outputs.capture import Capture as Capture, capture as capture
@@ -30,13 +43,6 @@ from hostcallback.api.outputs.metrics import (
     text as text,
 )
 from hostcallback.api.outputs.page import Ui as Ui, ui as ui
-from hostcallback.api.progress import (
-    Progress as Progress,
-    fori_loop as fori_loop,
-    progress as progress,
-    scan as scan,
-    while_loop as while_loop,
-)
 from hostcallback.api.receiver import OutfeedReceiver as OutfeedReceiver, outfeed_receiver as outfeed_receiver
 from hostcallback.api.receiver_options import (
     ForwardingWarning as ForwardingWarning,
@@ -55,6 +61,7 @@ from hostcallback.receiver.errors import (
     DeviceClaimedError as DeviceClaimedError,
     HostCallbackError as HostCallbackError,
     IncompleteValueError as IncompleteValueError,
+    JobError as JobError,
     LostMessagesError as LostMessagesError,
     NativeLibraryError as NativeLibraryError,
     ReentrantWaitError as ReentrantWaitError,

@@ -29,7 +29,7 @@ ALSO = {
         "api/taps",
         "api/calls",
         "api/checks",
-        "api/progress",
+        "api/loops",
         "api/accelerate",
         "api/breakpoints",
         "api/debug",
@@ -41,7 +41,7 @@ ALSO = {
     "_jax_compat": ("lowering", "api/taps", "api/calls"),
     "receiver/capsule": ("api/capsule", "hostile"),
     "receiver/failures": ("api/checks",),
-    "receiver/sinks": ("api/outputs", "api/progress", "api/taps"),
+    "receiver/sinks": ("api/outputs", "api/loops", "api/taps"),
     "receiver/runtime": ("lifecycle",),
     "": ("host_callback", "testing", "api/taps", "receiver/wire", "receiver/taplog"),
 }

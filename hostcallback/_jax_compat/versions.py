@@ -7,6 +7,7 @@ functions that read those parameters name them.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +17,7 @@ from jax._src import (
     callback as _callback,  # emit_python_callback
     config as _config,  # bool_flag, int_flag: define flags, which JAX has no public way of
     core as _core,  # ManualAxisType
-    distributed as _distributed,  # global_state.client: what the processes of a program share
+    distributed as _distributed,  # global_state: its client has what the processes of a program share
     sharding_impls as _sharding_impls,  # ReplicaAxisContext
 )
 from jax._src.interpreters import (
@@ -82,18 +83,53 @@ def define_flag(name: str, default: bool | int, about: str, on_set: Callable[[An
     return define(name, read(name.upper(), default), help=about, update_hook=on_set)
 
 
+# ---- What the processes of a program share: no public name of JAX reaches its coordinator (0.8 to 0.12) --------------
+
+
 def shared_value(key: str, value: str, timeout_sec: float) -> str | None:
     """What the first process of the program to call this gave for `key`; None in a program of one process.
 
     Raises:
         jax.errors.JaxRuntimeError: the coordinator of `jax.distributed` cannot be reached.
     """
-    client: Any = _distributed.global_state.client
-    if client is None:
+    if not has_coordinator():
         return None
-    # Another process was first, or the next call raises what is wrong.
-    with contextlib.suppress(jax.errors.JaxRuntimeError):
-        client.key_value_set(key, value)
+    share(key, value)
     # Also for the process that has set it: so all of them return what the coordinator has.
+    client: Any = _distributed.global_state.client
     found: str = client.blocking_key_value_get(key, int(timeout_sec * 1000))
     return found
+
+
+def has_coordinator() -> bool:
+    """Whether `jax.distributed` is initialized, and has not been left."""
+    return _distributed.global_state.client is not None
+
+
+def share(key: str, value: str) -> bool:
+    """Gives a value to the other processes; False if one of them was first, or if the coordinator is not reached."""
+    client: Any = _distributed.global_state.client
+    with contextlib.suppress(jax.errors.JaxRuntimeError, AttributeError):
+        client.key_value_set(key, value)
+        return True
+    return False
+
+
+def shared_below(folder: str) -> dict[str, str]:
+    """The shared values with keys `folder/NAME`, by their names; none if the coordinator is not reached."""
+    client: Any = _distributed.global_state.client
+    with contextlib.suppress(jax.errors.JaxRuntimeError, AttributeError):
+        return {key.rpartition("/")[2]: value for key, value in client.key_value_dir_get(folder)}
+    return {}
+
+
+def leave_coordinator() -> None:
+    """Leaves `jax.distributed` without the barrier in which its shutdown waits for all processes, 300 s by default.
+
+    JAX's exit then does not wait for processes that have failed, and they need not wait for this one.
+    """
+    state: Any = _distributed.global_state
+    for kept in (state.preemption_sync_manager, state.client, state.service):
+        if kept is not None:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))  # their destructors may wait, too
+    state.preemption_sync_manager = state.client = state.service = None

@@ -15,6 +15,7 @@ from types import TracebackType
 import hostcallback.api.receiver  # noqa: F401
 from hostcallback.api.barrier import leave_effects_barrier, merge, wait_for_taps
 from hostcallback.lifecycle import receivers as transport, wait_bounds
+from hostcallback.lifecycle.job import this_job
 from hostcallback.primitives import effects
 from hostcallback.receiver import environment
 from hostcallback.receiver.errors import ReentrantWaitError, TapFunctionException, TapTimeoutError
@@ -37,8 +38,18 @@ LAST_TAP_SEC = 0.3
 
 
 @atexit.register
-def _deliver_at_exit() -> None:
+def _end_program() -> None:
     # Runs after the last line of the program and before JAX's exit handlers, so that no message is lost silently.
+    this_job.look()
+    try:
+        _deliver_at_exit()
+    finally:
+        if this_job.failure is not None:
+            _fail_exit()
+        this_job.leave()
+
+
+def _deliver_at_exit() -> None:
     with suppress(KeyboardInterrupt):  # then without it
         hold_daemon_threads()  # also because the wait below would be longer
     leave_effects_barrier()
@@ -52,7 +63,7 @@ def _deliver_at_exit() -> None:
     interrupted = getattr(sys, "last_type", None) is KeyboardInterrupt
     lost = False
     try:
-        if interrupted:
+        if interrupted or this_job.failure is not None:
             wait_for_taps(deadline=perf_counter() + wait_bounds.GRACE_SEC, stall_sec=wait_bounds.GRACE_SEC)
         else:
             exit_wait = wait_bounds.ExitWait(EXIT_STALL_SEC)
@@ -142,6 +153,7 @@ def _on_uncaught(kind: type[BaseException], error: BaseException, trace: Traceba
     if wait_bounds.is_interrupt(error):
         with suppress(KeyboardInterrupt):
             _end_interrupted(error)
+    this_job.tell_uncaught(error, trace)
     _previous_hook(kind, error, trace)
 
 
@@ -152,5 +164,10 @@ sys.excepthook = _on_uncaught
 def _report(errors: TapFunctionException) -> None:
     say("hostcallback: taps raised or checks failed, and no barrier_wait() or receiver reported it:")
     traceback.print_exception(errors)
-    if environment.EXIT_STATUS.read() and native.available():
+    if environment.EXIT_STATUS.read():
+        _fail_exit()
+
+
+def _fail_exit() -> None:
+    if native.available():
         native.load().hcb_fail_exit(EXIT_STATUS)

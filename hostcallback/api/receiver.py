@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import threading
 import traceback
@@ -19,6 +20,7 @@ from hostcallback.api import receiver_options
 from hostcallback.api.barrier import wait_for_taps
 from hostcallback.api.receiver_options import ReceiverSink, ReceiverSinks, RecordTo
 from hostcallback.lifecycle import receivers as transport, wait_bounds
+from hostcallback.lifecycle.job import this_job
 from hostcallback.primitives import effect_dispatch
 from hostcallback.receiver.errors import TapTimeoutError
 from hostcallback.receiver.failures.check_report import FailedCheck, has_only_checks_of
@@ -153,6 +155,7 @@ class OutfeedReceiver(ShownAsSummary):
             raise
         if self._scope.deferred.on_error is OnError.ABORT:
             runtime.rule_table.abort_on_check(self._ids, True)
+            this_job.start(aborts=True)
         self._rule_notes = runtime.note_rules(self._scope.recorder, self._forwarder)
         if self._rule_notes:
             knobs.note_values()
@@ -234,8 +237,10 @@ class OutfeedReceiver(ShownAsSummary):
         return None if finished else DRAIN_SEC
 
     def _ended_program(self, error: BaseException) -> bool:
-        # JAX's error does not have the check that ended its program; the report has it.
-        return self._scope.deferred.on_error is OnError.ABORT and transport.ENDED_BY_CHECK in str(error)
+        # JAX's error does not have the check that ended its program, here or in another process; the report has it.
+        return self._scope.deferred.on_error is OnError.ABORT and (
+            transport.ENDED_BY_CHECK in str(error) or (this_job.failure is not None and _is_of_program(error))
+        )
 
     def _wait(self, deadline: float | None, interrupted: wait_bounds.InterruptedWait | None = None) -> None:
         try:
@@ -322,6 +327,12 @@ class OutfeedReceiver(ShownAsSummary):
                 receiver_options.RecordingWarning,
                 stacklevel=4,
             )
+
+
+def _is_of_program(error: BaseException) -> bool:
+    # JAX's fast dispatch raises ValueError where its other paths raise JaxRuntimeError.
+    kinds = jax.errors.JaxRuntimeError, ValueError
+    return isinstance(error, kinds) and re.match("[A-Z_]+: ", str(error)) is not None
 
 
 @public

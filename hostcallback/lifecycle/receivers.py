@@ -14,6 +14,7 @@ import jax.monitoring
 import numpy as np
 
 from hostcallback import _jax_compat as compat
+from hostcallback.lifecycle.job import this_job
 from hostcallback.receiver import environment, errors, processes
 from hostcallback.receiver.control.endpoints import endpoints
 from hostcallback.receiver.log import logger
@@ -106,6 +107,7 @@ def start(platform: str) -> None:
             runtime.start(device_name(device), device, make_source, CallThreads if native else CallsInPlace)
         _started.add(platform)
     signals.watch_interrupt.start(runtime)
+    this_job.start()
     endpoints.start()
 
 

@@ -18,6 +18,7 @@ from hostcallback.lifecycle import receivers as transport
 from hostcallback.primitives.cells import read_cell_p
 from hostcallback.primitives.effects import TAP_EFFECT
 from hostcallback.receiver.runtime.cells import CallbackReads, Cell, CellSpec, cell_of, site_id
+from hostcallback.receiver.runtime.knobs import PREFIX
 
 PARTITIONED_NAME = "hostcallback_partitioned_cell"
 
@@ -75,8 +76,19 @@ def _is_native(context: compat.LoweringContext) -> bool:
     return context.platform == "cpu" and transport.use_native("cpu")
 
 
+_CURE_OF_KNOBS = (
+    "pass the value to the program as an argument, which jax.experimental.multihost_utils.broadcast_one_to_all makes "
+    "equal in all"
+)
+_CURE_OF_STOPS = (
+    "run the loop in parts of some steps each, without stop=True, and end it after a part if "
+    "jax.experimental.multihost_utils.broadcast_one_to_all(hcb.stop_requested())"
+)
+
+
 def _check_supported(context: compat.LoweringContext, cell: CellSpec, site: str, once: bool) -> None:
-    where = f"the read of {cell.name} at {site} is in a program that"
+    is_knob = cell.name.startswith(PREFIX)
+    where = f"the read of {cell.name if is_knob else 'a request to stop'} at {site} is in a program that"
     if len(context.platforms) > 1:
         raise NotImplementedError(
             f"{where} is lowered for several platforms at once, {', '.join(context.platforms)}: lower it for one at a "
@@ -84,8 +96,8 @@ def _check_supported(context: compat.LoweringContext, cell: CellSpec, site: str,
         )
     if len({device.process_index for device in context.devices() or ()}) > 1:
         raise NotImplementedError(
-            f"{where} runs on devices of several processes, which would read different values: pass the value to the "
-            "program as an argument, which jax.experimental.multihost_utils.broadcast_one_to_all makes equal in all"
+            f"{where} runs on devices of several processes, which would read different values: "
+            f"{_CURE_OF_KNOBS if is_knob else _CURE_OF_STOPS}"
         )
     if _is_native(context):
         return

@@ -31,8 +31,21 @@ CALLBACK_INTERVAL_US = 20_000
 """Microseconds between two readings through Python, which take some 50 microseconds each."""
 
 
-def _lower_clock(ctx: compat.LoweringRuleContext, step: compat.IrValue) -> Sequence[compat.IrValue]:
+def _lower_clock(
+    ctx: compat.LoweringRuleContext, step: compat.IrValue, *, alike: bool, timed: bool
+) -> Sequence[compat.IrValue]:
     context = compat.LoweringContext(ctx)
+    if not alike or (context.device_count == 1 and not context.is_replicated):
+        return _read_clock(ctx, context, step)
+    if not timed:
+        return compat.lower_function(context, lambda step: [jnp.zeros(2, np.uint32)], [step])
+    found = _read_clock(ctx, context, step)
+    return compat.lower_function(context, lambda reading: [reading * np.array([1, 0], np.uint32)], found)
+
+
+def _read_clock(
+    ctx: compat.LoweringRuleContext, context: compat.LoweringContext, step: compat.IrValue
+) -> Sequence[compat.IrValue]:
     token = context.token_in(effects.TAP_EFFECT)
     # If the compiler partitions the program, all devices must read the same time, or they would take different
     # branches: the callback runs on one device, and its result is sent to all.

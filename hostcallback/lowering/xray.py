@@ -379,7 +379,7 @@ def _once(contexts: list[tuple[Context, str]]) -> list[tuple[Context, str]]:
 def _is_ours(closed: compat.ClosedJaxpr) -> bool:
     # Barriers and taps outside of jit run programs of this package, but a loop with a bar runs the user's function.
     source = compat.traced_function(closed) or ""
-    loops = "primitives/paced_loops.py", "api/progress.py"
+    loops = "primitives/paced_loops.py", "api/loops/progress.py"
     return _PACKAGE in source and not any(f"{_PACKAGE}{file}" in source for file in loops)
 
 

@@ -110,7 +110,7 @@ def _merged_statistics_avals(aval: compat.Aval, shapes: tuple[tuple[int, ...], .
     return compat.results_that_vary_as([aval], results)
 
 
-def _clock_avals(step: Any) -> list[jax.Array]:
+def _clock_avals(step: Any, *, alike: bool, timed: bool) -> list[jax.Array]:
     return compat.results_that_vary_as([step], [jax.core.ShapedArray((2,), np.dtype(np.uint32))])
 
 
@@ -132,15 +132,16 @@ def _batch(reference: Callable[..., list[Any]], args: Any, dims: Any, **params: 
     return outs, [0] * len(outs)
 
 
-def _batch_clock(args: Any, dims: Any) -> Any:
+def _batch_clock(args: Any, dims: Any, **params: Any) -> Any:
     (step,), (dim,) = args, dims
-    return clock_p.bind(jnp.max(step, axis=dim)), [None]  # one clock for all elements
+    return clock_p.bind(jnp.max(step, axis=dim), **params), [None]  # one clock for all elements
 
 
 clock_p = _define("host_clock", _clock_avals)
 """Takes an integer that changes from reading to reading. Returns a `uint32[2]`: the time in microseconds, which wraps
 around after 71 minutes, and the least number of microseconds between two readings that costs little. It has no effect:
-a reading that nothing uses is left out."""
+a reading that nothing uses is left out. With `alike` the latter is 0 in a program of several devices, which so read
+after the same steps; without `timed` the time is 0 there, too, and costs nothing."""
 batching.primitive_batchers[clock_p] = _batch_clock
 compat.lower_with_devices(clock_p)
 not_finite_p = _define("not_finite", _not_finite_avals, reduce_not_finite)
@@ -154,9 +155,9 @@ copies_p = _define("copies", lambda *avals: [*avals, *avals], lambda *arrays: [*
 # ---- Binding them ----------------------------------------------------------------------------------------------------
 
 
-def read_clock(step: Any) -> Any:
+def read_clock(step: Any, *, alike: bool = False, timed: bool = True) -> Any:
     """Returns the time and the least interval (see `clock_p`) after all steps before `step`."""
-    return clock_p.bind(jnp.asarray(step))[0]
+    return clock_p.bind(jnp.asarray(step), alike=alike, timed=timed)[0]
 
 
 def not_finite(arrays: Sequence[jax.Array], groups: Sequence[int]) -> Any:

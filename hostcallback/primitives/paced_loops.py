@@ -1,8 +1,11 @@
-"""Loops that emit a message about every 0.1 s, at no cost for the steps between.
+"""Loops that emit a message about every 0.1 s, and that end early on request, at no cost for the steps between.
 
 A loop is two: an inner one runs steps until a number that the outer one chose, without any question. The outer one
 then reads a clock, emits a message if it is time, and chooses how many steps will take about a millisecond. A scan
 that is differentiated must stay a scan: there each step compares its number, which costs 0.07 us.
+
+A loop that can be stopped reads a cell where it looks at the clock, more often. All devices of a launch must end
+after the same step, so in programs of several devices it looks after every step.
 """
 
 from __future__ import annotations
@@ -27,6 +30,9 @@ from hostcallback.tracing.source_line import PACED
 INTERVAL_US = 100_000
 """Microseconds between two messages."""
 
+STOP_LOOKS = 10
+"""Looks of a loop that can be stopped in the time between two of a loop with a bar: on CPUs 0.1 ms between two."""
+
 
 class Messages(NamedTuple):
     """Emits the messages of a loop.
@@ -40,29 +46,73 @@ class Messages(NamedTuple):
     postfix: Callable[..., Mapping[str, Any]]
 
 
+class Looks(NamedTuple):
+    """What a loop does where it looks at the clock.
+
+    Attributes:
+        messages: emitted when it is time; None for none.
+        stop: returns whether the loop ends here; None if it never does.
+        mark: called where a loop with `stop` begins, and, with False, where it ends.
+    """
+
+    messages: Messages | None
+    stop: Callable[[], Any] | None = None
+    mark: Callable[[bool], None] = lambda begins: None
+
+    def send(self, phase: Phase, step: Any, *values: Any) -> None:
+        """Sends a message with what is shown of the values of the loop, if it has messages."""
+        if self.stop is not None and phase is not Phase.UPDATE:
+            self.mark(phase is Phase.BEGIN)
+        if self.messages is not None:
+            self.messages.send(phase, step, self.messages.postfix(*values) if values else {})
+
+    def first(self) -> _Pace:
+        """The pace at the beginning."""
+        now, _ = self._read_clock(_count(0))
+        return _Pace(_count(1), _count(0), now, now, self._stops())
+
+    def _read_clock(self, step: Any) -> Any:
+        return read_clock(step, alike=self.stop is not None, timed=self.messages is not None)
+
+    def _stops(self) -> Any:
+        return () if self.stop is None else self.stop()
+
+    def look(self, pace: _Pace, at: Any, step: Any, values: Callable[[], tuple[Any, ...]]) -> _Pace:
+        """Looks at the clock, at step `at`, and returns the new pace.
+
+        If it is time, sends a message about `step` with what is shown of `values()`.
+        """
+        pace, due = _look(pace, at, self._read_clock(at), self._stops())
+        if self.messages is not None:
+            send_if(due, lambda: self.send(Phase.UPDATE, step, *values()))
+        return pace
+
+
 class _Pace(NamedTuple):
-    # When to look at the clock next, in steps; the step and the time of the last look; the time of the last message.
+    # When to look at the clock next, in steps; the step and the time of the last look; the time of the last message;
+    # whether the loop ends, or () if it cannot be stopped.
     next: Any
     step: Any
     looked_us: Any
     sent_us: Any
+    stopped: Any
+
+    def goes_on(self, holds: Any) -> Any:
+        return holds if isinstance(self.stopped, tuple) else ~self.stopped & holds
 
 
-def _first_pace() -> _Pace:
-    now, _ = read_clock(_count(0))
-    return _Pace(_count(1), _count(0), now, now)
-
-
-def _look(pace: _Pace, step: Any) -> tuple[_Pace, Any]:
+def _look(pace: _Pace, step: Any, reading: Any, stopped: Any) -> tuple[_Pace, Any]:
     # Returns the new pace and whether a message is due. Times wrap around, their differences do not.
-    now, least_us = read_clock(step)
+    now, least_us = reading
+    if not isinstance(stopped, tuple):
+        least_us = least_us // np.uint32(STOP_LOOKS)
     # At least 1, because a clock of microseconds may stand still between two looks.
     steps, took_us = step - pace.step, jnp.maximum(now - pace.looked_us, np.uint32(1))
     size = steps.astype(np.float32) * (least_us.astype(np.float32) / took_us.astype(np.float32))
     # It grows slowly, because the first steps may be faster than the others.
     size = jnp.clip(size.astype(steps.dtype), 1, 2 * steps)
     due = now - pace.sent_us >= np.uint32(INTERVAL_US)
-    return _Pace(step + size, step, now, jnp.where(due, now, pace.sent_us)), due
+    return _Pace(step + size, step, now, jnp.where(due, now, pace.sent_us), stopped), due
 
 
 def _count(number: int) -> Any:
@@ -82,16 +132,18 @@ class While(NamedTuple):
 
     condition: Callable[[Any], Any]
     body: Callable[[Any], Any]
-    messages: Messages
+    looks: Looks
 
     def run(self, init: Any) -> Any:
-        """Runs the loop; returns its last value."""
+        """Runs the loop; returns its last value and the number of its steps."""
         return as_one_program(self._run, init)
 
     def _run(self, init: Any) -> Any:
-        self.messages.send(Phase.BEGIN, 0, {})
+        self.looks.send(Phase.BEGIN, 0)
         if jax.make_jaxpr(self.condition)(init).effects:  # it must run once per step, and below it runs twice
-            return self._with_condition_in_value()._steps((jnp.asarray(self.condition(init)), init))[1]
+            loop = self._with_condition_in_value()
+            (_, value), count = loop._steps((jnp.asarray(self.condition(init)), init))
+            return value, count
         return self._steps(init)
 
     def _with_condition_in_value(self) -> While:
@@ -99,11 +151,14 @@ class While(NamedTuple):
             value = self.body(state[1])
             return self.condition(value), value
 
-        only_value = self.messages._replace(postfix=lambda state: self.messages.postfix(state[1]))
-        return While(lambda state: state[0], both, only_value)
+        messages = self.looks.messages
+        if messages is None:
+            return While(lambda state: state[0], both, self.looks)
+        only_value = messages._replace(postfix=lambda state: messages.postfix(state[1]))
+        return While(lambda state: state[0], both, self.looks._replace(messages=only_value))
 
     def _steps(self, init: Any) -> Any:
-        condition, body, messages = self
+        condition, body, looks = self
         has_taps = bool(jax.make_jaxpr(body)(init).effects)
 
         def goes_on(state: Any) -> Any:
@@ -122,15 +177,15 @@ class While(NamedTuple):
             # All elements that have not ended are at the same step.
             with jax.named_scope(f"{PACED}1"):
                 end, step, value = lax.while_loop(goes_on, one, (pace.next, step, value))
-            pace, due = _look(pace, end)
-            send_if(due, lambda: messages.send(Phase.UPDATE, step, messages.postfix(value)))
-            return pace, step, value
+            return looks.look(pace, end, step, lambda: (value,)), step, value
 
-        state = (_first_pace(), _count(0), init)
+        state = (looks.first(), _count(0), init)
         with jax.named_scope(PACED):
-            _, step, value = lax.while_loop(lambda state: any_lane(condition(state[2])), several, state)
-        messages.send(Phase.END, step, messages.postfix(value))
-        return value
+            _, step, value = lax.while_loop(
+                lambda state: state[0].goes_on(any_lane(condition(state[2]))), several, state
+            )
+        looks.send(Phase.END, step, value)
+        return value, step
 
 
 def send_if(due: Any, send: Callable[[], None]) -> None:
@@ -139,30 +194,35 @@ def send_if(due: Any, send: Callable[[], None]) -> None:
 
 
 class Scan(NamedTuple):
-    """A `lax.scan` of `length` steps with `options` that emits messages."""
+    """A `lax.scan` of `length` steps with `options` that looks at the clock."""
 
     f: Callable[[Any, Any], tuple[Any, Any]]
     length: int
-    messages: Messages
+    looks: Looks
     options: dict[str, Any]
 
-    def run(self, init: Any, xs: Any) -> tuple[Any, Any]:
-        """Runs the scan; returns its last carry and its outputs."""
-        done: tuple[Any, Any] = as_one_program(self._run, init, xs)
+    def run(self, init: Any, xs: Any) -> tuple[Any, Any, Any]:
+        """Runs the scan; returns its last carry, its outputs, and the number of its steps."""
+        done: tuple[Any, Any, Any] = as_one_program(self._run, init, xs)
         return done
 
-    def _run(self, init: Any, xs: Any) -> tuple[Any, Any]:
-        messages, length = self.messages, self.length
-        messages.send(Phase.BEGIN, 0, {})
+    def _run(self, init: Any, xs: Any) -> tuple[Any, Any, Any]:
+        self.looks.send(Phase.BEGIN, 0)
         blocks = _Blocks.of(self, init, xs) if self.options.get("unroll", 1) == 1 else None
-        carry, ys = self.asking(init, xs) if blocks is None else blocks.run(init, xs)
-        last = jax.tree.map(lambda y: y[0 if self.options.get("reverse") else -1], ys) if length else None
-        messages.send(Phase.END, length, messages.postfix(carry, last) if length else {})
-        return carry, ys
+        carry, ys, count = self.asking(init, xs) if blocks is None else blocks.run(init, xs)
+        shown = (carry, jax.tree.map(lambda y: y[self._last(count)], ys)) if self.length else ()
+        self.looks.send(Phase.END, count, *shown)
+        return carry, ys, count
 
-    def asking(self, init: Any, xs: Any) -> tuple[Any, Any]:
+    def _last(self, count: Any) -> Any:
+        is_reverse = self.options.get("reverse")
+        if self.looks.stop is None:
+            return 0 if is_reverse else -1
+        return jnp.maximum(self.length - count, 0) if is_reverse else jnp.maximum(count - 1, 0)
+
+    def asking(self, init: Any, xs: Any) -> tuple[Any, Any, Any]:
         """Runs the steps as one loop, in which each step asks whether it is time for a look at the clock."""
-        messages = self.messages
+        looks = self.looks
 
         def step(state: Any, x: Any) -> tuple[Any, Any]:
             pace, number, carry = state
@@ -170,18 +230,24 @@ class Scan(NamedTuple):
             number = number + 1
             # Messages take no part in derivatives: without this, each look would be differentiated as well.
             shown = jax.tree.map(lax.stop_gradient, (carry, y))
-
-            def look(pace: _Pace) -> _Pace:
-                pace, due = _look(pace, number)
-                send_if(due, lambda: messages.send(Phase.UPDATE, number, messages.postfix(*shown)))
-                return pace
-
-            pace = lax.cond(number >= pace.next, look, lambda pace: pace, pace)
+            pace = lax.cond(
+                number >= pace.next,
+                lambda pace: looks.look(pace, number, number, lambda: shown),
+                lambda pace: pace,
+                pace,
+            )
             return (pace, number, carry), y
 
-        first = (_first_pace(), _count(0), init)
-        (_, _, carry), ys = lax.scan(step, first, xs, self.length, **self.options)
-        return carry, ys
+        def unless_stopped(state: Any, x: Any) -> tuple[Any, Any]:
+            ys = jax.eval_shape(step, state, x)[1]
+            skip = lambda state, x: (state, jax.tree.map(lambda y: jnp.zeros(y.shape, y.dtype), ys))  # noqa: E731
+            done: tuple[Any, Any] = lax.cond(state[0].stopped, skip, step, state, x)
+            return done
+
+        first = (looks.first(), _count(0), init)
+        body = step if looks.stop is None else unless_stopped
+        (_, count, carry), ys = lax.scan(body, first, xs, self.length, **self.options)
+        return carry, ys, count
 
 
 class _Blocks:
@@ -213,13 +279,15 @@ class _Blocks:
             return None
         return cls(scan, closed, (jax.tree.structure(init), jax.tree.structure(out)))
 
-    def run(self, init: Any, xs: Any) -> tuple[Any, Any]:
-        """Runs the scan; returns its last carry and its outputs."""
+    def run(self, init: Any, xs: Any) -> tuple[Any, Any, Any]:
+        """Runs the scan; returns its last carry, its outputs, and the number of its steps."""
         fast = jax.custom_jvp(self._run)
         fast.defjvp(self._run_differentiated, symbolic_zeros=True)
-        carry, ys = fast(self._constants, [*map(jnp.asarray, jax.tree.leaves(init))], jax.tree.leaves(xs))
+        carry, ys, count = fast(
+            self._constants, [*map(jnp.asarray, jax.tree.leaves(init))], jax.tree.leaves(xs)
+        )
         ys = [_typed_as(leaf, aval) for leaf, aval in zip(ys, self._y_avals, strict=True)]
-        return jax.tree.unflatten(self._carry_tree, carry), self._ys(ys)
+        return jax.tree.unflatten(self._carry_tree, carry), self._ys(ys), count
 
     def _ys(self, leaves: Sequence[jax.Array]) -> Any:
         tree = jax.tree_util.treedef_children(self._out_tree)[1]
@@ -231,14 +299,22 @@ class _Blocks:
         outs = compat.eval_jaxpr(self._program, *constants, *carry, *x)
         return outs[: len(carry)], outs[len(carry) :]
 
-    def _postfix(self, carry: Sequence[jax.Array], y: Sequence[Any]) -> Mapping[str, Any]:
-        return self._scan.messages.postfix(jax.tree.unflatten(self._carry_tree, carry), self._ys(y))
+    def _looks(self) -> Looks:
+        # Those of the scan, with what is shown of the leaves of its values.
+        messages = self._scan.looks.messages
+        if messages is None:
+            return self._scan.looks
+
+        def postfix(carry: Sequence[jax.Array], y: Sequence[Any]) -> Mapping[str, Any]:
+            return messages.postfix(jax.tree.unflatten(self._carry_tree, carry), self._ys(y))
+
+        return self._scan.looks._replace(messages=messages._replace(postfix=postfix))
 
     def _index(self, step: Any) -> Any:
         return self._scan.length - 1 - step if self._scan.options.get("reverse") else step
 
     def _run(self, constants: Any, init: Any, xs: Any) -> Any:
-        length = self._scan.length
+        length, looks = self._scan.length, self._looks()
 
         def one(step: Any, state: Any) -> Any:
             carry, ys = state
@@ -256,30 +332,29 @@ class _Blocks:
             end = jnp.minimum(pace.next, length)
             with jax.named_scope(f"{PACED}0"):
                 carry, ys = lax.fori_loop(step, end, one, tuple(carried))
-            step = end
-            pace, due = _look(pace, step)
 
-            def update() -> None:
-                y = [lax.dynamic_index_in_dim(leaf, self._index(step - 1), keepdims=False) for leaf in ys]
-                self._scan.messages.send(Phase.UPDATE, step, self._postfix(carry, y))
+            def shown() -> tuple[Any, Any]:
+                last = self._index(end - 1)
+                return carry, [lax.dynamic_index_in_dim(leaf, last, keepdims=False) for leaf in ys]
 
-            send_if(due, update)
-            return pace, step, carry, ys
+            return looks.look(pace, end, end, shown), end, carry, ys
 
         ys = [
             compat.vary_over(compat.varying_axes([aval]), jnp.zeros((length, *aval.shape), aval.dtype))
             for aval in self._y_avals
         ]
-        state = (_first_pace(), _count(0), init, ys)
+        state = (looks.first(), _count(0), init, ys)
         with jax.named_scope(PACED):
-            _, _, carry, ys = lax.while_loop(lambda state: state[1] < length, several, state)
-        return carry, ys
+            _, count, carry, ys = lax.while_loop(
+                lambda state: state[0].goes_on(state[1] < length), several, state
+            )
+        return carry, ys, count
 
     def _run_differentiated(self, primals: Any, tangents: Any) -> Any:
         flat, tree = jax.tree.flatten(primals)
         moving = jax.tree.leaves(tangents, is_leaf=lambda leaf: isinstance(leaf, SymbolicZero))
         moved = [i for i, tangent in enumerate(moving) if not isinstance(tangent, SymbolicZero)]
-        messages = self._scan.messages._replace(postfix=self._postfix)
+        looks = self._looks()
 
         def asking(*values: jax.Array) -> Any:
             whole = list(flat)
@@ -287,7 +362,7 @@ class _Blocks:
                 whole[i] = value
             constants, init, xs = jax.tree.unflatten(tree, whole)
             step = functools.partial(self._step, constants)
-            return self._scan._replace(f=step, messages=messages).asking(init, xs)
+            return self._scan._replace(f=step, looks=looks).asking(init, xs)
 
         return jax.jvp(asking, [flat[i] for i in moved], [moving[i] for i in moved])
 

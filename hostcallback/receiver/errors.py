@@ -12,6 +12,7 @@ HostCallbackError
 |-- CallResultError          (also a TypeError) the result of a host function differs from the announced one
 |-- BreakpointError          a breakpoint stopped without a console for commands
 |-- BreakpointQuit           the user ended the program at a breakpoint
+|-- JobError                 another process of the program failed
 |-- failed_checks.CheckError (also an AssertionError) a check failed on a device
 |   `-- sinks.nonfinite.NonFiniteError (also an ArithmeticError) a watched operation made NaN or infinite values
 |-- WireError                a frame cannot be decoded
@@ -177,6 +178,28 @@ class BreakpointQuit(HostCallbackError):
         except hcb.BreakpointQuit as error:
             print(error)
     """
+
+
+class JobError(HostCallbackError, RuntimeError):
+    """Another process of the program (`jax.distributed`) failed first, and so this one ends, too.
+
+    Attributes:
+        process: its index, as `jax.process_index()` is there.
+        source_line: the user's line that failed there: `file:line (function)`.
+
+    Example:
+        try:
+            with hcb.outfeed_receiver(on_error="abort"):
+                train()
+        except* hcb.JobError as group:
+            print(group.exceptions[0].process, group.exceptions[0].source_line)
+    """
+
+    def __init__(self, process: int, source_line: str, text: str) -> None:
+        """`text` is the report of the process that failed."""
+        super().__init__(f"process {process} of this program failed, at {source_line}: {text}")
+        self.process = process
+        self.source_line = source_line
 
 
 class NativeLibraryError(HostCallbackError, ImportError):

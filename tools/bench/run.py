@@ -79,6 +79,7 @@ ROWS: dict[str, Callable[[int], Rows]] = {
     "accelerated_call_with_result": accelerate.accelerated_call_with_result,
     "accelerated_vmap": accelerate.accelerated_vmap,
     "progress_bar": progress.progress_bar,
+    "stopping": progress.stopping,
     "library_jax_tqdm": libraries.jax_tqdm,
     "library_diffrax": libraries.diffrax,
     "library_numpyro": libraries.numpyro,

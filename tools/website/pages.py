@@ -51,6 +51,7 @@ GUIDES: dict[str, dict[str, str]] = {
     "Change what runs": {
         "control": "Switch taps while a program runs",
         "knobs": "Change a value while a program runs",
+        "stopping": "Stop a loop and keep what it has computed",
         "accelerate": "Make existing callbacks fast",
         "migrating": "Come from another API",
     },

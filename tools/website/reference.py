@@ -14,6 +14,7 @@ SECTIONS = {
     "Taps": ["tap", "id_tap", "id_print", "print", "log", "callback", "call", "bind", "unbind", "export_checks"],
     "Receivers": ["outfeed_receiver", "OutfeedReceiver", "barrier_wait", "error_collector"],
     "Progress": ["progress", "Progress", "scan", "fori_loop", "while_loop"],
+    "Stopping": ["request_stop", "stop_requested", "clear_stop", "stop_on_signals"],
     "Metrics and data": [
         "metrics", "histogram", "image", "text", "csv", "jsonl", "tensorboard", "live_plot", "capture", "read",
         "record", "ui",

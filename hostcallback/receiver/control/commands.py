@@ -26,6 +26,7 @@ from hostcallback.receiver.runtime.rules.rules import (
     tap_names,
 )
 from hostcallback.receiver.runtime.runtime import Runtime
+from hostcallback.receiver.runtime.stop import stop_request
 from hostcallback.receiver.text import command_line
 
 _STARTED = time.time()
@@ -41,6 +42,7 @@ def commands(runtime: Runtime) -> dict[str, Handler]:
         "figures": accounted.figures,
         "knobs": lambda arguments, client: knobs.described(),
         "set": lambda arguments, client: set_knob(arguments),
+        "stop": lambda arguments, client: stop(),
     }
 
 
@@ -88,6 +90,12 @@ def set_knob(arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
     except (UnknownKnobError, TypeError) as error:
         raise ControlError(str(error)) from error
     return [knob for knob in knobs.described() if knob["name"] == name]
+
+
+def stop() -> dict[str, Any]:
+    """Requests a stop for `hcb ctl`, and returns the reason of the request that there is now."""
+    stop_request.make("hcb ctl")
+    return {"reason": stop_request.reason}
 
 
 def ruled(runtime: Runtime, pattern: str, settings: Mapping[str, Any]) -> list[str]:

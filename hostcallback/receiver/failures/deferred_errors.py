@@ -34,7 +34,10 @@ class OnError(enum.StrEnum):
     RAISE_SOON = "raise_soon"
     """As DEFER; the next call of a tapped program raises them too."""
     ABORT = "abort"
-    """As DEFER; a failed check ends the running program. Exceptions of tap functions are raised as with RAISE_SOON."""
+    """As DEFER; a failed check ends the running program, and all processes of a program of several. Exceptions of tap
+    functions are raised as with RAISE_SOON."""
+    STOP = "stop"
+    """As DEFER; a failed check requests a stop (`hcb.request_stop`), so that loops end and keep what they have."""
 
 
 class MultipleFailures(BaseExceptionGroup[BaseException]):
@@ -123,6 +126,12 @@ class DeferredErrors:
         # Only the first failure of its line: the others are reported with that one.
         if group is not None and self.on_error is OnError.RAISE_SOON:
             self._raise_soon()
+        if group is not None and self.on_error is OnError.ABORT:
+            for tell in _abort_watchers:
+                tell(group)
+        if group is not None and self.on_error is OnError.STOP:
+            for tell in _stop_watchers:
+                tell(group)
 
     @contextlib.contextmanager
     def raised_by_caller(self) -> Iterator[None]:
@@ -227,6 +236,18 @@ class DeferredErrors:
             for tell in _failure_watchers:
                 tell()
 
+    def add_elsewhere(self, error: errors.JobError) -> None:
+        """Keeps the failure of another process. The next call of a tapped program raises it, under every policy."""
+        with self._lock:
+            found = self._pending()
+            found.elsewhere = found.elsewhere or error
+        self._raise_soon()
+
+    def has_elsewhere(self) -> bool:
+        """Whether no thread has taken the failure of `add_elsewhere`."""
+        with self._lock:
+            return self._found is not None and self._found.elsewhere is not None
+
     def note_failure(self, failure: errors.TapFailure) -> None:
         """Logs an exception that the program's caller gets, and that no barrier raises."""
         self._note(failure)
@@ -308,6 +329,22 @@ _urgent_watchers: list[Callable[[], None]] = []
 def watch_urgent(tell: Callable[[], None]) -> None:
     """Calls `tell`, on a receiver thread, whenever an object is added to `raise_soon_queue`."""
     _urgent_watchers.append(tell)
+
+
+_abort_watchers: list[Callable[[check_report.FailedCheck], None]] = []
+
+
+def watch_aborts(tell: Callable[[check_report.FailedCheck], None]) -> None:
+    """Calls `tell`, on a receiver thread, with the first failure of a check under `OnError.ABORT`."""
+    _abort_watchers.append(tell)
+
+
+_stop_watchers: list[Callable[[check_report.FailedCheck], None]] = []
+
+
+def watch_stops(tell: Callable[[check_report.FailedCheck], None]) -> None:
+    """Calls `tell`, on a receiver thread, with the first failure of a check under `OnError.STOP`."""
+    _stop_watchers.append(tell)
 
 
 Notice = Callable[[check_report.FailedCheck | errors.TapFailure], bool | None]

@@ -130,6 +130,7 @@ class Deferred:
     unbound: Counter[str] = field(default_factory=Counter)
     incomplete: Counter[str] = field(default_factory=Counter)
     lost: Counter[str] = field(default_factory=Counter)
+    elsewhere: errors.JobError | None = None
 
 
 def report_of(found: Deferred) -> errors.TapFunctionException | None:
@@ -147,11 +148,14 @@ def report_of(found: Deferred) -> errors.TapFunctionException | None:
     if found.lost:
         lost = (f"{count} message(s) lost: {reason}" for reason, count in found.lost.most_common())
         exceptions.append(errors.LostMessagesError("; ".join(lost)))
-    if not exceptions:
-        return None
     texts = [found.checks.headline()] if checks else []
     if len(exceptions) > len(checks):
         texts.append(headline(found.failures, found.suppressed))
+    if found.elsewhere is not None:
+        exceptions.insert(0, found.elsewhere)
+        texts.insert(0, str(found.elsewhere).partition("\n")[0])
+    if not exceptions:
+        return None
     return errors.TapFunctionException("; ".join(texts), exceptions, found.failures, found.suppressed)
 
 

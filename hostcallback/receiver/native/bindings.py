@@ -222,6 +222,7 @@ _FUNCTIONS = {
     "hcb_watch_termination": (c_int32, (c_int32,)),
     "hcb_unwatch_termination": (None, ()),
     "hcb_watch_interrupt": (c_int32, (c_int32,)),
+    "hcb_hold_interrupt": (c_int32, (c_int32,)),
     "hcb_unwatch_interrupt": (None, ()),
     "hcb_call_reply": (c_void_p, (c_int32, c_uint64, *_ARRAYS)),
     "hcb_call_resume": (None, (c_void_p,)),

@@ -68,6 +68,20 @@ class Interrupted(Protocol):
         """Says how many messages wait, and for which function."""
 
 
+class Stoppable(Protocol):
+    """Protocol of the request to stop; `StopRequest` implements it."""
+
+    @property
+    def reason(self) -> str | None:
+        """Why; None while there is no request."""
+
+    def make(self, reason: str) -> None:
+        """Requests a stop."""
+
+    def is_awaited(self) -> bool:
+        """Whether a loop runs that can be stopped."""
+
+
 def is_interactive() -> bool:
     """Whether the process goes on after Ctrl-C, as a prompt or a notebook does."""
     return hasattr(sys, "ps1") or bool(sys.flags.interactive) or "ipykernel" in sys.modules
@@ -81,6 +95,15 @@ class InterruptWatch:
         self._lock = threading.Lock()  # protects `_thread`
         self._thread: threading.Thread | None = None
         self.exits = False  # the process ends, and the receivers leave out messages until then
+        self._stop: Stoppable | None = None
+        self._holds = False  # whether the next SIGINT comes here first
+
+    def stops(self, request: Stoppable) -> None:
+        """From now on, Ctrl-C while a loop runs that can be stopped makes the request, if there is none yet."""
+        if self._stop is None:
+            self._stop = request
+            if self._thread is not None:
+                self._hold_next()
 
     def start(self, receivers: Interrupted) -> None:
         """Watches from now on. Does nothing if it watches already, or if the native library cannot be loaded."""
@@ -96,6 +119,7 @@ class InterruptWatch:
                 target=self._run, args=(receivers, read, write), name="hostcallback-sigint", daemon=True
             )
             self._thread.start()
+            self._hold_next()
 
     def after_fork_in_child(self) -> None:
         """Removes the handler in a forked child, which does not have the thread."""
@@ -106,25 +130,35 @@ class InterruptWatch:
     def _run(self, receivers: Interrupted, read: int, write: int) -> None:
         library = native_library.load()
         while True:
-            if select.select([read], [], [], LOOK_SEC)[0]:
-                os.read(read, 4096)
-                # A handler of the user's may want the program to end as usual, for example to save its state.
-                if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-                    self._wait_for_main_thread(receivers, read)
+            if not select.select([read], [], [], LOOK_SEC)[0]:
+                self._hold_next()
+            elif os.read(read, 4096) and not self._takes_held() and _is_of_python():
+                self._wait_for_main_thread(receivers, read)
             library.hcb_watch_interrupt(write)
 
+    def _hold_next(self) -> None:
+        # The signal of the second Ctrl-C, and those for a handler of the user, are not held.
+        if self._stop is not None and self._stop.reason is None and _is_of_python():
+            native_library.load().hcb_hold_interrupt(1)
+            self._holds = True
+
+    def _takes_held(self) -> bool:
+        # Of a signal that was held: requests a stop, or gives it to Python. Whether it was one.
+        if not self._holds or self._stop is None or native_library.load().hcb_hold_interrupt(0):
+            return False
+        self._holds = False
+        back, until = _main_thread_is_back(), monotonic() + BACK_SEC
+        # The main thread may be about to run a program with such a loop.
+        while not (awaited := self._stop.is_awaited()) and not back.wait(POLL_SEC) and monotonic() < until:
+            pass
+        if awaited:
+            self._stop.make("Ctrl-C; another one interrupts")
+        else:
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        return True
+
     def _wait_for_main_thread(self, receivers: Interrupted, read: int) -> None:
-        back = threading.Event()
-
-        def note(_: object) -> int:
-            back.set()
-            return 0
-
-        # The main thread runs pending calls between two steps of Python: when this one runs, it can raise
-        # KeyboardInterrupt itself.
-        pending = _PENDING(note)
-        if ctypes.pythonapi.Py_AddPendingCall(pending, None):
-            return
+        back = _main_thread_is_back()
         seconds, skips, let_go_at = BACK_SEC, False, math.inf
         while not back.wait(seconds):
             seconds = POLL_SEC
@@ -149,6 +183,28 @@ class InterruptWatch:
             receivers.let_go(False)
 
 
+def _is_of_python() -> bool:
+    # A handler of the user's may want the program to end as usual, for example to save its state.
+    return signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def _main_thread_is_back() -> threading.Event:
+    # Set when the main thread runs pending calls, as it does between two steps of Python: then it can raise
+    # KeyboardInterrupt itself. Set at once if there are too many such calls.
+    back = threading.Event()
+
+    def note(_: object) -> int:
+        back.set()
+        return 0
+
+    pending = _PENDING(note)
+    _pending_calls.append(pending)
+    if ctypes.pythonapi.Py_AddPendingCall(pending, None):
+        back.set()
+    return back
+
+
+_pending_calls: list[Any] = []  # never freed, because the interpreter may call them at any time: one a Ctrl-C
 _PENDING = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 
 watch_interrupt = InterruptWatch()
@@ -185,6 +241,7 @@ class SigtermFlusher:
     def __init__(self) -> None:
         """Installs no handler: `add` does."""
         self.deliver: Callable[[float], Any] = lambda timeout_sec: None
+        self._stop: Stoppable | None = None  # of the next signal, which only makes this request
         self._forget()
 
     def _forget(self) -> None:
@@ -198,17 +255,28 @@ class SigtermFlusher:
             return
         with self._lock:
             self._flushed.add(flushed)
-            if self._thread is not None:
-                return
-            read, write = os.pipe()
-            os.set_blocking(
-                write, False
-            )  # the handler must not block: a full pipe has woken the thread already
-            ends = native_library.load().hcb_watch_termination(write)
-            self._thread = threading.Thread(
-                target=self._run, args=(read, write, ends), name="hostcallback-sigterm", daemon=True
-            )
-            self._thread.start()
+            self._start()
+
+    def stop_by(self, request: Stoppable) -> bool:
+        """Has the next SIGTERM make a request, and nothing else. False if the native library cannot be loaded."""
+        if not native_library.available():
+            return False
+        with self._lock:
+            self._stop = request
+            self._start()
+        return True
+
+    def _start(self) -> None:
+        # The caller holds the lock.
+        if self._thread is not None:
+            return
+        read, write = os.pipe()
+        os.set_blocking(write, False)  # the handler must not block: a full pipe has woken the thread already
+        ends = native_library.load().hcb_watch_termination(write)
+        self._thread = threading.Thread(
+            target=self._run, args=(read, write, ends), name="hostcallback-sigterm", daemon=True
+        )
+        self._thread.start()
 
     def remove(self, flushed: Drains) -> None:
         """Removes a forwarder."""
@@ -227,7 +295,11 @@ class SigtermFlusher:
             ready, _, _ = select.select([read], [], [], LOOK_SEC)
             if ready:
                 os.read(read, 4096)
-                self._flush()
+            if ready and self._stop is not None:
+                request, self._stop = self._stop, None
+                request.make("SIGTERM; another one ends the process")
+            elif ready:
+                self.flush()
                 if ends:  # the default action was replaced: end the process as it would have
                     library.hcb_unwatch_termination()
                     os.kill(os.getpid(), signal.SIGTERM)
@@ -236,7 +308,8 @@ class SigtermFlusher:
             # unnoticed.
             ends = library.hcb_watch_termination(write)
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Delivers what has been emitted, and writes and forwards it. Takes some seconds at most. Any thread."""
         if not self._items():
             return
         try:

@@ -95,7 +95,7 @@ def test_rules_are_set_and_shown(folder: Path) -> None:
         with pytest.raises(ControlError, match="every is 0"):
             client.ask("rules", pattern="over*", settings={"every": 0})
         with pytest.raises(
-            ControlError, match="no command 'fly', only figures, knobs, process, rules, set, taps"
+            ControlError, match="no command 'fly', only figures, knobs, process, rules, set, stop, taps"
         ):
             client.ask("fly")
     hcb.barrier_wait()

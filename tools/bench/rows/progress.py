@@ -27,6 +27,9 @@ FEWER_STEPS = 2_000
 WIDTH = 512
 """Elements of the carry: a step takes about a microsecond."""
 
+WIDE = 30_000
+"""Elements of one that takes about 50 microseconds."""
+
 UNIT = "us/step"
 
 
@@ -54,17 +57,47 @@ def progress_bar_here(rounds: int) -> list[Row]:
     return rows
 
 
+def stopping(rounds: int) -> list[Row]:
+    """`hcb.scan` with `stop=True` against `lax.scan`, without a request."""
+    return rows_of_process(__name__, "stopping_here", rounds, devices=1)
+
+
+def stopping_here(rounds: int) -> list[Row]:
+    """`stopping`, in this process."""
+    rows = []
+    for width, steps, what, bound in (
+        (WIDTH, STEPS, "of about a microsecond", 1.03),
+        (WIDE, FEWER_STEPS, "of about 50 us", 1.02),
+    ):
+        ours, bare = measure(
+            [
+                _timed(
+                    lambda step, xs: lambda x: hcb.scan(step, x, xs, stop=True, progress=False)[0],
+                    steps,
+                    width,
+                ),
+                _timed(lambda step, xs: lambda x: lax.scan(step, x, xs)[0], steps, width),
+            ],
+            rounds,
+        )
+        row = f"a scan with `stop=True`, steps {what}"
+        rows.append(ours.versus(bare, row, UNIT, "`lax.scan`, which cannot be stopped", bound))
+    return rows
+
+
 def _jax_tqdm(steps: int, **options: Any) -> Callable[[], float]:
     from jax_tqdm import scan_tqdm
 
     return _timed(lambda step, xs: lambda x: lax.scan(scan_tqdm(steps, **options)(step), x, xs)[0], steps)
 
 
-def _timed(make: Callable[[Any, Any], Callable[[Any], Any]], steps: int) -> Callable[[], float]:
+def _timed(
+    make: Callable[[Any, Any], Callable[[Any], Any]], steps: int, width: int = WIDTH
+) -> Callable[[], float]:
     def step(carry: Any, number: Any) -> Any:
         return jnp.sin(carry) * 1.01, None
 
-    x = jnp.full(WIDTH, 0.1)
+    x = jnp.full(width, 0.1)
     program = jax.jit(make(step, jnp.arange(steps))).lower(x).compile()
 
     def once() -> float:

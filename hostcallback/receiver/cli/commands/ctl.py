@@ -22,6 +22,7 @@ examples:
     hcb ctl 4242 '*' --reset                  no rules: all messages are sent again
     hcb ctl 4242 set                          the knobs of one, and their values
     hcb ctl 4242 set lr 3e-4                  sets the knob lr; an array is '[1, 2, 3]'
+    hcb ctl 4242 stop                         loops with stop=True end, and keep what they have computed
     hcb ctl --via host:7070                   the processes of all hosts that forward to a collector
     hcb ctl --via host:7070 'loss*' --every 10   in all of them, and in those that start later
 """
@@ -117,6 +118,9 @@ def run(arguments: argparse.Namespace) -> int:
     with ControlClient(int(arguments.pid)) as client:
         if arguments.pattern == "set":
             _set_knob(client, arguments)
+            return 0
+        if arguments.pattern == "stop" and not settings and not arguments.reset:
+            print(f"stop requested: {client.ask('stop')['reason']}")
             return 0
         if arguments.pattern is None:
             _list_taps(client.ask("taps"), as_json=arguments.json)

@@ -121,6 +121,9 @@ HCB_EXPORT void hcb_unwatch_termination(void);
 /* The same for SIGINT. Returns 0, and installs nothing, if no handler is installed now: SIGINT ends the
  * process then, or is ignored. */
 HCB_EXPORT int32_t hcb_watch_interrupt(int32_t fd);
+/* Whether the next SIGINT only writes the byte, without a call of the handler before ours. Returns what was
+ * set before; it is 0 again once there was such a signal. */
+HCB_EXPORT int32_t hcb_hold_interrupt(int32_t on);
 HCB_EXPORT void hcb_unwatch_interrupt(void);
 
 /* Brings the results of the call whose frame has the sequence number `seq`: row-major arrays, elements of

@@ -24,6 +24,7 @@ struct Watch {
 
 Watch termination;
 Watch interrupt;
+std::atomic<int32_t> holds_interrupt{0};
 
 bool IsHandler(const struct sigaction& action) {
   return (action.sa_flags & SA_SIGINFO) != 0 ||
@@ -49,6 +50,10 @@ void OnSignal(int number, siginfo_t* info, void* context) {
   const char byte = 0;
   if (write(watch.pipe_fd.load(), &byte, 1) < 0) {
     // The pipe is full: the thread has been woken already.
+  }
+  if (number == SIGINT && holds_interrupt.exchange(0) != 0) {
+    errno = saved_errno;
+    return;
   }
   // A handler that replaced this one may chain to it, and so call it a second time.
   if (!watch.is_inside.exchange(true)) {
@@ -112,5 +117,7 @@ int32_t hcb_watch_interrupt(int32_t fd) {
   Install(SIGINT, &interrupt, found, found.sa_flags & SA_RESTART);
   return 1;
 }
+
+int32_t hcb_hold_interrupt(int32_t on) { return holds_interrupt.exchange(on); }
 
 void hcb_unwatch_interrupt(void) { Restore(SIGINT, interrupt); }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import inspect
 import operator
@@ -14,9 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from hostcallback.api.loops.stopping import count_loop, read_stop
 from hostcallback.api.watch.watch import watch_nonfinite
 from hostcallback.primitives.batched_predicates import any_lane
-from hostcallback.primitives.paced_loops import Messages, Scan, While, as_one_program, send_if
+from hostcallback.primitives.paced_loops import Looks, Messages, Scan, While, as_one_program, send_if
 from hostcallback.primitives.tap import bind_tap
 from hostcallback.receiver.sinks.factory import Binding
 from hostcallback.receiver.sinks.progress.bars import Phase
@@ -121,33 +123,44 @@ def check_installed(display: str) -> None:
         )
 
 
-def _bar_messages(
-    bar: Progress, total: Any, view: Callable[..., tuple[Any, ...]] = lambda *values: values
-) -> Messages:
-    """Returns what emits the messages of one loop's bar.
+def _looks(
+    bar: Progress | None,
+    total: Any,
+    view: Callable[..., tuple[Any, ...]] = lambda *values: values,
+    *,
+    stop: bool,
+) -> Looks:
+    """Returns what one loop does where it looks at the clock.
 
     Args:
-        bar: what it shows.
+        bar: what its bar shows; None for no bar.
+        stop: whether it ends at a request to stop.
         total: number of steps of the loop, traced or not; None if it is not known.
         view: returns the arguments of the user's `postfix`, from the values of the loop.
     """
-    key = str(
+    line = (
         user_source_line()
     )  # here: the messages may be traced at several lines, and in the rule of a derivative
+    looks = Looks(None)
+    if stop:
+        looks = Looks(None, functools.partial(read_stop, str(line)), functools.partial(count_loop, str(line)))
+    if bar is None:
+        return looks
+    key, shown = str(line), bar
     announced = total if bar.total is None else bar.total
 
     def send(phase: Phase, step: Any, postfix: Mapping[str, Any]) -> None:
-        _emit(phase, step, announced, postfix, bar, key)
+        _emit(phase, step, announced, postfix, shown, key)
 
     def postfix(*values: Any) -> Mapping[str, Any]:
-        if bar.postfix is None:
+        if shown.postfix is None:
             return {}
-        found = bar.postfix(*without_gradient(view(*values)))
+        found = shown.postfix(*without_gradient(view(*values)))
         if not isinstance(found, Mapping) or not all(isinstance(key, str) for key in found):
             raise TypeError(f"postfix returned {found!r}, expected a dict such as {{'loss': loss}}")
         return found
 
-    return Messages(send, postfix)
+    return looks._replace(messages=Messages(send, postfix))
 
 
 def _emit(
@@ -204,8 +217,9 @@ def scan(
     *,
     progress: bool | str | Progress | None = True,
     watch: bool = False,
+    stop: bool = False,
     **options: Any,
-) -> tuple[Any, Any]:
+) -> Any:
     """`jax.lax.scan` with a progress bar, which moves ten times a second, however fast the steps are.
 
     The device looks at a clock, not at a number of steps. The loop costs at most a few percent more for steps of a
@@ -222,15 +236,19 @@ def scan(
         progress: True, the text before the bar, a `Progress`, or False for `jax.lax.scan` itself.
         watch: whether to find the operation, and the iteration, that made the first NaN or infinity, as
             `watch_nonfinite` does; needs `progress=False`.
+        stop: whether the loop ends early at a request to stop (`request_stop`, Ctrl-C and others), after the iteration
+            that runs, or, where iterations are short, 0.1 ms later. All devices of the process end after the same one.
         **options: other arguments of `jax.lax.scan`.
 
     Returns:
-        The last carry and the stacked outputs.
+        The last carry and the stacked outputs; with `stop` also the number of iterations that ran, a traced integer.
+        Then the carry is that of the last iteration that ran, and the outputs of those that did not run are zeros.
 
     Raises:
         ModuleNotFoundError: tqdm, or the library of `Progress.display`, is not installed.
         TypeError: `progress` is something else; or as `jax.lax.scan`.
-        ValueError: `watch` and `progress` are set together.
+        ValueError: `watch` is set together with `progress` or `stop`.
+        NotImplementedError: (later) a loop with `stop` runs on devices of several processes.
 
     Example:
         total, _ = hcb.scan(lambda total, value: (total + value, None), jnp.float32(0), x, progress="sum")
@@ -240,14 +258,19 @@ def scan(
             raise ValueError(
                 f"hcb.scan(watch=True) shows no bar: add progress=False, at {user_source_line()}"
             )
+        if stop:
+            raise ValueError(
+                f"hcb.scan(watch=True) cannot be stopped: leave stop=True out, at {user_source_line()}"
+            )
         return watch_nonfinite(lax.scan)(f, init, xs, length, reverse, unroll, **options)
     bar = chosen(progress)
-    steps = None if bar is None else _length(xs, length)
+    steps = None if bar is None and not stop else _length(xs, length)
     unknown = options.keys() - inspect.signature(lax.scan).parameters
-    if bar is None or steps is None or unknown:  # with a wrong length or option, JAX raises
+    if steps is None or unknown:  # with a wrong length or option, JAX raises
         return lax.scan(f, init, xs, length, reverse, unroll, **options)
-    loop = Scan(f, steps, _bar_messages(bar, steps), {"reverse": reverse, "unroll": unroll, **options})
-    return loop.run(init, xs)
+    looks = _looks(bar, steps, stop=stop)
+    carry, ys, count = Scan(f, steps, looks, {"reverse": reverse, "unroll": unroll, **options}).run(init, xs)
+    return (carry, ys, count) if stop else (carry, ys)
 
 
 def _length(xs: Any, length: int | None) -> int | None:
@@ -268,6 +291,7 @@ def fori_loop(
     *,
     unroll: int | bool | None = None,
     progress: bool | str | Progress | None = True,
+    stop: bool = False,
 ) -> Any:
     """`jax.lax.fori_loop` with a progress bar; see `scan`.
 
@@ -280,9 +304,10 @@ def fori_loop(
         init_val: as in `jax.lax.fori_loop`.
         unroll: as in `jax.lax.fori_loop`.
         progress: as in `scan`.
+        stop: as in `scan`.
 
     Returns:
-        The value after the last step.
+        The value after the last step; with `stop` also the number of steps that ran.
 
     Raises:
         ModuleNotFoundError: as `scan`.
@@ -292,17 +317,18 @@ def fori_loop(
         x = hcb.fori_loop(0, 1000, lambda i, x: jnp.cos(x), x, progress="iterate")
     """
     bar = chosen(progress)
-    if bar is None:
+    if bar is None and not stop:
         return lax.fori_loop(lower, upper, body_fun, init_val, unroll=unroll)
     try:
         first, last = operator.index(lower), operator.index(upper)
     except (TypeError, jax.errors.JAXTypeError):
-        return as_one_program(
-            lambda lower, upper, value: _traced_fori_loop(lower, upper, body_fun, value, bar),
+        value, count = as_one_program(
+            lambda lower, upper, value: _traced_fori_loop(lower, upper, body_fun, value, bar, stop),
             lower,
             upper,
             init_val,
         )
+        return (value, count) if stop else value
     dtype = jnp.result_type(lower, upper)
 
     def step(carry: Any, _: Any) -> Any:
@@ -310,28 +336,35 @@ def fori_loop(
         return (index + 1, body_fun(index, value)), None
 
     steps = max(last - first, 0)
-    messages = _bar_messages(bar, steps, view=lambda carry, y: (carry[1],))
+    looks = _looks(bar, steps, view=lambda carry, y: (carry[1],), stop=stop)
 
     def loop(value: Any) -> Any:
         init = (jnp.asarray(lower, dtype), value)
-        (_, value), _ = Scan(step, steps, messages, {"unroll": unroll or 1}).run(init, None)
-        return value
+        (_, value), _, count = Scan(step, steps, looks, {"unroll": unroll or 1}).run(init, None)
+        return value, count
 
-    return as_one_program(loop, init_val)
+    value, count = as_one_program(loop, init_val)
+    return (value, count) if stop else value
 
 
 def _traced_fori_loop(
-    lower: Any, upper: Any, body_fun: Callable[[Any, Any], Any], init_val: Any, bar: Progress
+    lower: Any,
+    upper: Any,
+    body_fun: Callable[[Any, Any], Any],
+    init_val: Any,
+    bar: Progress | None,
+    stop: bool,
 ) -> Any:
     dtype = jnp.result_type(lower, upper)
     lower, upper = jnp.asarray(lower, dtype), jnp.asarray(upper, dtype)
-    messages = _bar_messages(bar, jnp.maximum(upper - lower, 0), view=lambda carry: (carry[1],))
+    looks = _looks(bar, jnp.maximum(upper - lower, 0), view=lambda carry: (carry[1],), stop=stop)
 
     def step(carry: Any) -> Any:
         index, value = carry
         return index + 1, body_fun(index, value)
 
-    return While(lambda carry: carry[0] < upper, step, messages).run((lower, init_val))[1]
+    (_, value), count = While(lambda carry: carry[0] < upper, step, looks).run((lower, init_val))
+    return value, count
 
 
 @public
@@ -341,6 +374,7 @@ def while_loop(
     init_val: Any,
     *,
     progress: bool | str | Progress | None = True,
+    stop: bool = False,
 ) -> Any:
     """`jax.lax.while_loop` with a progress bar that counts steps; see `scan`.
 
@@ -352,9 +386,10 @@ def while_loop(
         body_fun: as in `jax.lax.while_loop`.
         init_val: as in `jax.lax.while_loop`.
         progress: as in `scan`.
+        stop: as in `scan`.
 
     Returns:
-        The value for which `cond_fun` is false.
+        The value for which `cond_fun` is false; with `stop` the last value, and the number of steps that ran.
 
     Raises:
         ModuleNotFoundError: as `scan`.
@@ -364,9 +399,10 @@ def while_loop(
         least = hcb.while_loop(lambda value: value > 1e-6, lambda value: value / 2, 1.0, progress="halve")
     """
     bar = chosen(progress)
-    if bar is None:
+    if bar is None and not stop:
         return lax.while_loop(cond_fun, body_fun, init_val)
-    return While(cond_fun, body_fun, _bar_messages(bar, None)).run(init_val)
+    value, count = While(cond_fun, body_fun, _looks(bar, None, stop=stop)).run(init_val)
+    return (value, count) if stop else value
 
 
 RATE = 10.0

@@ -1,0 +1,1 @@
+"""JAX's loops with a progress bar, and loops that end early on request."""

@@ -1,0 +1,93 @@
+"""The request to stop: a cell that the loops of this process read, who asked for it, and the signals that make it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import numpy as np
+
+from hostcallback.receiver import processes
+from hostcallback.receiver.failures.check_report import FailedCheck
+from hostcallback.receiver.failures.deferred_errors import watch_stops
+from hostcallback.receiver.runtime.cells import CellSpec, cell_of
+from hostcallback.receiver.text import say
+
+SPEC = CellSpec.of("request to stop", np.asarray(False))
+"""The cell that is true from the request on."""
+
+BEGUN = CellSpec.of("loops begun", np.asarray(False))
+"""A cell that each loop that can be stopped reads where it begins. Its value means nothing, its reads are counted."""
+
+ENDED = CellSpec.of("loops ended", np.asarray(False))
+"""The same where it ends."""
+
+MOST_CHARS = 500
+
+
+class StopRequest:
+    """The request of this process. Any thread.
+
+    Attributes:
+        tell: called with the reason of a request that is made in this process, to tell the other processes.
+    """
+
+    def __init__(self) -> None:
+        """There is none."""
+        self._lock = threading.Lock()  # protects `_reason`
+        self._reason: str | None = None
+        self.tell: Callable[[str], None] = lambda reason: None
+
+    @property
+    def reason(self) -> str | None:
+        """Why the loops stop; None without a request."""
+        return self._reason
+
+    def make(self, reason: str, *, tells: bool = True) -> None:
+        """Requests a stop, and says so on the standard error output. Does nothing if there is a request already.
+
+        Args:
+            reason: a text for people.
+            tells: whether other processes of the program are told.
+        """
+        with self._lock:
+            if self._reason is not None:
+                return
+            self._reason = reason[:MOST_CHARS]
+        cell_of(SPEC).set(np.asarray(True))
+        say(
+            f"hostcallback: stop requested ({self._reason}): loops with stop=True end after the iteration that runs"
+        )
+        if tells:
+            self.tell(self._reason)
+
+    def clear(self) -> None:
+        """Takes the request back: later loops run."""
+        with self._lock:
+            self._reason = None
+        cell_of(SPEC).set(np.asarray(False))
+
+    def is_awaited(self) -> bool:
+        """Whether a loop runs that can be stopped."""
+        return _reads(BEGUN) > _reads(ENDED)
+
+    def after_fork_in_child(self) -> None:
+        """Renews the lock, which a thread may hold that does not exist in the child."""
+        self._lock = threading.Lock()
+
+
+def _reads(spec: CellSpec) -> int:
+    return cell_of(spec).state()[1]
+
+
+stop_request = StopRequest()
+"""Of this process."""
+
+processes.in_child(processes.Stage.RUNTIME, stop_request.after_fork_in_child)
+
+
+def _stop_at(check: FailedCheck) -> None:
+    stop_request.make(f"check failed: {check.explanation.text}, at {check.source_line}")
+
+
+watch_stops(_stop_at)
