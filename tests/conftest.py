@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -155,6 +156,17 @@ def jit(request: pytest.FixtureRequest) -> Any:
     from transforming import no_jit
 
     return jax.jit if request.param == "jax.jit" else no_jit
+
+
+@pytest.fixture(autouse=True)
+def leave_no_knobs() -> Iterator[None]:
+    """Forgets the knobs of a test, so that the logs of later ones do not begin with their values."""
+    yield
+    if "hostcallback.receiver.runtime.knobs" in sys.modules:
+        from hostcallback import knobs
+
+        for name in list(knobs):
+            del knobs[name]
 
 
 @pytest.fixture
