@@ -180,4 +180,4 @@ def even_stride(offsets: Array) -> int:
     if len(offsets) < 2:
         return 64
     step = int(offsets[1] - offsets[0])
-    return step if step > 0 and (np.diff(offsets) == step).all() else 0
+    return step if step > 0 and (offsets[1:] - offsets[:-1] == step).all() else 0
