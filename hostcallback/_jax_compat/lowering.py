@@ -15,13 +15,22 @@ from jax._src import (
     core as _core,  # ShapedArray
     effects as _effects,  # ordered_effects
     sharding_impls as _sharding_impls,  # the axis context in lowering rules
+    xla_bridge as _xla_bridge,  # get_backend
 )
 from jax._src.interpreters import mlir as _mlir  # jaxpr_subcomp, TokenSet, set_sharding
 from jax._src.lib.mlir import ir as _ir  # types of lowered values
 from jax._src.lib.mlir.dialects import hlo as _hlo  # TokenType, PartitionIdOp
 
 from hostcallback._jax_compat import versions
-from hostcallback._jax_compat.types import Aval, ClosedJaxpr, Effect, IrValue, LoweringRuleContext, Primitive
+from hostcallback._jax_compat.types import (
+    Aval,
+    ClosedJaxpr,
+    Effect,
+    IrValue,
+    LoweringRuleContext,
+    Primitive,
+    widened,
+)
 
 
 def register_lowering(primitive: Primitive, rule: Callable[..., Any], platform: str | None = None) -> None:
@@ -31,9 +40,12 @@ def register_lowering(primitive: Primitive, rule: Callable[..., Any], platform: 
     _mlir.register_lowering(primitive, rule, platform=platform, cacheable=False)
 
 
-def uint8_attribute(data: bytes) -> Any:
-    """Bytes as an FFI attribute."""
-    return np.frombuffer(data, np.uint8)
+def lowering_platform(platform: str) -> str:
+    """What JAX calls a device's platform when it lowers for it: `cuda` or `rocm` for a device of the platform `gpu`."""
+    if platform != "gpu":
+        return platform
+    # Devices have the platform `gpu` for both (0.8 to 0.12).
+    return str(getattr(_xla_bridge.get_backend(platform), "_raw_platform", platform))
 
 
 class _Discharging(threading.local):
@@ -479,16 +491,6 @@ class _BackendElsewhere:
 def sharding_of_per_device_calls(avals: Iterable[Aval]) -> Any:
     """The sharding of a call that each device runs for itself: replicated and "manual" (0.8 to 0.12 under Shardy)."""
     return _callback._get_sdy_array_list_for_callbacks(list(avals))
-
-
-def widened(dtype: Any) -> np.dtype[Any]:
-    """The dtype in which a value reaches a Python callback: whole bytes, every value kept."""
-    name = np.dtype(dtype).name
-    if name.startswith("float4"):
-        return np.dtype(np.float32)
-    if name in ("int1", "int2", "int4"):
-        return np.dtype(np.int8)
-    return np.dtype(np.uint8 if name in ("uint1", "uint2", "uint4") else dtype)
 
 
 def _widen(operand: IrValue, aval: Aval) -> IrValue:

@@ -1,4 +1,4 @@
-"""Custom calls that the compiler asks us to partition, devices and platforms, and the manual axes of shard_map.
+"""Custom calls that the compiler asks us to partition, and the manual axes of shard_map.
 
 `jax.experimental.custom_partitioning` is built on the same hooks (0.8 to 0.12), but its call takes no token, has no
 side effect, and names its Python callback by an address, which makes programs differ between processes.
@@ -17,7 +17,7 @@ from jax._src import (
     custom_partitioning as _custom_partitioning,  # its primitive and its lowering rule
     dispatch as _dispatch,  # prim_requires_devices_during_lowering
     shard_map as _shard_map,  # shard_map_p
-    xla_bridge as _xla_bridge,  # register_plugin_callbacks, get_backend
+    xla_bridge as _xla_bridge,  # register_plugin_callbacks
 )
 from jax._src.interpreters import mlir as _mlir  # register_lowering with the rule that JAX registers
 from jax._src.lib import xla_client as _xla_client  # register_custom_call_partitioner, HloSharding
@@ -168,14 +168,6 @@ def lower_with_devices(primitive: Primitive) -> None:
     Without it, JAX may lower the program without knowing them, and `LoweringContext.devices` is None (0.8 to 0.12).
     """
     _dispatch.prim_requires_devices_during_lowering.add(primitive)
-
-
-def lowering_platform(platform: str) -> str:
-    """What JAX calls a device's platform when it lowers for it: `cuda` or `rocm` for a device of the platform `gpu`."""
-    if platform != "gpu":
-        return platform
-    # Devices have the platform `gpu` for both (0.8 to 0.12).
-    return str(getattr(_xla_bridge.get_backend(platform), "_raw_platform", platform))
 
 
 def partitioned_read(

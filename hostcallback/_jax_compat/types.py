@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import numpy as np
 from jax._src import core as _core, effects as _effects  # 0.8 to 0.12
 from jax._src.interpreters import mlir as _mlir
 from jax._src.lib.mlir import ir as _ir
@@ -36,3 +37,18 @@ Aval: TypeAlias = Any
 def aval_of(atom: Atom) -> Aval:
     """The type of a variable or literal."""
     return atom.aval
+
+
+def widened(dtype: Any) -> np.dtype[Any]:
+    """The dtype in which a value reaches a Python callback: whole bytes, every value kept."""
+    name = np.dtype(dtype).name
+    if name.startswith("float4"):
+        return np.dtype(np.float32)
+    if name in ("int1", "int2", "int4"):
+        return np.dtype(np.int8)
+    return np.dtype(np.uint8 if name in ("uint1", "uint2", "uint4") else dtype)
+
+
+def uint8_attribute(data: bytes) -> Any:
+    """Bytes as an FFI attribute."""
+    return np.frombuffer(data, np.uint8)

@@ -10,7 +10,6 @@ import hostcallback.lowering.cells
 import hostcallback.lowering.device_ops
 import hostcallback.lowering.embedded
 import hostcallback.lowering.emission
-import hostcallback.lowering.only_result
 import hostcallback.primitives.batched_predicates
 import hostcallback.primitives.effects
 import hostcallback.primitives.experimental_rules

@@ -13,6 +13,7 @@ import numpy as np
 from hostcallback import _jax_compat as compat
 from hostcallback.lifecycle import receivers as transport, reentrant_calls as reentrant
 from hostcallback.lowering import partition
+from hostcallback.primitives import effects
 from hostcallback.primitives.call import call_p, call_where, masked_call_p
 from hostcallback.primitives.effects import TAP_EFFECT
 from hostcallback.primitives.tap import mask_levels, tap_p
@@ -411,3 +412,24 @@ for primitive in (call_p, masked_call_p):
     compat.lower_with_devices(primitive)
 compat.register_lowering(masked_call_p, _lower_where)
 compat.register_lowering(call_p, _lower_call)
+
+
+def _keep_only_result(context: compat.LoweringContext, token: Any, result: Any, aval: compat.Aval) -> None:
+    """Emits a call behind all taps that reads a program's only result.
+
+    XLA:CPU's fusion of reductions (jaxlib 0.10) takes an array in with its readers, and removes it, also if the program
+    returns it: compiling fails with "instruction is live and cannot be removed". A program reads its only result only
+    for a side effect, such as a tap of its norm. A call with the result as operand is a reader that the fusion leaves.
+    """
+    if tuple(context.platforms) != ("cpu",) or jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended):
+        return  # keys are not reduced
+    # The clock's handler takes any operands, and has no results here.
+    if not transport.use_native("cpu"):
+        compat.python_callback_with_results(context, lambda partition, value: (), token, [result], [aval], [])
+    elif context.automatic:
+        context.partitioned_call(partition.KEPT_NAME, token, [result], transport.FFI_CLOCK_TARGET)
+    else:
+        context.custom_call(transport.FFI_CLOCK_TARGET, token, [result], {})
+
+
+effects.keep_only_result = _keep_only_result

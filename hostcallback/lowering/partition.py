@@ -22,6 +22,8 @@ from hostcallback.receiver.wire.array_types import ArraySpec
 from hostcallback.receiver.wire.frame import encode_prefix
 
 CALL_NAME = "hostcallback_partitioned_tap"
+KEPT_NAME = "hostcallback_kept_result"
+"""Name of the calls that only read a result; their configuration is the target that each device calls."""
 
 Mesh = Sequence[tuple[int, bool]]
 """Per axis of a partly manual mesh: its size, and whether it is manual."""
@@ -188,7 +190,24 @@ def _partition(
     return module, [token_sharding, *shardings], result_sharding
 
 
+def _partition_kept(
+    arg_shapes: Sequence[Any], arg_shardings: Sequence[Any], _: Any, result_sharding: Any, config: bytes
+) -> tuple[bytes, Sequence[Any], Any]:
+    # As `_partition`: each device calls the target with its part.
+    shardings = [compat.REPLICATED if s.is_maximal() else s for s in arg_shardings[1:]]
+    operands = [
+        (tuple(sharding.tile(shape).dimensions()), np.dtype(shape.numpy_dtype()))
+        for sharding, shape in zip(shardings, arg_shapes[1:], strict=True)
+    ]
+    return (
+        compat.call_of_a_partition(config.decode(), operands),
+        [arg_shardings[0], *shardings],
+        result_sharding,
+    )
+
+
 compat.register_partitioner(CALL_NAME, _partition)
+compat.register_partitioner(KEPT_NAME, _partition_kept)
 compat.rewrite_in_exported(CALL_NAME, TapEffect, _with_own_processes)
 
 

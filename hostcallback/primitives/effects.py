@@ -34,7 +34,7 @@ add_taps: Callable[..., compat.ClosedJaxpr | None] | None = None
 `lowering.xray` sets it, which `import hostcallback` does not load."""
 
 keep_only_result: Any = None
-"""Set by `lowering.only_result`, which is loaded with the taps; see there."""
+"""Set by `lowering.emission`, which is loaded with the taps; see there."""
 
 forget_failures: Callable[[], None] | None = None
 """Called when a thread has waited for its programs and their errors were reported; set while a program may fail."""
