@@ -82,7 +82,8 @@ def receiver_sinks(
     """
     if record is not None and not isinstance(record, str | os.PathLike | Recorder):
         raise TypeError(
-            f"record is a {type(record).__name__}, expected the path of a folder, or what hcb.record(path) returns"
+            f"record is of type {type(record).__name__}, expected the path of a folder, or what hcb.record(path) "
+            "returns"
         )
     if spool is not None and not isinstance(forward, str):
         raise ValueError(

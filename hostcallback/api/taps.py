@@ -152,7 +152,10 @@ class TapSelection:
             if not checks and self.names:
                 logger.warning("%r matches checks only, which can be switched off and on", self.pattern)
             else:
-                logger.warning("%s: it applies to taps to come", no_such_tap(self.pattern, known))
+                logger.warning(
+                    "%s: what you set applies to taps that get such a name later",
+                    no_such_tap(self.pattern, known),
+                )
         return names
 
 

@@ -23,7 +23,7 @@ from hostcallback.primitives.tap import bind_tap
 from hostcallback.receiver.sinks.factory import Binding
 from hostcallback.receiver.sinks.progress.bars import Phase
 from hostcallback.receiver.wire import tap_descriptor
-from hostcallback.tracing.source_line import public, user_source_line
+from hostcallback.tracing.source_line import SourceLine, public, user_source_line
 from hostcallback.tracing.tap_spec import TapOptions
 
 DISPLAYS = ("tqdm", "rich")
@@ -155,7 +155,15 @@ def _looks(
     def postfix(*values: Any) -> Mapping[str, Any]:
         if shown.postfix is None:
             return {}
-        found = shown.postfix(*without_gradient(view(*values)))
+        given = without_gradient(view(*values))
+        try:
+            inspect.signature(shown.postfix).bind(*given)
+        except TypeError as error:
+            names = "(carry, y)" if len(given) == 2 else "(value)"
+            raise TypeError(f"postfix of this loop is called as postfix{names}: {error}, at {line}") from None
+        except ValueError:  # it has no signature
+            pass
+        found = shown.postfix(*given)
         if not isinstance(found, Mapping) or not all(isinstance(key, str) for key in found):
             raise TypeError(f"postfix returned {found!r}, expected a dict such as {{'loss': loss}}")
         return found
@@ -269,8 +277,25 @@ def scan(
     if steps is None or unknown:  # with a wrong length or option, JAX raises
         return lax.scan(f, init, xs, length, reverse, unroll, **options)
     looks = _looks(bar, steps, stop=stop)
-    carry, ys, count = Scan(f, steps, looks, {"reverse": reverse, "unroll": unroll, **options}).run(init, xs)
+    pairs = _returning_pairs(f, user_source_line())
+    carry, ys, count = Scan(pairs, steps, looks, {"reverse": reverse, "unroll": unroll, **options}).run(
+        init, xs
+    )
     return (carry, ys, count) if stop else (carry, ys)
+
+
+def _returning_pairs(f: Callable[..., Any], line: SourceLine) -> Callable[..., tuple[Any, Any]]:
+    @functools.wraps(f)
+    def step(carry: Any, x: Any) -> tuple[Any, Any]:
+        out = f(carry, x)
+        if not isinstance(out, tuple | list) or len(out) != 2:
+            raise TypeError(
+                f"the body of hcb.scan returned {out!r:.80}, expected a pair (carry, y), at {line}"
+            )
+        carry, y = out
+        return carry, y
+
+    return step
 
 
 def _length(xs: Any, length: int | None) -> int | None:

@@ -62,7 +62,7 @@ MISTAKES = {
     "missing positional": (
         ("{} {}", 1),
         {},
-        r"'\{\} \{\}' has a placeholder for positional argument 1.* got 1 of",
+        r"'\{\} \{\}' needs 2 positional arguments, and .* got 1:",
     ),
     "missing keyword": (
         ("{y}",),

@@ -330,3 +330,14 @@ def test_an_eager_scan_and_while_loop_are_one_operation() -> None:
         power = hcb.while_loop(lambda c: c[0] < c[1], lambda c: (c[0] + c[0], c[1]), (start, below))
         sum_ = hcb.fori_loop(0, 5, lambda i, c: c + c, start, progress="guarded")
     assert (float(total), batch.tolist(), float(power[0]), float(sum_)) == (11, [10, 11, 12, 13, 14], 32, 32)
+
+
+def test_a_body_without_a_pair_and_a_postfix_of_other_arguments_are_refused_with_the_line() -> None:
+    with pytest.raises(TypeError, match=r"returned .*, expected a pair \(carry, y\), at .*test_loops.py:\d+"):
+        hcb.scan(lambda c, _: c, 0, jnp.arange(3), progress="x")
+    bar = hcb.Progress("x", postfix=lambda c: {"c": c})
+    with pytest.raises(TypeError, match=r"is called as postfix\(carry, y\): .*, at .*test_loops.py:\d+"):
+        hcb.scan(lambda c, x: (c, x), 0, jnp.arange(3), progress=bar)
+    two = hcb.Progress("x", postfix=lambda a, b: {"a": a})
+    with pytest.raises(TypeError, match=r"is called as postfix\(value\): .*'b'"):
+        hcb.fori_loop(0, 3, lambda i, x: x, 0, progress=two)

@@ -167,7 +167,7 @@ class RunCatalog:
             named = [name for name in names if name]
             near = difflib.get_close_matches(wanted, named, n=3) or named[-5:]
             there = (
-                f"there are {', '.join(near)}"
+                f"there are {', '.join(near)}{' and others' * (len(named) > len(near))}"
                 if near
                 else "its messages are of a version that did not name runs"
             )

@@ -292,7 +292,7 @@ def test_a_receiver_that_cannot_record_is_not_opened(tmp_path: Path) -> None:
             pass
     with hcb.outfeed_receiver():  # the devices are free
         pass
-    with pytest.raises(TypeError, match="record is a int, expected the path of a folder"):
+    with pytest.raises(TypeError, match="record is of type int, expected the path of a folder"):
         hcb.outfeed_receiver(record=3)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="segment_bytes is 0, expected more than 0"):
         hcb.record(tmp_path, segment_bytes=0)
