@@ -66,6 +66,10 @@ Without this test, jaxlib reads through a null pointer (`SaveLayoutToEmptyProto`
 """
 
 
+LAUNCH_NUMBERS_REPEAT = jax.__version_info__ < (0, 9)
+"""Whether a program that is compiled again repeats the numbers of its launches (`XLA_FFI_RunId_Get`)."""
+
+
 def define_flag(name: str, default: bool | int, about: str, on_set: Callable[[Any], None]) -> Any:
     """Defines a JAX configuration flag; its `.value` is its current value.
 

@@ -103,7 +103,13 @@ def _as_array(name: str, default: Any, line: str) -> np.ndarray[Any, Any]:
         raise TypeError(
             f"the knob {name!r} is {dtype}, whose elements are less than a byte: use int8 and convert it, at {line}"
         )
-    value = given.astype(dtype)
+    with np.errstate(over="ignore", invalid="ignore"):
+        value = given.astype(dtype)
+    if not registry.fits(given, value):
+        raise ValueError(
+            f"the default of the knob {name!r}, {default!r:.80}, does not fit into {dtype}, which JAX makes of it: "
+            f"give an array of a wider dtype (jax_enable_x64), at {line}"
+        )
     if value.nbytes > MOST_BYTES:
         raise ValueError(
             f"the knob {name!r} has {value.nbytes:,} bytes, at most {MOST_BYTES:,} are allowed, since each read copies "

@@ -23,6 +23,7 @@ from hostcallback.receiver.log import logger
 from hostcallback.receiver.native import bindings as native
 from hostcallback.receiver.runtime import signals
 from hostcallback.receiver.runtime.runtime import runtime
+from hostcallback.receiver.sinks.progress.bars import bars
 from hostcallback.receiver.text import say
 from hostcallback.sync.threads import hold_daemon_threads
 
@@ -44,6 +45,7 @@ def _end_program() -> None:
     try:
         _deliver_at_exit()
     finally:
+        bars.write_lines()
         if this_job.failure is not None:
             _fail_exit()
         this_job.leave()

@@ -93,7 +93,7 @@ class Job:
 
     def __init__(self) -> None:
         """Does not listen yet: `start` does."""
-        self._lock = threading.Lock()  # protects `_thread` and `_known`
+        self._lock = threading.RLock()  # protects `_thread` and `_known`; signal handlers may ask
         self._thread: threading.Thread | None = None
         self._known = 0  # events
         self._leaving_at = 0.0
@@ -139,7 +139,7 @@ class Job:
         pause = min(max(jax.process_count() / ASKS_PER_SEC, ASK_SEC[0]), ASK_SEC[1])
         while compat.has_coordinator() and not self._ends.wait(pause):
             self.look()
-            if self.failure is not None:
+            if self.failure is not None and not self._ends.is_set():
                 self._guard(self.failure)
 
     def look(self) -> None:

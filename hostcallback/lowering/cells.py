@@ -54,7 +54,7 @@ def _lower(ctx: LoweringRuleContext, *, cell: CellSpec, site: str, once: bool) -
             context, function, token, [], [], ctx.avals_out
         )
     else:
-        if once:
+        if once and compat.LAUNCH_NUMBERS_REPEAT:
             known.forget_launches(_OF_A_LAUNCH)
         request = _request(context, cell, site, once)
         if not context.for_export:

@@ -104,19 +104,6 @@ def _progress(edits: Any, folder: Path) -> Any:
     return hcb.outfeed_receiver()
 
 
-def _stop(edits: Any, folder: Path) -> Any:
-    import hostcallback as hcb
-
-    edits.scanned = _stoppable
-    return hcb.outfeed_receiver()
-
-
-def _stoppable(*args: Any, **options: Any) -> Any:
-    import hostcallback as hcb
-
-    return hcb.scan(*args, **options, stop=True, progress=False)[:2]
-
-
 def _record(edits: Any, folder: Path) -> Any:
     import hostcallback as hcb
 
@@ -166,7 +153,6 @@ FEATURES = {
     "checked": Feature("`checked`", _checked),
     "error_collector": Feature("`error_collector`", _error_collector),
     "progress": Feature("progress", _progress, draws=True, needs="loops"),
-    "stop": Feature("`stop=True`", _stop, taps=False, needs="loops"),
     "record": Feature("`record`", _record),
     "forward": Feature("`forward`", _forward),
     "flight": Feature("flight recorder", _flight),

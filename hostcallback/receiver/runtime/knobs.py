@@ -94,7 +94,7 @@ class Knob:
         wide = _wide(made)
         if wide.dtype.kind in "fc" and np.isnan(wide).any():
             raise ValueError(f"{what} cannot be NaN, got {value!r:.80}")
-        if wide.dtype.kind in "iuf" and not _is_same(_wide(given), wide):
+        if not fits(given, made):
             raise ValueError(f"{what} is {spec.dtype}, into which {value!r:.80} does not fit")
         low, high = (_rounded(bound, dtype) for bound in (self.min, self.max))
         if (low is not None and (wide < low).any()) or (high is not None and (wide > high).any()):
@@ -119,6 +119,12 @@ def _wide(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     # Small floating-point types: those of ml_dtypes are of kind V, and compare with Python's numbers in no version.
     is_small = array.dtype.kind == "V" or (array.dtype.kind == "f" and array.dtype.itemsize < 4)
     return array.astype(np.float32) if is_small else array
+
+
+def fits(given: np.ndarray[Any, Any], made: np.ndarray[Any, Any]) -> bool:
+    """Whether an array that was converted to another dtype has its values, up to rounding."""
+    wide = _wide(made)
+    return wide.dtype.kind not in "iuf" or _is_same(_wide(given), wide)
 
 
 def _is_same(given: np.ndarray[Any, Any], made: np.ndarray[Any, Any]) -> bool:

@@ -97,6 +97,7 @@ class InterruptWatch:
         self.exits = False  # the process ends, and the receivers leave out messages until then
         self._stop: Stoppable | None = None
         self._holds = False  # whether the next SIGINT comes here first
+        self._has_held = False  # whether one has come that has not been dealt with
 
     def stops(self, request: Stoppable) -> None:
         """From now on, Ctrl-C while a loop runs that can be stopped makes the request, if there is none yet."""
@@ -125,6 +126,7 @@ class InterruptWatch:
         """Removes the handler in a forked child, which does not have the thread."""
         if self._thread is not None:
             native_library.load().hcb_unwatch_interrupt()
+            native_library.load().hcb_hold_interrupt(0)
         self.__init__()  # type: ignore[misc]
 
     def _run(self, receivers: Interrupted, read: int, write: int) -> None:
@@ -138,20 +140,27 @@ class InterruptWatch:
 
     def _hold_next(self) -> None:
         # The signal of the second Ctrl-C, and those for a handler of the user, are not held.
+        library = native_library.load()
         if self._stop is not None and self._stop.reason is None and _is_of_python():
-            native_library.load().hcb_hold_interrupt(1)
-            self._holds = True
+            held, self._holds = self._holds, True
+            self._has_held |= not library.hcb_hold_interrupt(1) and held
+        elif self._holds and not self._has_held:
+            self._has_held = not library.hcb_hold_interrupt(0)
+            self._holds = self._has_held
 
     def _takes_held(self) -> bool:
         # Of a signal that was held: requests a stop, or gives it to Python. Whether it was one.
-        if not self._holds or self._stop is None or native_library.load().hcb_hold_interrupt(0):
+        if not self._holds or self._stop is None:
             return False
-        self._holds = False
+        has_held = not native_library.load().hcb_hold_interrupt(0) or self._has_held
+        self._holds = self._has_held = False
+        if not has_held:
+            return False
         back, until = _main_thread_is_back(), monotonic() + BACK_SEC
         # The main thread may be about to run a program with such a loop.
         while not (awaited := self._stop.is_awaited()) and not back.wait(POLL_SEC) and monotonic() < until:
             pass
-        if awaited:
+        if awaited and _is_of_python():
             self._stop.make("Ctrl-C; another one interrupts")
         else:
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
@@ -241,10 +250,10 @@ class SigtermFlusher:
     def __init__(self) -> None:
         """Installs no handler: `add` does."""
         self.deliver: Callable[[float], Any] = lambda timeout_sec: None
-        self._stop: Stoppable | None = None  # of the next signal, which only makes this request
         self._forget()
 
     def _forget(self) -> None:
+        self._stop: Stoppable | None = None  # of the next signal, which only makes this request
         self._lock = threading.Lock()  # protects everything below
         self._flushed: weakref.WeakSet[Drains] = weakref.WeakSet()
         self._thread: threading.Thread | None = None

@@ -10,7 +10,7 @@ import numpy as np
 from hostcallback.receiver import processes
 from hostcallback.receiver.failures.check_report import FailedCheck
 from hostcallback.receiver.failures.deferred_errors import watch_stops
-from hostcallback.receiver.runtime.cells import CellSpec, cell_of
+from hostcallback.receiver.runtime.cells import CellSpec, cell_of, known_cell
 from hostcallback.receiver.text import say
 
 SPEC = CellSpec.of("request to stop", np.asarray(False))
@@ -34,8 +34,9 @@ class StopRequest:
 
     def __init__(self) -> None:
         """There is none."""
-        self._lock = threading.Lock()  # protects `_reason`
+        self._lock = threading.RLock()  # protects all below, and the cell; signal handlers make requests
         self._reason: str | None = None
+        self._failed_loops = 0  # that have begun, and ended with an error
         self.tell: Callable[[str], None] = lambda reason: None
 
     @property
@@ -53,31 +54,39 @@ class StopRequest:
         with self._lock:
             if self._reason is not None:
                 return
-            self._reason = reason[:MOST_CHARS]
-        cell_of(SPEC).set(np.asarray(True))
+            self._reason = reason = reason[:MOST_CHARS]
+            cell_of(SPEC).set(np.asarray(True))
         say(
-            f"hostcallback: stop requested ({self._reason}): loops with stop=True end after the iteration that runs"
+            f"hostcallback: stop requested ({reason}): loops with stop=True end after the iteration that runs"
         )
         if tells:
-            self.tell(self._reason)
+            self.tell(reason)
 
     def clear(self) -> None:
         """Takes the request back: later loops run."""
         with self._lock:
             self._reason = None
-        cell_of(SPEC).set(np.asarray(False))
+            cell_of(SPEC).set(np.asarray(False))
 
     def is_awaited(self) -> bool:
         """Whether a loop runs that can be stopped."""
-        return _reads(BEGUN) > _reads(ENDED)
+        return _reads(BEGUN) - _reads(ENDED) > self._failed_loops
+
+    def loops_begun(self) -> int:
+        """How many loops that can be stopped have begun so far."""
+        return _reads(BEGUN)
+
+    def note_ended(self, begun: int) -> None:
+        """Notes that as many loops as had begun have ended, so that those without an end have failed."""
+        self._failed_loops = max(0, begun - _reads(ENDED))
 
     def after_fork_in_child(self) -> None:
         """Renews the lock, which a thread may hold that does not exist in the child."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
 
 def _reads(spec: CellSpec) -> int:
-    return cell_of(spec).state()[1]
+    return known.state()[1] if (known := known_cell(spec.name)) is not None else 0
 
 
 stop_request = StopRequest()

@@ -113,3 +113,22 @@ def test_a_device_that_leaves_reads_out_holds_up_no_other(name: str) -> None:
 def test_a_pmap_reads(name: str) -> None:
     f = jax.pmap(lambda x: x * hcb.knob(name, 2.0))
     np.testing.assert_array_equal(f(jnp.arange(4.0)), np.arange(4.0) * 2)
+
+
+@pytest.mark.native_only
+def test_a_program_that_is_lowered_leaves_running_launches_their_value(name: str) -> None:
+    def scan(length: int) -> Any:
+        def step(_: Any, __: Any) -> Any:
+            value = hcb.knob(name, 1.0, read="call")
+            return value, None
+
+        def lowest(state: Any, x: Any) -> Any:
+            value, _ = step(None, x)
+            return (jnp.minimum(state[0], value), jnp.maximum(state[1], value)), None
+
+        return jax.jit(lambda: jax.lax.scan(lowest, (jnp.float32(9), jnp.float32(0)), None, length=length)[0])
+
+    running = scan(3_000_000)()
+    hcb.knobs[name] = 2.0
+    scan(3)()
+    assert tuple(map(float, running)) in ((1.0, 1.0), (2.0, 2.0))

@@ -169,3 +169,9 @@ def test_a_declaration_that_is_not_allowed_is_refused_with_the_line(
 def test_a_traced_default_is_refused(name: str) -> None:
     with pytest.raises(TypeError, match="is traced, and a knob's first value must be known"):
         jax.jit(lambda x: hcb.knob(name, x))(1.0)
+
+
+@pytest.mark.parametrize("default", [3_000_000_000, np.int64(2**40), 1e39])
+def test_a_default_that_does_not_fit_is_refused(name: str, default: Any) -> None:
+    with pytest.raises(ValueError, match=r"does not fit into .*32, which JAX makes of it"):
+        hcb.knob(name, default)

@@ -190,3 +190,26 @@ def test_a_terminal_without_a_size_shows_the_bar(tmp_path: Path) -> None:
     status, shown = in_terminal(program, "", columns=0)
     assert status == 0
     assert screen(shown)[-1].startswith("fori: 100%|")
+
+
+def test_a_stream_that_does_not_say_whether_it_is_a_terminal_gets_lines(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Stream:
+        """Hands lines to a logger, as programs of clusters do."""
+
+        def __init__(self) -> None:
+            self.text = ""
+
+        def write(self, text: str) -> None:
+            self.text += text
+
+        def flush(self) -> None:
+            pass
+
+    stream = Stream()
+    monkeypatch.setattr(sys, "stderr", stream)
+    jax.jit(lambda: hcb.fori_loop(0, 5, lambda i, x: x + 1, 0, progress="plain"))()
+    hcb.barrier_wait()
+    assert stream.text.startswith("plain: 100%|##########| 5/5 [")
+    assert stream.text.count("\n") == 1

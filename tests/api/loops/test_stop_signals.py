@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -73,10 +74,26 @@ def test_the_first_sigterm_stops_the_loop_and_the_second_one_ends_the_process() 
         assert "stop requested (SIGTERM; another one ends the process)" in said
 
 
-def test_ctrl_c_is_pythons_while_no_loop_runs() -> None:
-    with running(PROGRAM, "no loop", first="runs") as process:
-        process.send_signal(signal.SIGINT)
-        assert line_of(process) == "interrupted"
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ("no loop", "interrupted"),
+        ("failed loop", "interrupted"),
+        ("own handler", "handled"),
+        ("child", "interrupted"),
+    ],
+)
+def test_ctrl_c_is_pythons_while_no_loop_runs(how: str, says: str) -> None:
+    process = start_python(PROGRAM, how, stderr=subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        word, pid = process.stdout.readline().split()
+        assert word == "runs"
+        os.kill(int(pid), signal.SIGINT)
+        assert line_of(process) == says
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def test_a_run_that_sigterm_stopped_goes_on_and_has_the_bits_of_an_uninterrupted_one(tmp_path: Path) -> None:

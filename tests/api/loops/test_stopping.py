@@ -152,15 +152,20 @@ def test_outputs_of_a_stopped_reverse_scan_are_at_the_end() -> None:
 
 
 def test_a_billion_steps_end_at_once() -> None:
-    run = jax.jit(lambda n: hcb.fori_loop(0, n, lambda i, x: x + 1, 0, stop=True, progress=False))
+    def body(_: Any, state: Any) -> Any:
+        number, x = state
+        return number + 1, jnp.sin(x)  # a sum alone is no loop for some compilers
+
+    start = (0, jnp.float32(1))
+    run = jax.jit(lambda n: hcb.fori_loop(0, n, body, start, stop=True, progress=False))
     run(10)
     timer = threading.Timer(0.2, hcb.request_stop, ["the test"])
     timer.start()
-    value, count = run(EVER)
+    (value, _), count = run(EVER)
     asked = time.monotonic()
     assert 0 < value == count < EVER
     assert hcb.stop_requested() is True
-    value, count = run(EVER)  # until the request is cleared
+    (value, _), count = run(EVER)  # until the request is cleared
     assert value == count == 0
     assert time.monotonic() - asked < WITHIN_SEC
     timer.join()

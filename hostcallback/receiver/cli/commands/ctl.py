@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import time
 from typing import Any
 
@@ -78,6 +79,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="seconds to wait for answers of processes (5)",
     )
     parser.set_defaults(parser=parser)
+    # argparse takes -3e-4 for an option, up to Python 3.13 at least.
+    parser._negative_number_matcher = re.compile(r"^-(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$")
 
 
 _NOTHING = "none"
@@ -117,6 +120,10 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.parser.error(f"argument PID: {arguments.pid!r} is not a process id; `hcb ctl` lists them")
     with ControlClient(int(arguments.pid)) as client:
         if arguments.pattern == "set":
+            if settings or arguments.reset:
+                arguments.parser.error(
+                    "set changes a knob, and takes no rules: give them in a second command"
+                )
             _set_knob(client, arguments)
             return 0
         if arguments.pattern == "stop" and not settings and not arguments.reset:

@@ -51,7 +51,7 @@ void OnSignal(int number, siginfo_t* info, void* context) {
   if (write(watch.pipe_fd.load(), &byte, 1) < 0) {
     // The pipe is full: the thread has been woken already.
   }
-  if (number == SIGINT && holds_interrupt.exchange(0) != 0) {
+  if (number == SIGINT && !IsFinalizing() && holds_interrupt.exchange(0) != 0) {
     errno = saved_errno;
     return;
   }
@@ -110,6 +110,7 @@ int32_t hcb_watch_termination(int32_t fd) {
 void hcb_unwatch_termination(void) { Restore(SIGTERM, termination); }
 
 int32_t hcb_watch_interrupt(int32_t fd) {
+  IsFinalizing();  // looks the function up
   struct sigaction found;
   if (!MustInstall(SIGINT, &interrupt, fd, &found)) return IsOurs(found);
   if (!IsHandler(found)) return 0;

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import enum
 import functools
@@ -128,7 +127,6 @@ class LineDisplay:
         self._desc, self._unit = desc, unit
         self._times_ns: tuple[int, int] | None = None  # of the first step, and of the last line
         self._state: tuple[int, int | None, str, float] | None = None  # what the last line does not show
-        atexit.register(self._write)  # of a loop that is interrupted, the step that it has reached
 
     def show(self, step: int, total: int | None, postfix: str, time_ns: int) -> None:
         """Notes the step, and writes a line if the last one was long ago by the steps' times."""
@@ -162,7 +160,6 @@ class LineDisplay:
 
     def close(self, *, leave: bool) -> None:
         """Writes the last step, unless the bar was to be removed."""
-        atexit.unregister(self._write)
         if leave:
             self._write()
 
@@ -170,7 +167,8 @@ class LineDisplay:
 def _text_display(desc: str, unit: str) -> Display:
     # Notebooks take what is drawn again, though they are no terminals. tqdm knows when it is switched off.
     is_notebook = type(sys.stderr).__module__.startswith("ipykernel")
-    if is_notebook or "TQDM_DISABLE" in os.environ or sys.stderr.isatty():
+    is_terminal = getattr(sys.stderr, "isatty", None)  # a stream of the user's may lack it
+    if is_notebook or "TQDM_DISABLE" in os.environ or (is_terminal is not None and is_terminal()):
         return TqdmDisplay(desc, unit)
     importlib.import_module("tqdm")  # says at once that it is missing
     return LineDisplay(desc, unit)
@@ -356,6 +354,13 @@ class Bars:
         with self._lock:
             self._close([*self.open.values()])
 
+    def write_lines(self) -> None:
+        """Writes the last step of the bars that are lines, at the end of the process."""
+        with self._lock:
+            for bar in self.open.values():
+                if isinstance(bar.display, LineDisplay):
+                    bar.display.close(leave=bar.leave)
+
     def _again(self, bar: _Bar, run_id: int) -> _Bar | None:
         # An inner loop begins again. Otherwise the program that opened the bar has not ended its loop.
         if bar.run_id == run_id and bar.is_done:
@@ -455,9 +460,6 @@ bars = Bars()
 
 def forget() -> None:
     """Drops all bars, for a forked child: its parent shows them."""
-    for bar in bars.open.values():
-        if isinstance(bar.display, LineDisplay):
-            bar.display.close(leave=False)
     bars.__init__()  # type: ignore[misc]
     output.above_bars = None
 

@@ -32,6 +32,9 @@ from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 
 MAX_KNOWN = 4096
 
+MAX_SETS = 64
+"""Sets of taps of which is remembered that the step of all is the same array."""
+
 INTEGER_CODES = range(2, 10)
 """The wire format's codes of integers of whole bytes, S8 to U64."""
 
@@ -168,7 +171,7 @@ class StepFinder:
                 alike.setdefault((place.array, before), []).append(consumer_id)
         for (array, before), ids in alike.items():
             are_all = len(ids) == len(block.consumers)
-            if are_all and len(self._arrays) < KEPT:
+            if are_all and len(self._arrays) < MAX_SETS:
                 self._arrays[tuple(block.consumers)] = array + before
             where = np.arange(len(block)) if are_all else np.flatnonzero(_is_in(block.consumer_ids, ids))
             self._fill(block, where, array + before, steps)

@@ -28,6 +28,9 @@ MAX_FOLDERS = 1000
 SETTLED_NS = 2 * 10**9
 """A folder that has not changed for so long has a time of change that tells whether it changes again."""
 
+RELIST_SEC = 30.0
+"""Such a folder is listed again after so long all the same: some file systems keep no time of change of folders."""
+
 MAX_PROBLEMS = 100
 """Number of problems (files that are not logs, damaged parts) whose texts are kept."""
 
@@ -101,9 +104,8 @@ class LogFiles:
         for path in self._paths:
             path.stat()
         self._known: dict[Path, Segment | None] = {}
-        self._listed: dict[
-            Path, int
-        ] = {}  # folders of which all segments are known, and their time of change
+        # Folders of which all segments are known: their time of change, and when they were listed.
+        self._listed: dict[Path, tuple[int, float]] = {}
         self.segments: list[Segment] = []
         self.problems: list[str] = []
 
@@ -120,7 +122,8 @@ class LogFiles:
             for folder in self._folders(path):
                 try:
                     changed = folder.stat().st_mtime_ns
-                    if self._listed.get(folder) == changed:
+                    known, listed = self._listed.get(folder, (0, 0.0))
+                    if known == changed and time.monotonic() - listed < RELIST_SEC:
                         continue
                     is_settled = time.time_ns() - changed > SETTLED_NS
                     found = segments_of(folder)
@@ -133,7 +136,7 @@ class LogFiles:
                     if item not in self._known:
                         self._open(item)
                 if is_settled and all(item in self._known for item in found):
-                    self._listed[folder] = changed
+                    self._listed[folder] = changed, time.monotonic()
 
     def _folders(self, path: Path) -> list[Path]:
         # The path, and the folders in it: a collector, and who keeps several runs, has a folder for each.

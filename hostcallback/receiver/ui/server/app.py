@@ -165,9 +165,9 @@ class _Streams:
         if self._open >= MAX_STREAMS:
             problem = f"{self._open} pages are open, expected at most {MAX_STREAMS}: close some"
             return JSONResponse({"error": problem}, 503)
-        return StreamingResponse(self._stream(watched), media_type="text/event-stream")
+        return StreamingResponse(self._stream(request, watched), media_type="text/event-stream")
 
-    async def _stream(self, watched: list[int]) -> AsyncIterator[str]:
+    async def _stream(self, request: Request, watched: list[int]) -> AsyncIterator[str]:
         self._open += 1
         before: dict[str, Any] = {}
         silent = 0.0
@@ -183,6 +183,8 @@ class _Streams:
                         yield f"event: change\ndata: {json.dumps(told)}\n\n"
                     elif silent >= ALIVE_SEC:
                         silent = 0.0
+                        if await request.is_disconnected():  # where the server does not say so by itself
+                            return
                         yield ": alive\n\n"
                     await asyncio.sleep(EVENT_SEC)
         finally:
