@@ -47,11 +47,13 @@ void OnSignal(int number, siginfo_t* info, void* context) {
     errno = saved_errno;
     return;
   }
+  // Before the byte, which wakes the thread that asks whether it was held.
+  const bool held = number == SIGINT && !IsFinalizing() && holds_interrupt.exchange(0) != 0;
   const char byte = 0;
   if (write(watch.pipe_fd.load(), &byte, 1) < 0) {
     // The pipe is full: the thread has been woken already.
   }
-  if (number == SIGINT && !IsFinalizing() && holds_interrupt.exchange(0) != 0) {
+  if (held) {
     errno = saved_errno;
     return;
   }
