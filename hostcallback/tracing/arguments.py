@@ -180,8 +180,8 @@ class _Checker(string.Formatter):
             if key < len(args):
                 return args[key]
             raise IndexError(
-                f"the format string {self._fmt!r} needs {key + 1} positional argument{'s' * (key > 0)}, and {self._what} "
-                f"got {len(args)}: pass one for each {{}} (write {{{{ and }}}} for braces), at "
+                f"the format string {self._fmt!r} needs {key + 1} positional argument{'s' * (key > 0)}, and "
+                f"{self._what} got {len(args)}: pass one for each {{}} (write {{{{ and }}}} for braces), at "
                 f"{self.source_line}"
             )
         if key in kwargs:
