@@ -13,7 +13,7 @@ from hostcallback.receiver.runtime import knobs as registry
 from hostcallback.receiver.wire.array_types import BY_NAME
 from hostcallback.tracing.source_line import public, user_source_line
 
-MOST_BYTES = 4096
+MAX_BYTES = 4096
 """Bytes of a knob: each read copies all of it."""
 
 READS = ("always", "call")
@@ -110,9 +110,9 @@ def _as_array(name: str, default: Any, line: str) -> np.ndarray[Any, Any]:
             f"the default of the knob {name!r}, {default!r:.80}, does not fit into {dtype}, which JAX makes of it: "
             f"give an array of a wider dtype (jax_enable_x64), at {line}"
         )
-    if value.nbytes > MOST_BYTES:
+    if value.nbytes > MAX_BYTES:
         raise ValueError(
-            f"the knob {name!r} has {value.nbytes:,} bytes, at most {MOST_BYTES:,} are allowed, since each read copies "
+            f"the knob {name!r} has {value.nbytes:,} bytes, at most {MAX_BYTES:,} are allowed, since each read copies "
             f"all of it: pass a large array to the program as an argument, at {line}"
         )
     return value

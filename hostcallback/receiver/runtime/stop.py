@@ -22,7 +22,7 @@ BEGUN = CellSpec.of("loops begun", np.asarray(False))
 ENDED = CellSpec.of("loops ended", np.asarray(False))
 """The same where it ends."""
 
-MOST_CHARS = 500
+MAX_CHARS = 500
 
 
 class StopRequest:
@@ -54,7 +54,7 @@ class StopRequest:
         with self._lock:
             if self._reason is not None:
                 return
-            self._reason = reason = reason[:MOST_CHARS]
+            self._reason = reason = reason[:MAX_CHARS]
             cell_of(SPEC).set(np.asarray(True))
         say(
             f"hostcallback: stop requested ({reason}): loops with stop=True end after the iteration that runs"

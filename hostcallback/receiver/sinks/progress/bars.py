@@ -356,10 +356,14 @@ class Bars:
 
     def write_lines(self) -> None:
         """Writes the last step of the bars that are lines, at the end of the process."""
-        with self._lock:
+        if not self._lock.acquire(timeout=1.0):  # a receiver thread may be stuck in what it writes
+            return
+        try:
             for bar in self.open.values():
                 if isinstance(bar.display, LineDisplay):
                     bar.display.close(leave=bar.leave)
+        finally:
+            self._lock.release()
 
     def _again(self, bar: _Bar, run_id: int) -> _Bar | None:
         # An inner loop begins again. Otherwise the program that opened the bar has not ended its loop.
