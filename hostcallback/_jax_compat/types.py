@@ -47,8 +47,3 @@ def widened(dtype: Any) -> np.dtype[Any]:
     if name in ("int1", "int2", "int4"):
         return np.dtype(np.int8)
     return np.dtype(np.uint8 if name in ("uint1", "uint2", "uint4") else dtype)
-
-
-def uint8_attribute(data: bytes) -> Any:
-    """Bytes as an FFI attribute."""
-    return np.frombuffer(data, np.uint8)

@@ -10,6 +10,7 @@ from hostcallback import _jax_compat as compat
 from hostcallback.lifecycle.wait_bounds import ExitWait
 from hostcallback.primitives import effects
 from hostcallback.receiver.errors import ReentrantWaitError, TapFunctionException
+from hostcallback.receiver.runtime.cells import cells
 from hostcallback.receiver.runtime.runtime import runtime
 from hostcallback.receiver.runtime.stop import stop_request
 from hostcallback.receiver.sinks.progress.bars import bars
@@ -107,10 +108,11 @@ def _wait_for_taps(
     retired = runtime.registry.retired()
     names = None if names is None else list(names)
     dispatched = inflight.dispatched_by_tap_functions()
-    begun = stop_request.loops_begun()
+    begun = stop_request.loops_begun() if cells else 0
     # A stalled tap can block a computation without end, so this checks the receivers while computations run.
     inflight.wait(deadline, look)
-    stop_request.note_ended(begun)
+    if begun:
+        stop_request.note_ended(begun)
     runtime.wait_delivered(names, deadline=deadline, stall_sec=stall_sec, look=look)
     # Tap functions that ran meanwhile may have dispatched programs with taps, whose functions may do so, too.
     for _ in range(MAX_GENERATIONS):

@@ -64,7 +64,7 @@ def _lower(ctx: LoweringRuleContext, *, cell: CellSpec, site: str, once: bool) -
                 context, PARTITIONED_NAME, token, ctx.avals_out[0], _config(request, cell)
             )
         else:
-            attributes = {"cell": compat.uint8_attribute(request)}
+            attributes = {"cell": np.frombuffer(request, np.uint8)}
             token_out, results = compat.custom_call_with_results(
                 context, transport.FFI_CELL_TARGET, token, [], ctx.avals_out, attributes
             )
@@ -144,7 +144,7 @@ def _config(request: bytes, cell: CellSpec) -> str:
 def _partition(_: Sequence[Any], given: Sequence[Any], __: Any, ___: Any, config: bytes) -> Any:
     # XLA calls this on one of its threads while it compiles. Each device reads for itself.
     settings = json.loads(config)
-    attributes = {"cell": compat.uint8_attribute(bytes.fromhex(settings["request"]))}
+    attributes = {"cell": np.frombuffer(bytes.fromhex(settings["request"]), np.uint8)}
     made = (tuple(settings["shape"]), jax.numpy.dtype(settings["dtype"]))
     return (
         compat.read_of_a_device(transport.FFI_CELL_TARGET, attributes, made),

@@ -191,7 +191,7 @@ def _emit_natively(emission: _Emission) -> compat.IrValue:
         return emission.partitioned_call(
             transport.FFI_SHARD_TARGET, emission.operands, prefix=prefix, predicate=_predicate(context)
         )
-    attributes = {"prefix": compat.uint8_attribute(_prefix(emission, _when(tap)))}
+    attributes = {"prefix": np.frombuffer(_prefix(emission, _when(tap)), np.uint8)}
     return context.custom_call(transport.FFI_TARGET, emission.token, emission.operands, attributes)
 
 
@@ -363,7 +363,7 @@ def _lower_call(
     prefix = encode_prefix(consumer.consumer_id, flags, specs)
     token = context.token_in(TAP_EFFECT)
     if native:
-        attributes = {"prefix": compat.uint8_attribute(prefix)}
+        attributes = {"prefix": np.frombuffer(prefix, np.uint8)}
         token_out, results = compat.custom_call_with_results(
             context, transport.FFI_CALL_TARGET, token, operands, ctx.avals_out, attributes
         )

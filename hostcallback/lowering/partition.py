@@ -178,9 +178,8 @@ def _partition(
         consumer_id, flags = settings["prefix"]
         specs = [ArraySpec.of(np.dtype(np.int64), table.shape[1:])]
         specs += [ArraySpec.of(dtype, tile) for dtype, tile in zip(dtypes, tiles, strict=True)]
-        attributes["prefix"] = compat.uint8_attribute(
-            encode_prefix(consumer_id, flags, specs, 1 + settings["predicate"])
-        )
+        prefix = encode_prefix(consumer_id, flags, specs, 1 + settings["predicate"])
+        attributes["prefix"] = np.frombuffer(prefix, np.uint8)
     else:
         attributes["index"] = np.uint64(settings["index"])
     module = compat.tap_of_a_partition(

@@ -50,7 +50,7 @@ def _lower(ctx: Any, *operands: Any) -> Any:
     _register()
     context = compat.LoweringContext(ctx)
     specs = [ArraySpec.of(np.dtype(aval.dtype), aval.shape) for aval in ctx.avals_in]
-    attributes = {"prefix": compat.uint8_attribute(encode_prefix(1, Flags.ORDERED, specs))}
+    attributes = {"prefix": np.frombuffer(encode_prefix(1, Flags.ORDERED, specs), np.uint8)}
     token = context.custom_call(EMPTY_TARGET, context.token_in(TAP_EFFECT), operands, attributes)
     context.set_token_out(TAP_EFFECT, token)
     return operands

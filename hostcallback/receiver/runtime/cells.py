@@ -185,8 +185,9 @@ class CallbackReads:
             return known[-1] if known else self._decisions[0][1]
 
 
-_lock = threading.RLock()  # protects `_cells`; a signal handler may request a stop
-_cells: dict[str, Cell] = {}
+_lock = threading.RLock()  # protects `cells`; a signal handler may request a stop
+cells: dict[str, Cell] = {}
+"""This process's cells by name: of programs that were lowered, and what code has set."""
 
 
 def cell_of(spec: CellSpec) -> Cell:
@@ -196,9 +197,9 @@ def cell_of(spec: CellSpec) -> Cell:
         TypeError: the cell has another dtype or shape.
     """
     with _lock:
-        cell = _cells.get(spec.name)
+        cell = cells.get(spec.name)
         if cell is None:
-            cell = _cells.setdefault(spec.name, Cell(spec))
+            cell = cells.setdefault(spec.name, Cell(spec))
     if (cell.spec.dtype, cell.spec.shape) != (spec.dtype, spec.shape):
         raise TypeError(
             f"{spec.name!r} is {cell.spec.dtype}{list(cell.spec.shape)} in this process, got "
@@ -207,15 +208,10 @@ def cell_of(spec: CellSpec) -> Cell:
     return cell
 
 
-def known_cell(name: str) -> Cell | None:
-    """This process's cell of that name, if a program that reads it was lowered, or code has set it."""
-    return _cells.get(name)
-
-
 def _after_fork_in_child() -> None:
     global _lock
     _lock = threading.RLock()
-    for cell in _cells.values():
+    for cell in cells.values():
         cell.lock = threading.RLock()
 
 

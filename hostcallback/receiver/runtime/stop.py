@@ -10,7 +10,7 @@ import numpy as np
 from hostcallback.receiver import processes
 from hostcallback.receiver.failures.check_report import FailedCheck
 from hostcallback.receiver.failures.deferred_errors import watch_stops
-from hostcallback.receiver.runtime.cells import CellSpec, cell_of, known_cell
+from hostcallback.receiver.runtime.cells import CellSpec, cell_of, cells
 from hostcallback.receiver.text import say
 
 SPEC = CellSpec.of("request to stop", np.asarray(False))
@@ -86,7 +86,7 @@ class StopRequest:
 
 
 def _reads(spec: CellSpec) -> int:
-    return known.state()[1] if (known := known_cell(spec.name)) is not None else 0
+    return known.state()[1] if (known := cells.get(spec.name)) is not None else 0
 
 
 stop_request = StopRequest()
