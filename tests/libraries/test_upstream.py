@@ -12,8 +12,9 @@ from checkout import ROOT
 # Last: where the installed package is tested, this checkout's is not imported.
 sys.path.append(str(ROOT))
 
+from tools.upstream import libraries
 from tools.upstream.differences import Explained, read_explained, suspects
-from tools.upstream.settings import Outcome, read_outcomes
+from tools.upstream.settings import Outcome, Run, read_outcomes
 
 PASSED, FAILED, SKIPPED = (Outcome(what, 0.1, "") for what in ("passed", "failed", "skipped"))
 
@@ -64,3 +65,18 @@ def test_a_line_that_was_cut_off_is_no_outcome(tmp_path: Path) -> None:
 def test_without_a_plain_run_what_fails_is_suspected() -> None:
     outcomes = {"accelerated": {"same": PASSED, "fails": FAILED, "skipped": SKIPPED}}
     assert suspects(outcomes) == [("fails", "accelerated")]
+
+
+def test_a_sample_is_the_same_in_each_run(tmp_path: Path) -> None:
+    pytest.importorskip("pytest_timeout", reason="others' tests run under a time limit")
+    tests = "import pytest\n\n@pytest.mark.parametrize('n', range(40))\ndef test(n):\n    pass\n"
+    (tmp_path / "test_many.py").write_text(tests)
+    library = libraries.Library("many", "1", ("test_many.py",))
+    once, again = (
+        Run(library, tmp_path, Path(sys.executable), tmp_path / str(number), workers=1, sample=4).run(
+            "plain", library.every
+        )
+        for number in range(2)
+    )
+    assert once.keys() == again.keys()
+    assert 2 < len(once) < 25

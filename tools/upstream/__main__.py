@@ -81,6 +81,9 @@ def main() -> int:
         action="store_true",
         help="run accelerated only, and in all settings what fails there: a third of the time",
     )
+    parser.add_argument(
+        "--sample", type=int, default=1, metavar="N", help="run one test of N, the same ones each time"
+    )
     parser.add_argument("--write", action="store_true", help="write the table of docs/accelerate.md")
     parser.add_argument("--workers", type=int, default=2, help="processes that run tests (2)")
     parser.add_argument(
@@ -110,7 +113,7 @@ def main() -> int:
         if not options.resume:
             shutil.rmtree(folder, ignore_errors=True)
         chosen = "" if options.full or options.tests else library.chosen
-        run = Run(library, source, python, folder, options.workers, chosen)
+        run = Run(library, source, python, folder, options.workers, chosen, options.sample)
         folder.mkdir(parents=True, exist_ok=True)
         settings = (ACCELERATED,) if options.strictest else SETTINGS
         comparison = compare(run, tests_of(library, options.full, options.tests), settings)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import warnings
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,9 @@ import pytest
 
 SETTING, OUTCOMES, ENDED = "UPSTREAM_SETTING", "UPSTREAM_OUTCOMES", "UPSTREAM_ENDED"
 """Variables with the setting, the file to which outcomes are appended, and the file with the tests to leave out."""
+
+SAMPLE = "UPSTREAM_SAMPLE"
+"""Variable with n: one test of n runs, chosen by the checksum of its name, so that every run chooses the same."""
 
 MAX_TEXT = 6000
 
@@ -44,13 +48,16 @@ BEGIN = {"plain": lambda: None, "loaded": begin_loaded, "accelerated": begin_acc
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out the tests whose outcome is known from a run that was stopped."""
+    """Leaves out the tests whose outcome is known from a run that was stopped, and those outside of the sample."""
     file = os.environ.get(ENDED)
     ended = set(json.loads(Path(file).read_text(encoding="utf-8"))) if file else set()
-    left_out = [item for item in items if item.nodeid in ended]
-    if left_out:
-        items[:] = [item for item in items if item.nodeid not in ended]
-        config.hook.pytest_deselected(items=left_out)
+    one_of = int(os.environ.get(SAMPLE, "1"))
+    kept = [
+        item for item in items if item.nodeid not in ended and zlib.crc32(item.nodeid.encode()) % one_of == 0
+    ]
+    if len(kept) < len(items):
+        config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
+        items[:] = kept
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tools.upstream.libraries import Library
-from tools.upstream.plugin import ENDED, OUTCOMES, SETTING
+from tools.upstream.plugin import ENDED, OUTCOMES, SAMPLE, SETTING
 
 ROOT = Path(__file__).resolve().parents[2]
 PLAIN, LOADED, ACCELERATED = "plain", "loaded", "accelerated"
 SETTINGS = (PLAIN, LOADED, ACCELERATED)
-TEST_SEC = 300
+TEST_SEC = 900
 """How long one test may take before its process is ended; it then counts as crashed."""
 
 
@@ -39,6 +39,7 @@ class Run:
         folder: where outcomes are stored, one file per setting.
         workers: processes that run tests.
         chosen: which tests run, as `-k` takes it; empty for all.
+        sample: one test of so many runs.
     """
 
     library: Library
@@ -47,6 +48,7 @@ class Run:
     folder: Path
     workers: int = 2
     chosen: str = ""
+    sample: int = 1
 
     def run(self, setting: str, tests: Sequence[str]) -> dict[str, Outcome]:
         """Runs the tests that have no outcome yet; returns the outcomes of all that ever ran in this setting.
@@ -100,6 +102,7 @@ class Run:
             SETTING: setting,
             OUTCOMES: str(outcomes),
             ENDED: str(left_out),
+            SAMPLE: str(self.sample if workers else 1),
         }
         with (self.folder / f"{setting}.log").open("a", encoding="utf-8") as log:
             log.write(f"\n==== {setting}: {' '.join(tests)}\n")
