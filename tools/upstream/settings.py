@@ -39,7 +39,7 @@ class Run:
         folder: where outcomes are stored, one file per setting.
         workers: processes that run tests.
         chosen: which tests run, as `-k` takes it; empty for all.
-        sample: one test of so many runs.
+        sample: n, where one test of n runs.
     """
 
     library: Library

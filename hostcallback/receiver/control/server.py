@@ -10,18 +10,8 @@ import threading
 import time
 from pathlib import Path
 
-from hostcallback.receiver.control import protocol
+from hostcallback.receiver.control import protocol, socket_path
 from hostcallback.receiver.control.protocol import Client, ControlSocketError, Handler, handle_request
-from hostcallback.receiver.control.socket_path import (
-    SUFFIX,
-    is_own_socket,
-    locked,
-    make_directory,
-    may_control,
-    peer_of,
-    remove_stale,
-    unpublished_name,
-)
 from hostcallback.receiver.log import logger
 
 MAX_CONNECTIONS = 64
@@ -118,9 +108,9 @@ class ControlServer:
             logger.warning("the control socket cannot accept: %s", error)
             time.sleep(1.0)
             return
-        peer = peer_of(accepted)
-        if not may_control(peer) or len(self._connections) >= MAX_CONNECTIONS:
-            if peer is not None and not may_control(peer):
+        peer = socket_path.peer_of(accepted)
+        if not socket_path.may_control(peer) or len(self._connections) >= MAX_CONNECTIONS:
+            if peer is not None and not socket_path.may_control(peer):
                 logger.warning("the control socket refused process %d of the user %d", peer.pid, peer.uid)
             accepted.close()
             return
@@ -155,11 +145,11 @@ class ControlServer:
 def _open() -> tuple[socket.socket, Path]:
     for left in reversed(range(OPEN_TRIES)):
         try:
-            folder = make_directory()
-            with locked(folder, LOCK_SEC) as is_locked:
+            folder = socket_path.make_directory()
+            with socket_path.locked(folder, LOCK_SEC) as is_locked:
                 if is_locked:
-                    remove_stale(folder)
-                path = folder / f"{os.getpid()}{SUFFIX}"
+                    socket_path.remove_stale(folder)
+                path = folder / f"{os.getpid()}{socket_path.SUFFIX}"
                 return _listen(path), path
         except FileNotFoundError:  # the system cleans up its folder for temporary files: it removed ours
             if not left:
@@ -170,9 +160,9 @@ def _open() -> tuple[socket.socket, Path]:
 def _listen(path: Path) -> socket.socket:
     # The socket gets its name only when it listens: until then other processes would take it for one of a process that
     # has ended, and remove it.
-    if os.path.lexists(path) and not is_own_socket(path):
+    if os.path.lexists(path) and not socket_path.is_own_socket(path):
         raise ControlSocketError(f"{path} is not a socket of this user: remove it")
-    unpublished = unpublished_name(path.parent)
+    unpublished = socket_path.unpublished_name(path.parent)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         listener.bind(str(unpublished))

@@ -15,14 +15,7 @@ import msgpack
 
 from hostcallback.receiver.control.protocol import MAX_REQUEST
 from hostcallback.receiver.errors import BadStreamError
-from hostcallback.receiver.remote.forwarding_protocol import (
-    MAX_HELLO_BYTES,
-    PIECE_BYTES,
-    VERSION,
-    StreamKey,
-    decode_first,
-    encode_map,
-)
+from hostcallback.receiver.remote import forwarding_protocol
 from hostcallback.receiver.text import printable
 
 NO_CONTROL = (
@@ -34,7 +27,7 @@ NO_CONTROL = (
 COMMANDS = ("process", "taps", "rules", "figures")
 """Commands that processes answer through a collector. The control socket has more."""
 
-MAX_ANSWER = PIECE_BYTES
+MAX_ANSWER = forwarding_protocol.PIECE_BYTES
 MAX_RUNS = 128
 MAX_HOST = 255
 MAX_COMMAND = 300
@@ -60,7 +53,7 @@ class Controlled:
         started: start of the process, in seconds since 1970.
     """
 
-    key: StreamKey
+    key: forwarding_protocol.StreamKey
     host: str
     pid: int
     command: str
@@ -76,9 +69,11 @@ class Controlled:
         return self.key.run, self.key.process, self.host, self.pid
 
 
-def encode_process(key: StreamKey, about: dict[str, Any]) -> bytes:
+def encode_process(key: forwarding_protocol.StreamKey, about: dict[str, Any]) -> bytes:
     """Encodes a process's first message: its stream, and its answer to the command `process`."""
-    return encode_map(version=VERSION, **_fields(_controlled(key, about)))
+    return forwarding_protocol.encode_map(
+        version=forwarding_protocol.VERSION, **_fields(_controlled(key, about))
+    )
 
 
 def decode_process(data: bytes) -> Controlled:
@@ -87,7 +82,7 @@ def decode_process(data: bytes) -> Controlled:
     Raises:
         BadStreamError: the message is not a process's first one, or of a newer version.
     """
-    return _process_of(decode_first(data))
+    return _process_of(forwarding_protocol.decode_first(data))
 
 
 def _fields(process: Controlled) -> dict[str, Any]:
@@ -99,11 +94,11 @@ def _fields(process: Controlled) -> dict[str, Any]:
 
 
 def _process_of(found: dict[str, Any]) -> Controlled:
-    key = StreamKey(found.get("run"), found.get("process"), found.get("epoch"))  # type: ignore[arg-type]
+    key = forwarding_protocol.StreamKey(found.get("run"), found.get("process"), found.get("epoch"))  # type: ignore[arg-type]
     return _controlled(key, found)
 
 
-def _controlled(key: StreamKey, found: dict[str, Any]) -> Controlled:
+def _controlled(key: forwarding_protocol.StreamKey, found: dict[str, Any]) -> Controlled:
     host, pid, command, started = (found.get(name) for name in ("host", "pid", "command", "started"))
     if (
         not isinstance(host, str)
@@ -153,7 +148,7 @@ def decode_answer(data: bytes) -> tuple[int, bytes]:
 
 def encode_asking(runs: str) -> bytes:
     """Encodes a controlling client's first message: the run, or a pattern of runs."""
-    return encode_map(version=VERSION, run=runs)
+    return forwarding_protocol.encode_map(version=forwarding_protocol.VERSION, run=runs)
 
 
 def decode_asking(data: bytes) -> str:
@@ -162,7 +157,7 @@ def decode_asking(data: bytes) -> str:
     Raises:
         BadStreamError: the message is not a client's first one, or of a newer version.
     """
-    runs = decode_first(data).get("run")
+    runs = forwarding_protocol.decode_first(data).get("run")
     if not isinstance(runs, str) or not 0 < len(runs) <= MAX_RUNS:
         raise BadStreamError(
             f"the run is {str(runs)[:80]!r}, expected a run, or a pattern of runs, of at most {MAX_RUNS} characters"
@@ -186,7 +181,9 @@ def decode_told(data: bytes) -> tuple[Controlled | None, bytes | None]:
         BadStreamError: the message is not a collector's.
     """
     try:
-        found = msgpack.unpackb(data) if len(data) <= MAX_ANSWER + MAX_HELLO_BYTES else None
+        found = (
+            msgpack.unpackb(data) if len(data) <= MAX_ANSWER + forwarding_protocol.MAX_HELLO_BYTES else None
+        )
     except (ValueError, TypeError, RecursionError, msgpack.UnpackException):
         found = None
     if not isinstance(found, list) or len(found) != 2 or not isinstance(found[1], bytes | None):
