@@ -13,7 +13,7 @@ HostCallbackError
 |-- BreakpointError          a breakpoint stopped without a console for commands
 |-- BreakpointQuit           the user ended the program at a breakpoint
 |-- JobError                 another process of the program failed
-|-- failed_checks.CheckError (also an AssertionError) a check failed on a device
+|-- check_report.CheckError (also an AssertionError) a check failed on a device
 |   `-- sinks.nonfinite.NonFiniteError (also an ArithmeticError) a watched operation made NaN or infinite values
 |-- WireError                a frame cannot be decoded
 |   |-- TruncatedFrameError     it continues beyond the end of the buffer

@@ -1,4 +1,4 @@
-"""The request to stop: a cell that the loops of this process read, who asked for it, and the signals that make it."""
+"""The request to stop: a cell that the loops of this process read, its reason, and who asked. Signals: `signals`."""
 
 from __future__ import annotations
 
