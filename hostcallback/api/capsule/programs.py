@@ -175,11 +175,8 @@ class PromotedDigests(Digests):
         """Evaluates an operation in 64 bits if there is one that does; with its own types otherwise."""
         avals = list(map(compat.aval_of, equation.outvars))
         wide = [_wide(value) for value in values]
-        params = {
-            key: promoted_dtype(value) if isinstance(value, np.dtype) else value
-            for key, value in equation.params.items()
-        }
         try:
+            params = {key: self._promoted(value) for key, value in equation.params.items()}
             outs = compat.bind_equation(equation.replace(params=params), wide)
             if [(x.shape, x.dtype) for x in outs] == [(a.shape, promoted_dtype(a.dtype)) for a in avals]:
                 return outs
@@ -189,6 +186,18 @@ class PromotedDigests(Digests):
             _as(value, compat.aval_of(v).dtype) for value, v in zip(values, equation.invars, strict=True)
         ]
         return [_wide(out) for out in compat.bind_equation(equation, narrow)]
+
+    @staticmethod
+    def _promoted(param: Any) -> Any:
+        if isinstance(param, np.dtype):
+            return promoted_dtype(param)
+        if isinstance(
+            param, compat.Jaxpr | compat.ClosedJaxpr
+        ):  # how a scatter or reduction combines two elements
+            avals = [struct_of(compat.aval_of(v), wide=True) for v in compat.open_jaxpr(param)[0].invars]
+            closed = compat.closed_jaxpr(lambda *values: _Conditions().evaluate(param, values)[0], avals)
+            return closed if isinstance(param, compat.ClosedJaxpr) else closed.jaxpr
+        return param
 
 
 class _Conditions(PromotedDigests):

@@ -59,6 +59,33 @@ def test_the_operation_that_overflows_in_32_bits_is_named(
     assert "one of them is not finite" in how
 
 
+def _embedded(table: Any, tokens: Any) -> Any:
+    return jnp.exp(table[tokens].sum() * 40)  # the gradient is a scatter-add
+
+
+def _reduced(table: Any, tokens: Any) -> Any:
+    halves = table.astype(jnp.bfloat16)
+    peak = lax.reduce(halves, jnp.bfloat16(0), lambda a, b: a + b * jnp.bfloat16(1), (0, 1))
+    windows = lax.reduce_window(table[None], 0.0, lax.add, (1, 2, 2), (1, 1, 1), "VALID")
+    return jnp.exp(peak.astype(jnp.float32) + windows.sum() + lax.cumsum(table).sum())
+
+
+@pytest.mark.parametrize("loss", [_embedded, _reduced])
+def test_what_combines_elements_is_promoted(
+    loss: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def train(table: Any, tokens: Any) -> Any:
+        value = loss(table, tokens)
+        hcb.check(jnp.isfinite(value), "the loss is {}", value)
+        return value if loss is _reduced else jax.grad(loss)(table, tokens)
+
+    with pytest.raises(hcb.TapFunctionException), hcb.outfeed_receiver():
+        hcb.capsule(jax.jit(train), tmp_path)(jnp.ones((8, 4)), np.array([1, 2, 1], np.int32))
+    (path,) = tmp_path.glob("*.hcb")
+    assert main(["reproduce", str(path), "--bisect"]) == 1
+    assert capsys.readouterr().out.startswith("the first operation that differs: exp [] at ")
+
+
 @pytest.mark.parametrize(
     "other", ["device:1", pytest.param(sys.executable, marks=pytest.mark.slow, id="python")]
 )
