@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -271,13 +271,34 @@ def call_of_a_share(
     return _program_of_a_device([operand], made, body)
 
 
-def read_of_a_device(target: str, attributes: dict[str, Any], made: _Given) -> bytes:
-    """A module that calls `target` on a token, and returns the result of the call."""
+def read_of_a_device(target: str, attributes: dict[str, Any], made: _Given, agreeing: int) -> bytes:
+    """A module that calls `target` on a token, and returns its result, or with `agreeing` devices the first one's."""
 
     def body(token: Any) -> Any:
-        return lowering.ffi_call(target, token, [], [_type_of(made)], attributes)
+        op = lowering.ffi_call(target, token, [], [_type_of(made)], attributes)
+        return of_first_device(op.results[1], agreeing).owner if agreeing else op
 
     return _program_of_a_device([_TOKEN], made, body)
+
+
+def of_first_device(value: Any, devices: int) -> Any:
+    """Emits a collective of all devices of a program, of which each runs this; returns the first device's value.
+
+    As JAX lowers `jax.lax.all_gather` (0.8 to 0.12), which needs the names of all axes: they are not known here.
+    """
+    given, is_global = _ir.RankedTensorType(value.type), cast(Any, _ir.BoolAttr.get(True))
+    one, every = [1, *given.shape], [devices, *given.shape]
+    gathered = _hlo.AllGatherOp(
+        [_ir.RankedTensorType.get(every, given.element_type)],
+        [_hlo.reshape(_ir.RankedTensorType.get(one, given.element_type), value)],
+        all_gather_dim=_mlir.i64_attr(0),
+        replica_groups=_mlir.dense_int_elements([range(devices)]),
+        channel_handle=_hlo.ChannelHandle.get(1, _mlir.DEVICE_TO_DEVICE_TYPE),  # JAX has one for all, too
+        use_global_device_ids=is_global,
+    )
+    starts, strides = [0] * len(one), [1] * len(one)
+    first = _hlo.slice(gathered.results[0], *map(_ir.DenseI64ArrayAttr.get, (starts, one, strides)))
+    return _hlo.reshape(given, first)
 
 
 def _program_of_a_device(

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from hostcallback import _jax_compat as compat
-from hostcallback.primitives.cells import read_cell
+from hostcallback.primitives.cells import processes_of, read_cell
 from hostcallback.receiver.runtime import knobs as registry
 from hostcallback.receiver.wire.array_types import BY_NAME
 from hostcallback.tracing.source_line import public, user_source_line
@@ -30,12 +30,13 @@ def knob(
     min: float | None = None,
     max: float | None = None,
     read: Literal["always", "call"] = "always",
+    agree: Literal["processes"] | None = None,
 ) -> Any:
     """Returns a value that `hcb.knobs[name] = value` changes while the program runs, without recompilation.
 
     In traced code the value is read where it stands, each time it runs: in a `scan` in every iteration. Elsewhere it is
     the value now. All devices of this process that run a program read the same value at the same point; the first
-    device there decides. A program on devices of several processes is refused.
+    device there decides. A program on devices of several processes is refused without `agree`.
 
     Under `vmap` it is one value for all elements, and under `grad` a constant; a checkpoint does not read it again. An
     exported program carries the default, and reads the knob of that name in the process that runs it, if there is one.
@@ -48,6 +49,8 @@ def knob(
         min: the smallest value that may be set; None for no bound.
         max: the largest one.
         read: "always", or "call": all reads of one launch of the program have one value, that of the first of them.
+        agree: "processes": in a program on devices of several processes all read the value of the process that has the
+            program's first device, by a collective in each read. Then all of them must run the read equally often.
 
     Returns:
         The value: an array of the shape and dtype of `default`.
@@ -57,7 +60,8 @@ def knob(
             exists with another dtype or shape.
         ValueError: `read` is unknown, the bounds are not in order, the default is out of bounds, NaN or too large; or
             the knob exists with another default or other bounds.
-        NotImplementedError: (later) the program runs on several processes or is lowered for several platforms.
+        NotImplementedError: (later) the program runs on several processes, without `agree`, or is lowered for several
+            platforms.
 
     Example:
         @jax.jit
@@ -72,6 +76,7 @@ def knob(
         raise TypeError(f"a knob's name is a text, got {name!r}: hcb.knob('lr', 1e-3), at {line}")
     if read not in READS:
         raise ValueError(f"read={read!r}, expected one of {', '.join(map(repr, READS))}, at {line}")
+    processes = processes_of("agree", agree, None, line)
     if min is not None and max is not None and not min <= max:
         raise ValueError(f"min={min!r} and max={max!r} are not in order, at {line}")
     value = _as_array(name, default, str(line))
@@ -81,7 +86,7 @@ def knob(
         )
     declared = knobs.declare(name, value, min, max, str(line))
     site = f"{line.module}:{line.line} ({line.function})"
-    out = read_cell(declared.spec, site, once=read == "call")
+    out = read_cell(declared.spec, site, once=read == "call", processes=processes)
     return compat.weakly_typed(out) if type(default) in (int, float, complex) else out
 
 

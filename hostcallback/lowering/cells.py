@@ -15,7 +15,7 @@ import numpy as np
 from hostcallback import _jax_compat as compat
 from hostcallback._jax_compat.types import LoweringRuleContext
 from hostcallback.lifecycle import receivers as transport
-from hostcallback.primitives.cells import read_cell_p
+from hostcallback.primitives.cells import Processes, read_cell_p
 from hostcallback.primitives.effects import TAP_EFFECT
 from hostcallback.receiver.runtime.cells import CallbackReads, Cell, CellSpec, cell_of, site_id
 from hostcallback.receiver.runtime.knobs import PREFIX
@@ -42,9 +42,11 @@ def values_as_defaults() -> Iterator[None]:
         _keeps_values.reset(before)
 
 
-def _lower(ctx: LoweringRuleContext, *, cell: CellSpec, site: str, once: bool) -> Any:
+def _lower(ctx: LoweringRuleContext, *, cell: CellSpec, site: str, once: bool, processes: Processes) -> Any:
     context = compat.LoweringContext(ctx)
-    _check_supported(context, cell, site, once)
+    several = len({device.process_index for device in context.devices() or ()}) > 1
+    _check_supported(context, cell, site, once, refused=several and processes == "refuse")
+    agrees = several and processes == "agree"
     known = cell_of(cell)
     transport.start(context.platform)
     token = context.token_in(TAP_EFFECT)
@@ -60,14 +62,18 @@ def _lower(ctx: LoweringRuleContext, *, cell: CellSpec, site: str, once: bool) -
         if not context.for_export:
             context.avoid_persistent_cache()
         if context.automatic:
+            # Where the compiler partitions, all devices call, and the collective stands in their program.
+            config = _config(request, cell, context.device_count if agrees else 0)
             token_out, results = compat.partitioned_read(
-                context, PARTITIONED_NAME, token, ctx.avals_out[0], _config(request, cell)
+                context, PARTITIONED_NAME, token, ctx.avals_out[0], config
             )
         else:
             attributes = {"cell": np.frombuffer(request, np.uint8)}
             token_out, results = compat.custom_call_with_results(
                 context, transport.FFI_CELL_TARGET, token, [], ctx.avals_out, attributes
             )
+    if agrees and context.manual and not context.automatic:
+        results = [compat.of_first_device(results[0], context.device_count)]
     context.set_token_out(TAP_EFFECT, token_out)
     return results
 
@@ -77,16 +83,18 @@ def _is_native(context: compat.LoweringContext) -> bool:
 
 
 _CURE_OF_KNOBS = (
-    "pass the value to the program as an argument, which jax.experimental.multihost_utils.broadcast_one_to_all makes "
-    "equal in all"
+    'add agree="processes", for the value of the first process by a collective in each read, or pass the value to the '
+    "program as an argument"
 )
 _CURE_OF_STOPS = (
-    "run the loop in parts of some steps each, without stop=True, and end it after a part if "
-    "jax.experimental.multihost_utils.broadcast_one_to_all(hcb.stop_requested())"
+    'use stop="processes" for a loop, or hcb.stop_requested(agree="processes"): all processes then stop after the same '
+    "step, by a collective in each"
 )
 
 
-def _check_supported(context: compat.LoweringContext, cell: CellSpec, site: str, once: bool) -> None:
+def _check_supported(
+    context: compat.LoweringContext, cell: CellSpec, site: str, once: bool, *, refused: bool
+) -> None:
     is_knob = cell.name.startswith(PREFIX)
     where = f"the read of {cell.name if is_knob else 'a request to stop'} at {site} is in a program that"
     if len(context.platforms) > 1:
@@ -94,7 +102,7 @@ def _check_supported(context: compat.LoweringContext, cell: CellSpec, site: str,
             f"{where} is lowered for several platforms at once, {', '.join(context.platforms)}: lower it for one at a "
             "time, since each reads its knobs another way"
         )
-    if len({device.process_index for device in context.devices() or ()}) > 1:
+    if refused:
         raise NotImplementedError(
             f"{where} runs on devices of several processes, which would read different values: "
             f"{_CURE_OF_KNOBS if is_knob else _CURE_OF_STOPS}"
@@ -137,8 +145,10 @@ def _python_read(context: compat.LoweringContext, cell: Cell) -> Callable[..., A
     return read
 
 
-def _config(request: bytes, cell: CellSpec) -> str:
-    return json.dumps({"request": request.hex(), "shape": cell.shape, "dtype": cell.dtype})
+def _config(request: bytes, cell: CellSpec, agreeing: int) -> str:
+    return json.dumps(
+        {"request": request.hex(), "shape": cell.shape, "dtype": cell.dtype, "agreeing": agreeing}
+    )
 
 
 def _partition(_: Sequence[Any], given: Sequence[Any], __: Any, ___: Any, config: bytes) -> Any:
@@ -147,7 +157,7 @@ def _partition(_: Sequence[Any], given: Sequence[Any], __: Any, ___: Any, config
     attributes = {"cell": np.frombuffer(bytes.fromhex(settings["request"]), np.uint8)}
     made = (tuple(settings["shape"]), jax.numpy.dtype(settings["dtype"]))
     return (
-        compat.read_of_a_device(transport.FFI_CELL_TARGET, attributes, made),
+        compat.read_of_a_device(transport.FFI_CELL_TARGET, attributes, made, settings["agreeing"]),
         list(given),
         compat.REPLICATED,
     )

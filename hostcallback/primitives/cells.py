@@ -7,7 +7,7 @@ checkpoint saves what was read in place of reading it again.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -19,19 +19,37 @@ from hostcallback.primitives.batched_predicates import runs_for_all_elements
 from hostcallback.primitives.effects import PASSED_TOKEN_EFFECT
 from hostcallback.primitives.tap import effect_here
 from hostcallback.receiver.runtime.cells import CellSpec, cell_of
+from hostcallback.tracing.source_line import SourceLine
 
 read_cell_p = Primitive("read_knob")
 """Parameters: `cell`, a `CellSpec`; `site`, a text that says where the program reads; `once`, whether all reads of the
-cell in one launch have one value."""
+cell in one launch have one value; `processes`, see `Processes`."""
 read_cell_p.multiple_results = True
 
+Processes: TypeAlias = Literal["refuse", "agree", "own"]
+"""What a read in a program on devices of several processes does: it is refused; all get the value of the process of the
+program's first device, by a collective; each gets its own."""
 
-def read_cell(cell: CellSpec, site: str, *, once: bool = False) -> Any:
+
+def read_cell(cell: CellSpec, site: str, *, once: bool = False, processes: Processes = "refuse") -> Any:
     """Reads a cell: in a program each time the read runs, elsewhere now."""
-    return read_cell_p.bind(cell=cell, site=site, once=once)[0]
+    return read_cell_p.bind(cell=cell, site=site, once=once, processes=processes)[0]
 
 
-def _abstract(*, cell: CellSpec, site: str, once: bool) -> Any:
+def processes_of(name: str, given: Any, alone: Any, line: SourceLine) -> Processes:
+    """What reads do, for an argument that is "processes", or `alone` for programs of one process.
+
+    Raises:
+        ValueError: the argument is something else.
+    """
+    if isinstance(given, str) and given == "processes":
+        return "agree"
+    if given is not alone:
+        raise ValueError(f"{name}={given!r}, expected {alone} or 'processes', at {line}")
+    return "refuse"
+
+
+def _abstract(*, cell: CellSpec, site: str, once: bool, processes: Processes) -> Any:
     aval = jax.core.ShapedArray(cell.shape, cell.array(cell.default).dtype)
     return compat.results_that_vary_as([], [aval]), {effect_here(), PASSED_TOKEN_EFFECT}
 

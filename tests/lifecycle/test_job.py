@@ -122,4 +122,4 @@ def test_a_loop_on_devices_of_several_processes_cannot_be_stopped_and_says_what_
     for each in found:
         assert "the read of a request to stop at " in each.output
         assert "runs on devices of several processes" in each.output
-        assert "broadcast_one_to_all(hcb.stop_requested())" in each.output
+        assert 'use stop="processes" for a loop' in each.output

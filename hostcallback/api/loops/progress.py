@@ -8,7 +8,7 @@ import inspect
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,7 @@ from jax import lax
 from hostcallback.api.loops.stopping import count_loop, read_stop
 from hostcallback.api.watch.watch import watch_nonfinite
 from hostcallback.primitives.batched_predicates import any_lane
+from hostcallback.primitives.cells import processes_of
 from hostcallback.primitives.paced_loops import Looks, Messages, Scan, While, as_one_program, send_if
 from hostcallback.primitives.tap import bind_tap
 from hostcallback.receiver.sinks.factory import Binding
@@ -27,6 +28,9 @@ from hostcallback.tracing.source_line import SourceLine, public, user_source_lin
 from hostcallback.tracing.tap_spec import TapOptions
 
 DISPLAYS = ("tqdm", "rich")
+
+Stop: TypeAlias = bool | Literal["processes"]
+"""Whether a loop ends on request; "processes": all processes of its program after the same step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +132,7 @@ def _looks(
     total: Any,
     view: Callable[..., tuple[Any, ...]] = lambda *values: values,
     *,
-    stop: bool,
+    stop: Stop,
 ) -> Looks:
     """Returns what one loop does where it looks at the clock.
 
@@ -143,7 +147,8 @@ def _looks(
     )  # here: the messages may be traced at several lines, and in the rule of a derivative
     looks = Looks(None)
     if stop:
-        looks = Looks(None, functools.partial(read_stop, str(line)), functools.partial(count_loop, str(line)))
+        stops = functools.partial(read_stop, str(line), processes_of("stop", stop, True, line))
+        looks = Looks(None, stops, functools.partial(count_loop, str(line)))
     if bar is None:
         return looks
     key, shown = str(line), bar
@@ -225,7 +230,7 @@ def scan(
     *,
     progress: bool | str | Progress | None = True,
     watch: bool = False,
-    stop: bool = False,
+    stop: Stop = False,
     **options: Any,
 ) -> Any:
     """`jax.lax.scan` with a progress bar, which moves ten times a second, however fast the steps are.
@@ -246,6 +251,7 @@ def scan(
             `watch_nonfinite` does; needs `progress=False`.
         stop: whether the loop ends early at a request to stop (`request_stop`, Ctrl-C and others), after the iteration
             that runs, or, where iterations are short, 0.1 ms later. All devices of the process end after the same one.
+            "processes": so do those of all processes of the program, by a collective after each iteration.
         **options: other arguments of `jax.lax.scan`.
 
     Returns:
@@ -255,8 +261,8 @@ def scan(
     Raises:
         ModuleNotFoundError: tqdm, or the library of `Progress.display`, is not installed.
         TypeError: `progress` is something else; or as `jax.lax.scan`.
-        ValueError: `watch` is set together with `progress` or `stop`.
-        NotImplementedError: (later) a loop with `stop` runs on devices of several processes.
+        ValueError: `watch` is set together with `progress` or `stop`, or `stop` is something else.
+        NotImplementedError: (later) a loop with `stop=True` runs on devices of several processes.
 
     Example:
         total, _ = hcb.scan(lambda total, value: (total + value, None), jnp.float32(0), x, progress="sum")
@@ -316,7 +322,7 @@ def fori_loop(
     *,
     unroll: int | bool | None = None,
     progress: bool | str | Progress | None = True,
-    stop: bool = False,
+    stop: Stop = False,
 ) -> Any:
     """`jax.lax.fori_loop` with a progress bar; see `scan`.
 
@@ -378,7 +384,7 @@ def _traced_fori_loop(
     body_fun: Callable[[Any, Any], Any],
     init_val: Any,
     bar: Progress | None,
-    stop: bool,
+    stop: Stop,
 ) -> Any:
     dtype = jnp.result_type(lower, upper)
     lower, upper = jnp.asarray(lower, dtype), jnp.asarray(upper, dtype)
@@ -399,7 +405,7 @@ def while_loop(
     init_val: Any,
     *,
     progress: bool | str | Progress | None = True,
-    stop: bool = False,
+    stop: Stop = False,
 ) -> Any:
     """`jax.lax.while_loop` with a progress bar that counts steps; see `scan`.
 

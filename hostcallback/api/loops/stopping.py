@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import jax.numpy as jnp
 
 from hostcallback import _jax_compat as compat
 from hostcallback.lifecycle.job import this_job
-from hostcallback.primitives.cells import read_cell
+from hostcallback.primitives.cells import Processes, processes_of, read_cell
 from hostcallback.receiver.runtime.signals import watch_interrupt, watch_termination
 from hostcallback.receiver.runtime.stop import BEGUN, ENDED, SPEC, stop_request
 from hostcallback.tracing.source_line import public, user_source_line
@@ -50,32 +50,39 @@ def clear_stop() -> None:
 
 
 @public
-def stop_requested() -> Any:
+def stop_requested(*, agree: Literal["processes"] | None = None) -> Any:
     """Whether a stop is requested: in traced code a boolean that is read each time it runs, elsewhere a bool now.
 
     For the condition of a loop of your own. All devices of this process that run a program read the same at the same
     point. Under `vmap` it is one value for all elements, and under `grad` a constant.
 
+    Args:
+        agree: as for `knob`.
+
     Raises:
-        NotImplementedError: (later) the program runs on devices of several processes, or for several platforms.
+        ValueError: `agree` is something else.
+        NotImplementedError: (later) the program runs on devices of several processes, without `agree`, or for several
+            platforms.
 
     Example:
         x = jax.lax.while_loop(lambda x: (x.max() > 1e-6) & ~hcb.stop_requested(), lambda x: x / 2, x)
     """
+    line = user_source_line()
+    processes = processes_of("agree", agree, None, line)
     if compat.outside_traces():
         return stop_request.reason is not None
-    return read_stop(str(user_source_line()))
+    return read_stop(str(line), processes)
 
 
-def read_stop(site: str) -> Any:
+def read_stop(site: str, processes: Processes) -> Any:
     """Reads the request in traced code; `site` says where. From now on Ctrl-C requests a stop while loops read it."""
     watch_interrupt.stops(stop_request)
-    return jnp.asarray(read_cell(SPEC, site))
+    return jnp.asarray(read_cell(SPEC, site, processes=processes))
 
 
 def count_loop(site: str, begins: bool) -> None:
     """Counts, in traced code, a loop that can be stopped where it begins or ends; `site` says where."""
-    read_cell(BEGUN if begins else ENDED, site)
+    read_cell(BEGUN if begins else ENDED, site, processes="own")
 
 
 @public

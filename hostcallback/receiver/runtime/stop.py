@@ -36,6 +36,7 @@ class StopRequest:
         """There is none."""
         self._lock = threading.RLock()  # protects all below, and the cell; signal handlers make requests
         self._reason: str | None = None
+        self._has_told = False
         self._failed_loops = 0  # that have begun, and ended with an error
         self.tell: Callable[[str], None] = lambda reason: None
 
@@ -45,27 +46,31 @@ class StopRequest:
         return self._reason
 
     def make(self, reason: str, *, tells: bool = True) -> None:
-        """Requests a stop, and says so on the standard error output. Does nothing if there is a request already.
+        """Requests a stop, and says so on the standard error output, once.
 
         Args:
             reason: a text for people.
             tells: whether other processes of the program are told.
         """
         with self._lock:
-            if self._reason is not None:
-                return
-            self._reason = reason = reason[:MAX_CHARS]
-            cell_of(SPEC).set(np.asarray(True))
-        say(
-            f"hostcallback: stop requested ({reason}): loops with stop=True end after the iteration that runs"
-        )
+            is_first = self._reason is None
+            if is_first:
+                self._reason = reason = reason[:MAX_CHARS]
+                cell_of(SPEC).set(np.asarray(True))
+            # Also if another process has asked before: that one may take its request back.
+            tells = tells and not self._has_told
+            self._has_told |= tells
+        if is_first:
+            say(
+                f"hostcallback: stop requested ({reason}): loops that can be stopped end after the iteration that runs"
+            )
         if tells:
             self.tell(reason)
 
     def clear(self) -> None:
         """Takes the request back: later loops run."""
         with self._lock:
-            self._reason = None
+            self._reason, self._has_told = None, False
             cell_of(SPEC).set(np.asarray(False))
 
     def is_awaited(self) -> bool:

@@ -48,7 +48,7 @@ def test_a_program_on_the_devices_of_several_processes_is_refused_with_the_cure(
         port = listening.getsockname()[1]
     for printed in run_pythons([(PROGRAM, "several", str(i), str(port)) for i in range(2)], 100):
         assert "2.0\n" in printed
-        assert "runs on devices of several processes, which would read different values: pass" in printed
+        assert 'of several processes, which would read different values: add agree="processes"' in printed
 
 
 @pytest.mark.native_only
