@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from hostcallback import _jax_compat as compat
 from hostcallback.primitives.cells import processes_of, read_cell
 from hostcallback.receiver.runtime import knobs as registry
+from hostcallback.receiver.runtime.cells import cell_of
 from hostcallback.receiver.wire.array_types import BY_NAME
 from hostcallback.tracing.source_line import public, user_source_line
 
@@ -86,8 +88,11 @@ def knob(
         )
     declared = knobs.declare(name, value, min, max, str(line))
     site = f"{line.module}:{line.line} ({line.function})"
+    is_weak = type(default) in (int, float, complex)
+    if is_weak and compat.outside_traces():  # without a program that only makes its type weak
+        return jnp.asarray(cell_of(declared.spec).value.item())
     out = read_cell(declared.spec, site, once=read == "call", processes=processes)
-    return compat.weakly_typed(out) if type(default) in (int, float, complex) else out
+    return compat.weakly_typed(out) if is_weak else out
 
 
 def _as_array(name: str, default: Any, line: str) -> np.ndarray[Any, Any]:
