@@ -104,6 +104,30 @@ def _progress(edits: Any, folder: Path) -> Any:
     return hcb.outfeed_receiver()
 
 
+def _stop(edits: Any, folder: Path) -> Any:
+    edits.scanned = _stoppable
+    return contextlib.nullcontext()
+
+
+def _stoppable(*args: Any, **options: Any) -> Any:
+    import hostcallback as hcb
+
+    return hcb.scan(*args, **options, stop=True, progress=False)[:2]
+
+
+def _knob(edits: Any, folder: Path) -> Any:
+    import hostcallback as hcb
+
+    edits.logged = _tap_with_knob
+    return hcb.outfeed_receiver()
+
+
+def _tap_with_knob(values: dict[str, Any]) -> None:
+    import hostcallback as hcb
+
+    hcb.id_tap(lambda value: None, (values, hcb.knob("untouched", 1.0)))
+
+
 def _record(edits: Any, folder: Path) -> Any:
     import hostcallback as hcb
 
@@ -153,6 +177,8 @@ FEATURES = {
     "checked": Feature("`checked`", _checked),
     "error_collector": Feature("`error_collector`", _error_collector),
     "progress": Feature("progress", _progress, draws=True, needs="loops"),
+    "stop": Feature("`stop=True`", _stop, needs="loops"),
+    "knob": Feature("`knob`", _knob),
     "record": Feature("`record`", _record),
     "forward": Feature("`forward`", _forward),
     "flight": Feature("flight recorder", _flight),
