@@ -29,8 +29,8 @@ a metric in the step, gets it where a user would make it. A cell is "same" if al
 - of a variant that fails while it is traced: the type and text of the exception, and the functions of the user that
   its traceback goes through.
 
-A dash is a program without a loop that could have a bar or be stopped. The last line is the processor time of the program
-under the feature, compiling included, over that without: the median of all programs.
+A dash is a program without a loop that could have a bar or be stopped. The last line is the processor time of the
+program under the feature, compiling included, over that without: the median of all programs.
 
 {versions}.
 
