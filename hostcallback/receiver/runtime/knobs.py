@@ -13,15 +13,12 @@ import numpy as np
 from hostcallback.receiver import processes
 from hostcallback.receiver.errors import HostCallbackError
 from hostcallback.receiver.log import logger
-from hostcallback.receiver.messages import Lease
+from hostcallback.receiver.runtime import host_messages
 from hostcallback.receiver.runtime.cells import Cell, CellSpec, cell_of
 from hostcallback.receiver.runtime.runtime import runtime
-from hostcallback.receiver.sinks.factory import BoundTap
 from hostcallback.receiver.sinks.knob import CHANGES, START, KnobChange, describe_change, knob_of
 from hostcallback.receiver.taplog.reading.reader import LogReader, Paths
 from hostcallback.receiver.taplog.reading.selection import Selection
-from hostcallback.receiver.wire.array_types import ArraySpec
-from hostcallback.receiver.wire.frame import Flags, encode_prefix
 
 CODE = "code"
 """Stands for a change in Python; the line follows."""
@@ -161,7 +158,6 @@ class Knobs(MutableMapping[str, Any]):
         self._knobs: dict[str, Knob] = {}
         self._waiting: dict[str, list[tuple[Any, str, int | None]]] = {}  # changes of knobs not declared yet
         self._planned: dict[str, np.ndarray[Any, Any]] = {}  # the last value of a replay
-        self._leases: dict[tuple[str, str, str], Lease] = {}
         self.user_line: Callable[[], str] = str
 
     def declare(
@@ -291,17 +287,9 @@ class Knobs(MutableMapping[str, Any]):
                 self._send(knob, START, KnobChange.of(knob.default, value, reads))
 
     def _send(self, knob: Knob, who: str, change: KnobChange) -> None:
-        key = (knob.name, knob.source_line, who)
-        lease = self._leases.get(key)
-        if lease is None:
-            described = describe_change(*key)
-            tap = BoundTap(described, None, unbound=lambda described: lambda message: None)
-            lease = self._leases[key] = runtime.registry.lease(tap.consumer)
-        specs = [ArraySpec.of(array.dtype, array.shape) for array in change]
-        prefix = encode_prefix(lease.consumer.consumer_id, Flags(0), specs)
         # By one device for each log; a receiver may still deliver to the scope that it had before.
-        for receiver in {id(runtime.scope_of(each.name)): each for each in runtime.receivers()}.values():
-            receiver.source.post(prefix, change)
+        devices = {id(runtime.scope_of(each.name)): each for each in runtime.receivers()}.values()
+        host_messages.send(describe_change(knob.name, knob.source_line, who), change, devices)
 
     def replay(self, log: Paths) -> dict[str, int]:
         """Sets the values that a log has at the steps at which they were set: a steered run is repeated exactly.
@@ -375,9 +363,8 @@ class Knobs(MutableMapping[str, Any]):
         return f"<knobs: {', '.join(f'{name}={value}' for name, value in self.items()) or 'none yet'}>"
 
     def after_fork_in_child(self) -> None:
-        """Renews the lock, which a thread may hold that does not exist in the child, and forgets the consumers."""
+        """Renews the lock, which a thread may hold that does not exist in the child."""
         self._lock = threading.RLock()
-        self._leases = {}
 
 
 def _plain(value: np.ndarray[Any, Any]) -> Any:
