@@ -13,6 +13,7 @@ import numpy as np
 from hostcallback.receiver import processes
 from hostcallback.receiver.errors import HostCallbackError
 from hostcallback.receiver.log import logger
+from hostcallback.receiver.public_names import hide_frames
 from hostcallback.receiver.runtime import host_messages
 from hostcallback.receiver.runtime.cells import Cell, CellSpec, cell_of
 from hostcallback.receiver.runtime.runtime import runtime
@@ -291,6 +292,7 @@ class Knobs(MutableMapping[str, Any]):
         devices = {id(runtime.scope_of(each.name)): each for each in runtime.receivers()}.values()
         host_messages.send(describe_change(knob.name, knob.source_line, who), change, devices)
 
+    @hide_frames
     def replay(self, log: Paths) -> dict[str, int]:
         """Sets the values that a log has at the steps at which they were set: a steered run is repeated exactly.
 
@@ -319,6 +321,7 @@ class Knobs(MutableMapping[str, Any]):
             counts[name] = len(made)
         return counts
 
+    @hide_frames
     def __getitem__(self, name: str) -> Any:
         """The current value of a knob.
 
@@ -327,6 +330,7 @@ class Knobs(MutableMapping[str, Any]):
         """
         return self.knob(name).cell.value[()]
 
+    @hide_frames
     def __setitem__(self, name: str, value: Any) -> None:
         """Changes a value.
 
@@ -337,6 +341,7 @@ class Knobs(MutableMapping[str, Any]):
         """
         self.change(name, value)
 
+    @hide_frames
     def __delitem__(self, name: str) -> None:
         """Forgets the default and the bounds of a knob, so that it can be declared otherwise.
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from hostcallback.receiver import errors, tap_arguments, text
+from hostcallback.receiver.public_names import hide_frames
 from hostcallback.receiver.taplog.columns import tables
 from hostcallback.receiver.taplog.columns.column_batches import ColumnBatch, ColumnReader, joined
 from hostcallback.receiver.taplog.columns.tables import Table
@@ -273,6 +274,7 @@ class LogData(Mapping[str, TapData]):
             self._taps = {name: [*found[name].values()] for name in sorted(found)}
         return self._taps
 
+    @hide_frames
     def __getitem__(self, name: str) -> TapData:
         """The tap of that name; the name of an unnamed tap may be given without its line, if there is only one.
 
@@ -307,6 +309,7 @@ class LogData(Mapping[str, TapData]):
         return table(("tap", "kind", "line"), rows)
 
 
+@hide_frames
 def read(paths: Paths, *, run: str | None = None) -> LogData:
     """Opens tap logs as data: a mapping of taps by name, each with its messages as columns.
 

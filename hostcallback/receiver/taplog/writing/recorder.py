@@ -17,6 +17,7 @@ from hostcallback.receiver.errors import TapFailure
 from hostcallback.receiver.failures.failure_report import FailureHistory
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.messages import Consumer, Find, Message, device_text
+from hostcallback.receiver.public_names import hide_frames
 from hostcallback.receiver.sinks.sharding.shard_record import shard_record
 from hostcallback.receiver.sources.columns import BatchColumns
 from hostcallback.receiver.sources.source import Batch
@@ -252,6 +253,7 @@ def _as_seen(
     return described, [np.array(record, np.int64), *arrays]
 
 
+@hide_frames
 def record(
     path: str | os.PathLike[str],
     *,
