@@ -289,7 +289,11 @@ class LogData(Mapping[str, TapData]):
             return TapData(self._reader, near[0], taps[near[0]])
         there = ", ".join(map(repr, taps)) or "none"
         if near:
-            raise UnknownTapError(f"{name!r} may be one of {', '.join(map(repr, near))}: give the whole name")
+            some = ", ".join(map(repr, near[:8])) + (f" and {len(near) - 8} more" if len(near) > 8 else "")
+            raise UnknownTapError(
+                f"{name!r} matches {some}, and this gives one tap: give a whole name, as in data[{near[0]!r}], or take "
+                "several: {name: data[name] for name in data}"
+            )
         similar = difflib.get_close_matches(str(name), [*taps], n=1)
         meant = f" Did you mean {similar[0]!r}?" if similar else ""
         raise UnknownTapError(f"the log has no tap {name!r}; its taps are {there}.{meant}")
