@@ -291,7 +291,8 @@ def record(
         run: names the run. A later start of the program with the same name continues it. By default
             `$HOSTCALLBACK_RUN`, or a name that no other run has, made of program, user and time.
         config: the configuration of the run, which `hcb ui` shows and compares: a dict of numbers, texts, lists and
-            dicts, with notes on the run as `notes`, say. Of other objects it has the texts.
+            dicts, with notes on the run as `notes`, say. Of other objects it has the texts, or the class if the text
+            is only an address, which is logged.
 
     Raises:
         OSError: the folder or its first file cannot be created.
