@@ -159,6 +159,7 @@ class Knobs(MutableMapping[str, Any]):
         self._knobs: dict[str, Knob] = {}
         self._waiting: dict[str, list[tuple[Any, str, int | None]]] = {}  # changes of knobs not declared yet
         self._planned: dict[str, np.ndarray[Any, Any]] = {}  # the last value of a replay
+        self._replayed: dict[str, int] = {}  # the number of the read before which its last change is made
         self.user_line: Callable[[], str] = str
 
     def declare(
@@ -306,20 +307,33 @@ class Knobs(MutableMapping[str, Any]):
             How many changes will be made, by the name of the knob.
 
         Raises:
-            ValueError: the log is that of several processes, or has no message about a knob.
+            ValueError: the log is that of several processes, or has no message about a knob; or changes that an
+                earlier replay has planned were not made yet.
             TypeError: a value of the log is not of the knob's type.
         """
         counts: dict[str, int] = {}
-        for name, changes in _logged(log).items():
-            reads = self._knobs[name].cell.state()[1] if name in self._knobs else 0
+        found = _logged(log)
+        for name in found:
+            waits = any(who == REPLAY for _, who, _ in self._waiting.get(name, ()))
+            if waits or self._reads(name) < self._replayed.get(name, 0):
+                raise ValueError(
+                    f"changes of the knob {name!r} wait that an earlier replay has planned: replay one log at a time, "
+                    "and the next one when the program has read the knob as often as the earlier run had"
+                )
+        for name, changes in found.items():
+            reads = self._reads(name)
             who, first = changes[0]
             begin = int(first.step) if who == START else 0
             self.change_later(name, first.new if who == START else first.old, REPLAY)
             made = [change for who, change in changes if who != START]
             for change in made:
-                self.change_later(name, change.new, REPLAY, at=reads + int(change.step) - begin)
+                self._replayed[name] = reads + int(change.step) - begin
+                self.change_later(name, change.new, REPLAY, at=self._replayed[name])
             counts[name] = len(made)
         return counts
+
+    def _reads(self, name: str) -> int:
+        return self._knobs[name].cell.state()[1] if name in self._knobs else 0
 
     @hide_frames
     def __getitem__(self, name: str) -> Any:
@@ -353,6 +367,7 @@ class Knobs(MutableMapping[str, Any]):
         self.knob(name)
         with self._lock:
             self._knobs.pop(name, None)
+            self._replayed.pop(name, None)
 
     def __iter__(self) -> Iterator[str]:
         """The names, sorted."""
