@@ -28,7 +28,6 @@ from hostcallback.api.loops.progress import (
 )
 from hostcallback.api.loops.stopping import (
     clear_stop as clear_stop,
-    request_stop as request_stop,
     stop_on_signals as stop_on_signals,
     stop_requested as stop_requested,
 )
@@ -83,6 +82,7 @@ from hostcallback.receiver.sinks.metric_writers.files import csv as csv, jsonl a
 from hostcallback.receiver.sinks.metric_writers.sink import WriterStats as WriterStats
 from hostcallback.receiver.sinks.nonfinite import NonFiniteError as NonFiniteError
 from hostcallback.receiver.sources.back_pressure import BackPressure as BackPressure
+from hostcallback.receiver.stop_request import request_stop as request_stop
 from hostcallback.receiver.taplog.columns.log_data import (
     LogData as LogData,
     TapData as TapData,

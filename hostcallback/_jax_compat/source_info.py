@@ -20,6 +20,7 @@ from jax._src import (
 )
 
 from hostcallback._jax_compat.types import ClosedJaxpr, JaxprEqn
+from hostcallback.receiver.public_names import users_frames
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -35,22 +36,23 @@ def exclude_from_source_lines(folder: str) -> None:
 def hide_frames(function: F) -> F:
     """Decorates a public function: tracebacks of its exceptions end at the user's line.
 
-    `JAX_TRACEBACK_FILTERING=off`, a setting of JAX, keeps all frames. In IPython JAX leaves it to that (0.8 to 0.12),
-    which does not hide frames of groups.
+    `JAX_TRACEBACK_FILTERING=off`, a setting of JAX, keeps all frames. JAX (0.8 to 0.12) leaves those of a
+    KeyboardInterrupt. In IPython it leaves them all to that, which does not hide frames of groups.
     """
     filtered = _traceback_util.api_boundary(function)
     get_ipython: Any = getattr(sys.modules.get("IPython"), "get_ipython", None)
-    if get_ipython is None or get_ipython() is None:
-        return filtered
+    is_shell = get_ipython is not None and get_ipython() is not None
+    kinds = (KeyboardInterrupt, BaseExceptionGroup) if is_shell else (Exception, KeyboardInterrupt)
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
             return filtered(*args, **kwargs)
-        except BaseExceptionGroup as group:
-            traceback = group.__traceback__
-            if traceback is not None and _config.traceback_filtering.value != "off":
-                group.with_traceback(_traceback_util.filter_traceback(traceback))
+        except kinds as error:
+            if _config.traceback_filtering.value != "off":
+                trace = error.__traceback__
+                trace = users_frames(trace) if isinstance(error, KeyboardInterrupt) else trace
+                error.with_traceback(trace and _traceback_util.filter_traceback(trace))
             raise
 
     return cast(F, call)

@@ -10,12 +10,13 @@ from hostcallback import _jax_compat as compat
 from hostcallback.lifecycle.wait_bounds import ExitWait
 from hostcallback.primitives import effects
 from hostcallback.receiver.errors import ReentrantWaitError, TapFunctionException
+from hostcallback.receiver.log import logger
 from hostcallback.receiver.runtime.cells import cells
 from hostcallback.receiver.runtime.runtime import runtime
 from hostcallback.receiver.runtime.stop import stop_request
 from hostcallback.receiver.sinks.progress.bars import bars
 from hostcallback.sync import inflight
-from hostcallback.tracing.source_line import public
+from hostcallback.tracing.source_line import public, user_source_line
 
 
 class _ThisThread(threading.local):
@@ -23,6 +24,7 @@ class _ThisThread(threading.local):
 
 
 _this_thread = _ThisThread()
+_told: set[str] = set()  # lines of barriers in traced code
 
 
 @public
@@ -33,7 +35,7 @@ def barrier_wait(timeout_sec: float | None = None) -> None:
     their results were dropped. It also waits for computations without taps, and for the taps of programs that tap
     functions dispatch meanwhile, up to 16 deep. Ctrl-C interrupts it. If other threads keep a CPU device busy without
     end, the barrier waits one minute for those of their computations whose results were dropped; then it stops waiting
-    for them and logs that.
+    for them and logs that. In traced code it waits while the program is traced, and logs that.
 
     Args:
         timeout_sec: largest number of seconds to wait; None for no limit.
@@ -51,6 +53,12 @@ def barrier_wait(timeout_sec: float | None = None) -> None:
     """
     if timeout_sec is not None and (not isinstance(timeout_sec, int | float) or not timeout_sec >= 0):
         raise ValueError(f"timeout_sec is {timeout_sec!r}, expected a number of seconds, 0 or more, or None")
+    if compat.is_staging() and (line := str(user_source_line())) not in _told:
+        _told.add(line)
+        logger.warning(
+            "hcb.barrier_wait() at %s is in traced code: it waits now, while the program is traced, and never when the "
+            "program runs. Call it outside of jit, after the call of the program", line,
+        )  # fmt: skip
     deadline = None if timeout_sec is None else perf_counter() + timeout_sec
     wait_for_taps(deadline=deadline)
     for scope in dict.fromkeys(receiver.scope for receiver in runtime.receivers()):

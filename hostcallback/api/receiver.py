@@ -80,7 +80,6 @@ class OutfeedReceiver(ShownAsSummary):
         self._flight_recorder = flight_recorder
         self._scope = scope
         self._devices = tuple(devices)
-        self._made_at = str(user_source_line())
         self._entered = False
         self._names = [transport.device_name(device) for device in devices]
         self._ids = [device.id for device in devices]
@@ -90,7 +89,7 @@ class OutfeedReceiver(ShownAsSummary):
         if not getattr(self, "_entered", True) and not sys.is_finalizing():
             logger.warning(
                 "the outfeed_receiver made at %s was never entered, and none of its options had an effect: "
-                "with hcb.outfeed_receiver(...):", self._made_at,
+                "with hcb.outfeed_receiver(...):", self._scope.made_at,
             )  # fmt: skip
 
     @property
@@ -444,11 +443,12 @@ def outfeed_receiver(
         effect_dispatch.expect_failures()
     if on_error in (OnError.RAISE_SOON, OnError.ABORT):
         effect_dispatch.prepare()
-    scope = Scope(receiver_name, max_errors, back_pressure, on_error)
+    line = str(user_source_line())
+    scope = Scope(receiver_name, max_errors, back_pressure, on_error, made_at=line)
     if folder is not None:
         from hostcallback.api.capsule_contents import FailureCapsules
 
-        scope.deferred.unclaimed = FailureCapsules(folder, receiver_name, str(user_source_line()))
+        scope.deferred.unclaimed = FailureCapsules(folder, receiver_name, line)
     return OutfeedReceiver(
         scope, transport.choose_devices(backends, devices), timeout_sec, taking, flight_recorder
     )

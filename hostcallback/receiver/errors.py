@@ -200,6 +200,11 @@ class JobError(HostCallbackError, RuntimeError):
         super().__init__(f"process {process} of this program failed, at {source_line}: {text}")
         self.process = process
         self.source_line = source_line
+        self._text = text
+
+    def __reduce__(self) -> tuple[type[JobError], tuple[int, str, str]]:
+        """For pickle, which would call the class with the whole text."""
+        return JobError, (self.process, self.source_line, self._text)
 
 
 class NativeLibraryError(HostCallbackError, ImportError):

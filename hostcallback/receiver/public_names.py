@@ -4,10 +4,46 @@ from __future__ import annotations
 
 import functools
 import importlib
+import os
 import sys
+import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from types import TracebackType
+from typing import Any, TypeVar, cast
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+_LIBRARY = os.path.dirname(os.__file__) + os.sep
+
+
+def users_frames(trace: TracebackType | None) -> TracebackType | None:
+    """The traceback without frames of this package, and without those of Python's library that it ends in."""
+    kept: TracebackType | None = None
+    for frame, line in reversed(list(traceback.walk_tb(trace))):
+        file = frame.f_code.co_filename
+        ends_in_library = (
+            kept is None and file.startswith((_LIBRARY, "<frozen ")) and "site-packages" not in file
+        )
+        if frame.f_globals.get("__name__", "").partition(".")[0] != "hostcallback" and not ends_in_library:
+            kept = TracebackType(kept, frame, frame.f_lasti, line)
+    return kept
+
+
+def hide_frames(function: F) -> F:
+    """Decorates a public function that works without JAX: tracebacks of its exceptions end at the user's line."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except (Exception, KeyboardInterrupt) as error:
+            if os.environ.get("JAX_TRACEBACK_FILTERING") != "off":
+                error.with_traceback(users_frames(error.__traceback__))
+            raise
+
+    return cast(F, call)
 
 
 class PublicNames:

@@ -194,7 +194,8 @@ def test_a_second_receiver_on_a_device_is_refused_and_the_first_goes_on(
     f = hcb.jit(lambda x: hcb.id_tap(rec, x))
     with hcb.outfeed_receiver(receiver_name="first", devices=jax.devices()[:2]) as first:
         refused = hcb.outfeed_receiver(devices=jax.devices()[1:], record=tmp_path / "refused")
-        with pytest.raises(hcb.DeviceClaimedError, match=r"cpu:1 already has the receiver 'first'"), refused:
+        text = rf"cpu:1 already has the receiver 'first' made at {__file__}:\d+ \(test_a_second"
+        with pytest.raises(hcb.DeviceClaimedError, match=text), refused:
             pass
         assert refused.recorder not in signals.watch_termination._flushed  # its log is closed
         with hcb.outfeed_receiver(receiver_name="second", devices=jax.devices()[2:]) as second:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+import pickle
 import traceback
 from pathlib import Path
 
 import pytest
 
+from hostcallback.receiver.errors import JobError
 from hostcallback.receiver.log import traceback_text
 from hostcallback.receiver.text import say
 from python_process import run_python
@@ -131,3 +133,10 @@ def test_a_line_is_written_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stderr", io.TextIOWrapper(Raw(), write_through=True))  # type: ignore[type-var]
     say("hostcallback: lost: 3")
     assert written == [b"hostcallback: lost: 3\n"]
+
+
+def test_the_failure_of_another_process_survives_pickle() -> None:
+    error = JobError(2, "train.py:3 (step)", "ValueError: no")
+    again = pickle.loads(pickle.dumps(error))
+    assert (type(again), str(again)) == (JobError, str(error))
+    assert (again.process, again.source_line) == (2, "train.py:3 (step)")

@@ -128,8 +128,7 @@ class HeldProgram:
         line = compat.traced_function(self.program.closed) or self.name
         note = f"in the results of {self.name}"
         explains = Explains(Watched("result", None, "", (), "float", False, False, None, note), 0, 0, ())
-        failure = explains.failure(message._replace(consumer=replace(message.consumer, source_line=line)))
-        raise deferred_errors.MultipleFailures("operations made values that are not finite", [failure])
+        watch.raise_found(message._replace(consumer=replace(message.consumer, source_line=line)), [explains])
 
     def inputs(self, arrays: Arrays | None, why_not: str) -> Iterator[tuple[Input, list[Any]]]:
         """The constants and inputs of the program, and the elements of those that are there.

@@ -1,4 +1,4 @@
-"""`request_stop` and its kin: loops that end early on request, and keep what they have computed."""
+"""`clear_stop`, `stop_requested`, `stop_on_signals`: loops that end early and keep what they have computed."""
 
 from __future__ import annotations
 
@@ -11,32 +11,8 @@ from hostcallback.lifecycle.job import this_job
 from hostcallback.primitives.cells import Processes, processes_of, read_cell
 from hostcallback.receiver.runtime.signals import watch_interrupt, watch_termination
 from hostcallback.receiver.runtime.stop import BEGUN, ENDED, SPEC, stop_request
+from hostcallback.receiver.stop_request import take_requests
 from hostcallback.tracing.source_line import public, user_source_line
-
-
-@public
-def request_stop(reason: str) -> None:
-    """Asks all loops with `stop=True` of this process to end after the iteration that runs. docs/stopping.md has more.
-
-    Such a loop returns what it has computed, and how many iterations it ran. Loops that begin later end before their
-    first iteration, until `clear_stop`. The standard error output says once who asked. A further request does nothing.
-    In a program of several processes (`jax.distributed`) all that run taps get the request, within some seconds. Any
-    thread: a tap function may call it. Not in traced code, where it would ask while it is traced.
-
-    Args:
-        reason: a text for people.
-
-    Raises:
-        TypeError: the reason is not a text.
-
-    Example:
-        hcb.tap(lambda loss: loss < 1e-3 and hcb.request_stop("the loss is low"), loss)
-    """
-    if not isinstance(reason, str):
-        raise TypeError(
-            f"the reason of a stop is a text, got {reason!r:.80}: hcb.request_stop('the loss is low')"
-        )
-    stop_request.make(reason)
 
 
 @public
@@ -111,4 +87,5 @@ def _tell(reason: str) -> None:
 
 
 stop_request.tell = _tell
+take_requests(stop_request.make)
 this_job.on_stop.append(lambda reason: stop_request.make(reason, tells=False))

@@ -6,7 +6,7 @@ import collections
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, ParamSpec, TypeVar, overload
+from typing import Any, Literal, NoReturn, ParamSpec, TypeVar, overload
 
 import numpy as np
 from jax import lax
@@ -20,7 +20,9 @@ from hostcallback.lowering.inputs import groups_not_finite, is_inexact, run_keep
 from hostcallback.lowering.xray import Context, Program, Xray
 from hostcallback.receiver.failures.deferred_errors import MultipleFailures
 from hostcallback.receiver.log import logger
-from hostcallback.receiver.messages import Message
+from hostcallback.receiver.messages import Message, device_text
+from hostcallback.receiver.runtime.host_messages import send
+from hostcallback.receiver.runtime.runtime import runtime
 from hostcallback.receiver.sinks.nonfinite import Explains
 from hostcallback.receiver.wire import tap_descriptor
 from hostcallback.tracing.source_line import public, user_source_line
@@ -184,6 +186,27 @@ def diagnoser(program: Program, name: str) -> Callable[[Message, Sequence[Any]],
     return report
 
 
+def raise_found(message: Message, found: Sequence[Explains]) -> NoReturn:
+    """Reports what made the values of a failed call, here and in the log that has the message. Receiver threads.
+
+    Raises:
+        MultipleFailures: always; the receiver defers the failed checks that it has.
+    """
+    device = device_text(message.device)
+    if runtime.scope_of(device).batch_sinks or runtime.flight is not None:
+        for each in found:
+            # As a message of the same launch, so that it gets the step of the call.
+            send(each.described(message), [np.array(False)], runtime.receivers([device]), message.run_id)
+        add_after_delivery(_until_recorded)
+    raise MultipleFailures(
+        "operations made values that are not finite", [each.failure(message) for each in found]
+    )
+
+
+def _until_recorded(deadline: float | None) -> None:
+    runtime.wait_delivered(deadline=deadline)
+
+
 class _PassedOn:
     """The non-finite results of programs that were reported since the last barrier. Any thread."""
 
@@ -243,9 +266,7 @@ class _Receive:
             self._passed_on.add(self._results)
             found = list(self._found)
         if found:
-            raise MultipleFailures(
-                "operations made values that are not finite", [each.failure(message) for each in found]
-            )
+            raise_found(message, found)
 
     def _begin_again(self, deadline: float | None) -> None:
         # The program may fail in another way from now on: it sends its inputs again.

@@ -32,6 +32,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     parser = make_parser(next((word for word in given if word in COMMANDS), None))
     try:
+        if not given:
+            parser.print_help(sys.stderr)
+            return USAGE
         parsed, unknown = parser.parse_known_args(given)
         if unknown:
             parsed.command.error(f"unrecognized arguments: {' '.join(unknown)}")

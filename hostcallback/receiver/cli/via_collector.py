@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from hostcallback.receiver.remote.control.client import Answers, CollectorControl, ProcessAnswer
     from hostcallback.receiver.remote.control.protocol import Controlled
 
+NO_PROCESS = "no process can be controlled there: none is connected, or they belong to other runs"
+
 MAX_SAID = 20
 """Number of processes without a result that are named; the others are counted."""
 
@@ -51,9 +53,36 @@ def control(
     return _report(answers.told, seconds)
 
 
+def steer(arguments: argparse.Namespace, command: str, more: dict[str, Any]) -> int:
+    """Sends `knobs`, `set` or `stop` to all processes; as `control` else."""
+    from hostcallback.receiver.remote.control.client import (
+        CollectorControl,  # here, because grpc takes long to import
+    )
+
+    make_safe()
+    with CollectorControl(reaching(arguments.via, arguments), arguments.of_run) as collector:
+        told = collector.ask(command, seconds=arguments.timeout, **more).told
+    if not told:
+        print(f"hcb: {NO_PROCESS}", file=sys.stderr)
+        return 1
+    if command == "stop":
+        stopping = [one.process for one in told if one.result is not None]
+        if stopping:
+            print(f"stop requested: {_places(stopping)}")
+    else:
+        found = [
+            (_places([one.process]), knob)
+            for one in told
+            if isinstance(one.result, list)
+            for knob in one.result
+        ]
+        tables.print_knobs([each for each in found if isinstance(each[1], dict)], as_json=arguments.json)
+    return _report(told, arguments.timeout)
+
+
 def _show_processes(answers: Answers) -> None:
     if not answers.told:
-        print("no process can be controlled there: none is connected, or they belong to other runs")
+        print(NO_PROCESS)
     rows = [_process_row(told) for told in answers.told]
     if rows:
         tables.print_table(("run", "process", "host", "pid", "up", "command"), rows, left=(0, 2, 5))

@@ -42,7 +42,7 @@ def commands(runtime: Runtime) -> dict[str, Handler]:
         "figures": accounted.figures,
         "knobs": lambda arguments, client: knobs.described(),
         "set": lambda arguments, client: set_knob(arguments),
-        "stop": lambda arguments, client: stop(),
+        "stop": lambda arguments, client: stop(arguments),
     }
 
 
@@ -76,7 +76,7 @@ def rules(runtime: Runtime, arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def set_knob(arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Sets a knob for `hcb ctl`, and describes it.
+    """Sets a knob, and describes it. The argument `by` says who sets it, `hcb ctl` by default.
 
     Raises:
         ControlError: the arguments are not a name and a value, or there is no such knob.
@@ -86,16 +86,20 @@ def set_knob(arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
     if not isinstance(name, str) or "value" not in arguments:
         raise ControlError(f"a knob is set by its name and a value, got {dict(arguments)!r:.200}")
     try:
-        knobs.change(name, arguments["value"], "hcb ctl")
+        knobs.change(name, arguments["value"], _by(arguments))
     except (UnknownKnobError, TypeError) as error:
         raise ControlError(str(error)) from error
     return [knob for knob in knobs.described() if knob["name"] == name]
 
 
-def stop() -> dict[str, Any]:
-    """Requests a stop for `hcb ctl`, and returns the reason of the request that there is now."""
-    stop_request.make("hcb ctl")
+def stop(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Requests a stop, by `by` as in `set_knob`, and returns the reason of the request that there is now."""
+    stop_request.make(_by(arguments))
     return {"reason": stop_request.reason}
+
+
+def _by(arguments: Mapping[str, Any]) -> str:
+    return str(arguments.get("by") or "hcb ctl")[:80]
 
 
 def ruled(runtime: Runtime, pattern: str, settings: Mapping[str, Any]) -> list[str]:

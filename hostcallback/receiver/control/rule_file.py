@@ -14,7 +14,7 @@ from hostcallback.receiver import limits
 from hostcallback.receiver.control.protocol import RuleFileError
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.messages import Registry
-from hostcallback.receiver.runtime.knobs import knobs
+from hostcallback.receiver.runtime.knobs import UnknownKnobError, knobs
 from hostcallback.receiver.runtime.rules.rule_table import FILE, Rules, RuleTable
 from hostcallback.receiver.runtime.rules.rules import matching, no_such_tap, tap_names
 
@@ -124,6 +124,7 @@ class RuleFile:
         self._state: State | None = None
         self.problem = ""
         self._unmatched: list[str] = []
+        self._unknown: list[str] = []
         self._knobs: dict[str, Any] = {}
         self._thread = threading.Thread(target=self._run, name="hostcallback-control-file", daemon=True)
 
@@ -180,6 +181,7 @@ class RuleFile:
             self._say(f"{error}; the previous rules stay")
             self._state = _state_of(self.path) if isinstance(error, RuleFileError) else self._state
         self._say_unmatched()
+        self._say_unknown()
 
     def _set_knobs(self, values: dict[str, Any]) -> None:
         # Only what the file says otherwise than before: another setter may have been later.
@@ -192,6 +194,7 @@ class RuleFile:
             except (TypeError, ValueError) as error:
                 problems.append(f"{self.path}: [{KNOBS}] {name}: {error}")
         self._knobs = values
+        self._unknown = list(values)
         if problems:
             raise RuleFileError("; ".join(problems))
 
@@ -209,6 +212,19 @@ class RuleFile:
             if not matching(pattern, names):
                 logger.warning("control file %s: %s", self.path, no_such_tap(pattern, names))
         self._unmatched = []
+
+    def _say_unknown(self) -> None:
+        # The same for knobs.
+        if not self._unknown or not len(knobs):
+            return
+        for name in self._unknown:
+            try:
+                knobs.knob(name)
+            except UnknownKnobError as error:
+                logger.warning(
+                    "control file %s: [%s] %s; the value is set once it is declared", self.path, KNOBS, error
+                )
+        self._unknown = []
 
 
 def _state_of(path: Path) -> State | None:

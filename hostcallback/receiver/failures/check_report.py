@@ -41,11 +41,13 @@ class Occurrence(NamedTuple):
     seq: int
     time_ns: int
     run_id: int
+    step: int | None = None
 
     def __str__(self) -> str:
         """Describes the failure in one phrase."""
         time = datetime.fromtimestamp(self.time_ns // 1_000_000_000).strftime("%H:%M:%S")
-        return f"{time}.{self.time_ns // 1000 % 1_000_000:06d} on {self.device}, message {self.seq}"
+        step = "" if self.step is None else f", step {self.step}"
+        return f"{time}.{self.time_ns // 1000 % 1_000_000:06d} on {self.device}{step}, message {self.seq}"
 
 
 class Explanation(NamedTuple):
@@ -61,6 +63,8 @@ class Explanation(NamedTuple):
         problem: error while the text was made; empty if there was none.
         error: type of the error that reports the failure: a `CheckError`.
         details: further fields for that error.
+        program: of a NaN report, the program that made the value; empty if it is not known.
+        is_known: False for a report that other reports of its program make superfluous, because they say more.
     """
 
     text: str
@@ -71,6 +75,8 @@ class Explanation(NamedTuple):
     problem: str = ""
     error: type[CheckError] | None = None
     details: Mapping[str, Any] = {}
+    program: str = ""
+    is_known: bool = True
 
     def summary(self) -> str:
         """What failed besides the text, on one line: the failed elements, the values, the problem."""
@@ -225,7 +231,11 @@ class FailedChecks:
 
     def groups(self) -> list[FailedCheck]:
         """Copies of the groups, in the order of their first failures."""
-        return sorted(map(_copy, self._groups.values()), key=lambda group: group.first.time_ns)
+        told = {group.explanation.program for group in self._groups.values() if group.explanation.is_known}
+        shown = (
+            g for g in self._groups.values() if g.explanation.is_known or g.explanation.program not in told
+        )
+        return sorted(map(_copy, shown), key=lambda group: group.first.time_ns)
 
     def add(
         self,
@@ -234,6 +244,7 @@ class FailedChecks:
         device: str,
         count: int,
         explained: Explanation | None = None,
+        step: int | None = None,
     ) -> FailedCheck | None:
         """Counts `count` failures, of which `failed` is the first or the last.
 
@@ -243,12 +254,13 @@ class FailedChecks:
             device: where they happened.
             count: their number.
             explained: the explanation of `failed` if there is one already.
+            step: of that failure, if it is known.
 
         Returns:
             The group if it is new, otherwise None.
         """
         message = failed.message
-        occurrence = Occurrence(device, message.seq, message.time_ns, message.run_id)
+        occurrence = Occurrence(device, message.seq, message.time_ns, message.run_id, step)
         key = (consumer.source_line, consumer.name)
         group = self._groups.get(key)
         new = group is None

@@ -90,6 +90,8 @@ class DeferredErrors:
         """Called as those of `listen` are, with failures for which none of them returns True. It must not raise."""
         self.on_exception: Callable[[errors.TapFailure], None] | None = None
         """Called with each exception of a tap function. It must not raise."""
+        self.step_of: Callable[[Message], int | None] = lambda message: None
+        """Returns the step of a message whose check failed. It must not raise."""
         self.max_kept = max_kept
         self._lock = threading.RLock()  # protects everything below; signal handlers may wait for taps
         self._found: failure_report.Deferred | None = (
@@ -111,10 +113,10 @@ class DeferredErrors:
         """Counts a check that failed `count` times, and reports it at once if `on_error` demands that."""
         failure_report.failure_history.add_check(consumer, failed, device, count)
         with self._lock:
-            group = self._pending().checks.add(consumer, failed, device, count)
-            self._all_checks.add(
-                consumer, failed, device, count, None if group is None else group.explanation
-            )
+            step = self.step_of(failed.message)
+            group = self._pending().checks.add(consumer, failed, device, count, step=step)
+            explained = None if group is None else group.explanation
+            self._all_checks.add(consumer, failed, device, count, explained, step)
             is_logged = self._log is not None and not self._raised_by_callers
         if group is not None:
             self._tell(group)

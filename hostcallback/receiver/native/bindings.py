@@ -17,7 +17,7 @@ from hostcallback.receiver import environment, processes
 from hostcallback.receiver.errors import NativeLibraryError
 
 # Equal to the library's `hcb_abi_version`: a stale library would be called with other structures.
-ABI_VERSION = 23
+ABI_VERSION = 24
 DIRECTORY = Path(__file__).parent
 
 BATCH_FRAMES = 1024
@@ -208,7 +208,7 @@ _FUNCTIONS = {
     "hcb_block_free": (None, (c_void_p,)),
     "hcb_ring_send": (c_int32, (c_void_p, c_char_p, c_uint64, *_ARRAYS, c_int64)),
     "hcb_ring_append": (c_int32, (c_void_p, c_char_p, c_uint64)),
-    "hcb_ring_post": (c_int32, (c_void_p, c_char_p, c_uint64, *_ARRAYS)),
+    "hcb_ring_post": (c_int32, (c_void_p, c_char_p, c_uint64, *_ARRAYS, c_int64)),
     "hcb_ring_call": (
         c_int32,
         (c_void_p, c_char_p, c_uint64, *_ARRAYS, *_ARRAYS, c_char_p, c_uint64),

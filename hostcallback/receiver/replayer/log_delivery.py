@@ -147,6 +147,7 @@ class LogDelivery:
                 self, self._label(run.writer), self._stream_of(run.writer)
             )
         dispatcher, block = taps.ready(run)
+        self.scope.deferred.step_of = run.step_of
         start, stop = run.start, run.stop
         if self._checks_only:
             block = block.part(start, stop)

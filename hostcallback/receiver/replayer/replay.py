@@ -15,6 +15,7 @@ from hostcallback.receiver.failures.check_report import FailedCheck
 from hostcallback.receiver.failures.deferred_errors import MAX_KEPT, OnError
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.messages import Sink
+from hostcallback.receiver.public_names import hide_frames
 from hostcallback.receiver.replayer.log_delivery import LogDelivery, Pace
 from hostcallback.receiver.runtime.dispatch.scope import Scope
 from hostcallback.receiver.runtime.stats import DeviceStats
@@ -165,6 +166,7 @@ class Replay:
             )  # fmt: skip
 
 
+@hide_frames
 def replay(
     path: Paths,
     *,

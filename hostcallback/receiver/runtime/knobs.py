@@ -13,15 +13,13 @@ import numpy as np
 from hostcallback.receiver import processes
 from hostcallback.receiver.errors import HostCallbackError
 from hostcallback.receiver.log import logger
-from hostcallback.receiver.messages import Lease
+from hostcallback.receiver.public_names import hide_frames
+from hostcallback.receiver.runtime import host_messages
 from hostcallback.receiver.runtime.cells import Cell, CellSpec, cell_of
 from hostcallback.receiver.runtime.runtime import runtime
-from hostcallback.receiver.sinks.factory import BoundTap
 from hostcallback.receiver.sinks.knob import CHANGES, START, KnobChange, describe_change, knob_of
 from hostcallback.receiver.taplog.reading.reader import LogReader, Paths
 from hostcallback.receiver.taplog.reading.selection import Selection
-from hostcallback.receiver.wire.array_types import ArraySpec
-from hostcallback.receiver.wire.frame import Flags, encode_prefix
 
 CODE = "code"
 """Stands for a change in Python; the line follows."""
@@ -161,7 +159,7 @@ class Knobs(MutableMapping[str, Any]):
         self._knobs: dict[str, Knob] = {}
         self._waiting: dict[str, list[tuple[Any, str, int | None]]] = {}  # changes of knobs not declared yet
         self._planned: dict[str, np.ndarray[Any, Any]] = {}  # the last value of a replay
-        self._leases: dict[tuple[str, str, str], Lease] = {}
+        self._replayed: dict[str, int] = {}  # the number of the read before which its last change is made
         self.user_line: Callable[[], str] = str
 
     def declare(
@@ -291,18 +289,11 @@ class Knobs(MutableMapping[str, Any]):
                 self._send(knob, START, KnobChange.of(knob.default, value, reads))
 
     def _send(self, knob: Knob, who: str, change: KnobChange) -> None:
-        key = (knob.name, knob.source_line, who)
-        lease = self._leases.get(key)
-        if lease is None:
-            described = describe_change(*key)
-            tap = BoundTap(described, None, unbound=lambda described: lambda message: None)
-            lease = self._leases[key] = runtime.registry.lease(tap.consumer)
-        specs = [ArraySpec.of(array.dtype, array.shape) for array in change]
-        prefix = encode_prefix(lease.consumer.consumer_id, Flags(0), specs)
         # By one device for each log; a receiver may still deliver to the scope that it had before.
-        for receiver in {id(runtime.scope_of(each.name)): each for each in runtime.receivers()}.values():
-            receiver.source.post(prefix, change)
+        devices = {id(runtime.scope_of(each.name)): each for each in runtime.receivers()}.values()
+        host_messages.send(describe_change(knob.name, knob.source_line, who), change, devices)
 
+    @hide_frames
     def replay(self, log: Paths) -> dict[str, int]:
         """Sets the values that a log has at the steps at which they were set: a steered run is repeated exactly.
 
@@ -316,21 +307,35 @@ class Knobs(MutableMapping[str, Any]):
             How many changes will be made, by the name of the knob.
 
         Raises:
-            ValueError: the log is that of several processes, or has no message about a knob.
+            ValueError: the log is that of several processes, or has no message about a knob; or changes that an
+                earlier replay has planned were not made yet.
             TypeError: a value of the log is not of the knob's type.
         """
         counts: dict[str, int] = {}
-        for name, changes in _logged(log).items():
-            reads = self._knobs[name].cell.state()[1] if name in self._knobs else 0
+        found = _logged(log)
+        for name in found:
+            waits = any(who == REPLAY for _, who, _ in self._waiting.get(name, ()))
+            if waits or self._reads(name) < self._replayed.get(name, 0):
+                raise ValueError(
+                    f"changes of the knob {name!r} wait that an earlier replay has planned: replay one log at a time, "
+                    "and the next one when the program has read the knob as often as the earlier run had"
+                )
+        for name, changes in found.items():
+            reads = self._reads(name)
             who, first = changes[0]
             begin = int(first.step) if who == START else 0
             self.change_later(name, first.new if who == START else first.old, REPLAY)
             made = [change for who, change in changes if who != START]
             for change in made:
-                self.change_later(name, change.new, REPLAY, at=reads + int(change.step) - begin)
+                self._replayed[name] = reads + int(change.step) - begin
+                self.change_later(name, change.new, REPLAY, at=self._replayed[name])
             counts[name] = len(made)
         return counts
 
+    def _reads(self, name: str) -> int:
+        return self._knobs[name].cell.state()[1] if name in self._knobs else 0
+
+    @hide_frames
     def __getitem__(self, name: str) -> Any:
         """The current value of a knob.
 
@@ -339,6 +344,7 @@ class Knobs(MutableMapping[str, Any]):
         """
         return self.knob(name).cell.value[()]
 
+    @hide_frames
     def __setitem__(self, name: str, value: Any) -> None:
         """Changes a value.
 
@@ -349,6 +355,7 @@ class Knobs(MutableMapping[str, Any]):
         """
         self.change(name, value)
 
+    @hide_frames
     def __delitem__(self, name: str) -> None:
         """Forgets the default and the bounds of a knob, so that it can be declared otherwise.
 
@@ -360,6 +367,7 @@ class Knobs(MutableMapping[str, Any]):
         self.knob(name)
         with self._lock:
             self._knobs.pop(name, None)
+            self._replayed.pop(name, None)
 
     def __iter__(self) -> Iterator[str]:
         """The names, sorted."""
@@ -375,9 +383,8 @@ class Knobs(MutableMapping[str, Any]):
         return f"<knobs: {', '.join(f'{name}={value}' for name, value in self.items()) or 'none yet'}>"
 
     def after_fork_in_child(self) -> None:
-        """Renews the lock, which a thread may hold that does not exist in the child, and forgets the consumers."""
+        """Renews the lock, which a thread may hold that does not exist in the child."""
         self._lock = threading.RLock()
-        self._leases = {}
 
 
 def _plain(value: np.ndarray[Any, Any]) -> Any:

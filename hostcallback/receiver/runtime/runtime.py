@@ -219,9 +219,10 @@ class Runtime:
             for name in names:
                 owner = self._claims.get(name)
                 if owner is not None:
+                    called = f"{owner.name!r} " if owner.name else ""
                     raise errors.DeviceClaimedError(
-                        f"device {name} already has the receiver {owner.name!r}, and a device has one receiver "
-                        f"at a time: leave that `with` block first, or give this receiver other devices= "
+                        f"device {name} already has the receiver {called}made at {owner.made_at}, and a device has one "
+                        f"receiver at a time: leave that `with` block first, or give this receiver other devices= "
                         f"(got {', '.join(names)})"
                     )
             self._totals.begin(scope, set(self._claims.values()))

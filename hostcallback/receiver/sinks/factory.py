@@ -197,7 +197,9 @@ def _nonfinite(parts: TapParts, binding: Binding) -> Sink | None:
     if binding.func is None and program is not None:
         if type(program) is not str or len(program) > limits.LOGGER_CHARS:
             raise ValueError(f"the watched program is {str(program)[:80]!r}")
-        return nonfinite.FailedCallSink(program)
+        return nonfinite.FoundSink.of_failed_calls(program)
+    if binding.func is None and "found" in parts.params:
+        return nonfinite.FoundSink(nonfinite.Explains.from_plain(parts.params["found"]))
     if binding.func is not None or "operations" not in parts.params:
         return _tap(parts, binding)
     operations = binding.objects.get("operations")

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from hostcallback.receiver import limits
 from hostcallback.receiver.failures.call_site import CallSite, DescribedFrame, Frame
 from hostcallback.receiver.failures.check_report import CheckError, CheckFailed, Explanation, FailedCheck
 from hostcallback.receiver.failures.deferred_errors import DelegatedFailure, MultipleFailures
 from hostcallback.receiver.messages import Consumer, Message
 from hostcallback.receiver.sinks.tap import Unflatten
+from hostcallback.receiver.wire.tap_descriptor import NONFINITE, TapDescriptor
 
 
 class NonFiniteError(CheckError, ArithmeticError):
@@ -204,14 +208,22 @@ class NonFiniteSink:
         return []
 
 
-class FailedCallSink:
-    """Takes the inputs of failed calls of a program where the program is not known: from a log, or a stream."""
+class FoundSink:
+    """Takes messages of which is known what they report, in a log or a stream."""
 
-    __slots__ = ("_program",)
+    __slots__ = ("_found", "_text")
 
-    def __init__(self, program: str) -> None:
-        """`program` is its name."""
-        self._program = program
+    def __init__(self, found: Explains, text: str = "") -> None:
+        """`text` says it on a line; by default, that of `found` does."""
+        self._found = found
+        self._text = text
+
+    @classmethod
+    def of_failed_calls(cls, program: str) -> FoundSink:
+        """The sink for the inputs of failed calls of a program: what made the values, other messages tell."""
+        note = "the process that ran the program reported the operation"
+        watched = Watched("a result", None, "", (), "", False, False, note=note, step=program)
+        return cls(Explains(watched, 0, 0, (), is_known=False), f"a result of {program} is NaN or infinite")
 
     def __call__(self, message: Message) -> None:
         """Takes one message.
@@ -219,14 +231,11 @@ class FailedCallSink:
         Raises:
             MultipleFailures: has one failed check.
         """
-        note = "the process that ran the program reported the operation"
-        watched = Watched("a result", None, "", (), "", False, False, note=note, step=self._program)
-        explains = Explains(watched, 0, 0, ())
-        raise MultipleFailures("a call made values that are not finite", [explains.failure(message)])
+        raise MultipleFailures("a call made values that are not finite", [self._found.failure(message)])
 
     def texts(self, message: Message) -> list[str]:
         """Returns the text of the failure."""
-        return [f"a result of {self._program} is NaN or infinite"]
+        return [self._text or self._found.explain(message).text]
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +252,7 @@ class Explains:
         values: texts about the operands, by name.
         call: number of the call, if `Watched.step` is known.
         device: of the devices of the program, the one on which it happened; empty for the one that sent the message.
+        is_known: False if the operation is not known here, and other messages about the program tell it.
     """
 
     operation: Watched
@@ -254,9 +264,48 @@ class Explains:
     values: Mapping[str, str] = field(default_factory=dict)
     call: int | None = None
     device: str = ""
+    is_known: bool = True
 
     def __call__(self, message: Message) -> None:
         """Does nothing: `explain` has the text."""
+
+    def described(self, message: Message) -> TapDescriptor:
+        """Describes a message for logs that tells this of a failed call, whose inputs are another message."""
+        operation = self.operation
+        params = {
+            "operation": operation.plain(), "note": operation.note, "step": operation.step,
+            "nan_count": self.nan_count, "inf_count": self.inf_count, "iteration": [*map(int, self.iteration)],
+            "where": self.where, "elements": [*map(int, self.elements)], "values": dict(self.values),
+            "call": self.call, "device": self.device,
+        }  # fmt: skip
+        line = str(operation.source_line or message.consumer.source_line)
+        digest = hashlib.blake2b(repr((line, params)).encode(), digest_size=8).digest()
+        return TapDescriptor(
+            operation.name[: limits.NAME_CHARS], line[: limits.NAME_CHARS], int.from_bytes(digest, "little") or 1,
+            NONFINITE.text, {"found": params}, {}, (), ["list", [["array"]]], None, "global",
+        )  # fmt: skip
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> Explains:
+        """Reverses `described`, given its parameters.
+
+        Raises:
+            LookupError: the data was not made by it.
+            ValueError: as above.
+            TypeError: as above.
+        """
+        where, device, note, step = (
+            str(plain[name])[: limits.REPORT_CHARS] for name in ("where", "device", "note", "step")
+        )
+        values = itertools.islice(plain["values"].items(), limits.REPORT_VALUES)
+        call = plain["call"]
+        return cls(
+            replace(Watched.from_plain(plain["operation"]), note=note, step=step),
+            int(plain["nan_count"]), int(plain["inf_count"]), tuple(map(int, plain["iteration"])), where,
+            tuple(map(int, plain["elements"])),
+            {str(name): str(text)[: limits.REPORT_CHARS] for name, text in values},
+            None if call is None else int(call), device,
+        )  # fmt: skip
 
     def failure(self, message: Message) -> DelegatedFailure:
         """What to raise: a failed check at the operation's line."""
@@ -286,7 +335,7 @@ class Explains:
             text += f": {operation.note}"
         return Explanation(
             text, self.values, self.where, self.elements, operation.places, error=NonFiniteError,
-            details=self._details(),
+            details=self._details(), program=operation.step, is_known=self.is_known,
         )  # fmt: skip
 
     def _call_and_iteration(self) -> tuple[int | None, tuple[int, ...]]:

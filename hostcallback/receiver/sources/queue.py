@@ -100,9 +100,10 @@ class QueueSource:
         with self._changed:
             self._append(self._frame(prefix, arrays, 0, time_ns))
 
-    def post(self, prefix: bytes, arrays: Sequence[np.ndarray[Any, Any]]) -> None:
+    def post(self, prefix: bytes, arrays: Sequence[np.ndarray[Any, Any]], run_id: int = 0) -> None:
         """See `Source`."""
-        self.append(prefix, arrays, time.time_ns())
+        with self._changed:
+            self._append(self._frame(prefix, arrays, run_id))
 
     def call(self, prefix: bytes, arrays: Sequence[np.ndarray[Any, Any]], run_id: int = 0) -> _QueueBatch:
         """Appends the frame of a call, regardless of the policy, and takes it once all earlier frames are delivered.

@@ -208,10 +208,10 @@ class RingSource:
                 f"device {self.device}: the ring refused an end-of-stream frame (status {status})"
             )
 
-    def post(self, prefix: bytes, arrays: Sequence[np.ndarray[Any, Any]]) -> None:
+    def post(self, prefix: bytes, arrays: Sequence[np.ndarray[Any, Any]], run_id: int = 0) -> None:
         """See `Source`. Without room the frame joins the queue of waiting emissions."""
         given = [np.ascontiguousarray(array) for array in arrays]
-        status = self._library.hcb_ring_post(self._ring, prefix, len(prefix), *_raw(given))
+        status = self._library.hcb_ring_post(self._ring, prefix, len(prefix), *_raw(given), run_id)
         if status < 0:
             raise RuntimeError(f"device {self.device}: the ring refused a frame (status {status})")
 

@@ -97,12 +97,13 @@ class Source(Protocol):
     def send_end(self, token: int) -> None:
         """Appends an END_OF_STREAM frame whose consumer id is `token`. Any thread."""
 
-    def post(self, prefix: bytes, arrays: Sequence[np.ndarray[Any, Any]]) -> None:
+    def post(self, prefix: bytes, arrays: Sequence[np.ndarray[Any, Any]], run_id: int = 0) -> None:
         """Appends a frame of the host, without waiting and regardless of the policy. Any thread.
 
         Args:
             prefix: header and metadata of the message.
             arrays: its arrays, of elements of whole bytes; they are copied.
+            run_id: of the launch to which it belongs; 0 for none.
         """
 
     def configure(self, back_pressure: BackPressure) -> None:

@@ -118,6 +118,26 @@ def test_a_replay_may_come_before_the_knob_is_declared(name: str, tmp_path: Path
     assert hcb.knob(name, 1.0) == 5
 
 
+def test_a_replay_before_the_end_of_another_is_refused(name: str, tmp_path: Path) -> None:
+    f = jax.jit(lambda: jax.lax.scan(lambda c, _: (c, hcb.knob(name, 1.0)), 0.0, None, length=4)[1])
+    f().block_until_ready()
+    with hcb.outfeed_receiver(record=tmp_path):
+        f().block_until_ready()
+        hcb.knobs[name] = 5
+        f().block_until_ready()
+    hcb.knobs.replay(tmp_path)
+    with pytest.raises(ValueError, match=r"changes of the knob .* wait that an earlier replay has planned"):
+        hcb.knobs.replay(tmp_path)
+    assert [np.asarray(f()).tolist() for _ in range(2)] == [[1] * 4, [5] * 4]
+    hcb.knobs.replay(tmp_path)
+    assert [np.asarray(f()).tolist() for _ in range(2)] == [[1] * 4, [5] * 4]
+    del hcb.knobs[name]
+    hcb.knobs.replay(tmp_path)
+    with pytest.raises(ValueError, match="an earlier replay has planned"):
+        hcb.knobs.replay(tmp_path)  # the knob is not declared yet
+    hcb.knob(name, 1.0)
+
+
 def test_a_log_without_changes_is_refused(tmp_path: Path) -> None:
     with hcb.outfeed_receiver(record=tmp_path / "log"):
         hcb.id_print(1)

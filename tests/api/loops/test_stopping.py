@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -14,6 +18,7 @@ import pytest
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
+import hcb_command
 import hostcallback as hcb
 
 EVER = 10**9
@@ -300,16 +305,47 @@ def test_a_failed_check_stops_the_loop_and_is_raised_by_the_receiver(
     assert said.count("stop requested") == 1
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("after_sec", [0.0, 0.1, 0.4])
+def test_a_signal_handler_asks_before_anything_is_loaded(after_sec: float) -> None:
+    program = f"""
+import os, signal, threading, time
+import hostcallback as hcb
+signal.signal(signal.SIGUSR1, lambda *_: hcb.request_stop("a signal"))
+timer = threading.Timer({after_sec}, os.kill, (os.getpid(), signal.SIGUSR1))
+timer.start()
+import jax
+hcb.tap
+timer.join()
+time.sleep(0.1)
+print(hcb.fori_loop(0, 100, lambda i, x: x + 1, 0, stop=True, progress=False)[1], hcb.stop_requested())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "0 True\n"
+    assert done.stderr.count("stop requested (a signal)") == 1
+
+
 def test_a_reason_is_a_text() -> None:
     with pytest.raises(TypeError, match="the reason of a stop is a text"):
         hcb.request_stop(3)  # type: ignore[arg-type]
 
 
-def test_a_stopped_bar_ends_at_the_last_step_that_ran() -> None:
+def test_a_stopped_bar_ends_at_the_last_step_that_ran_and_says_so(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     pytest.importorskip("tqdm")
     ask = request_at(20)
-    with hcb.outfeed_receiver():
+    with hcb.outfeed_receiver(record=tmp_path):
         value, count = jax.jit(
             lambda: hcb.fori_loop(0, STEPS, lambda i, x: x + 1 + ask(i), 0.0, stop=True, progress="bar")
         )()
     assert 21 <= value == count <= 22
+    assert re.search(rf"{count}/{STEPS} .*stopped\]", capfd.readouterr().err)
+    assert f"bar: {count}/{STEPS} (stopped)" in hcb_command.hcb(tmp_path, "cat", ".").stdout
+    hcb.clear_stop()
+    hcb.fori_loop(0, 3, lambda i, x: x + 1, 0, stop=True, progress="bar")
+    hcb.barrier_wait()
+    assert "stopped" not in capfd.readouterr().err

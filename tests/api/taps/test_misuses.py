@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from typing import Any
 
 import jax
@@ -176,6 +177,22 @@ def test_a_call_and_a_tap_take_one_value() -> None:
         TypeError, match=r"hcb.tap sends one value, got 3: put them into a tuple.*test_misuses.py"
     ):
         hcb.tap(print, 1.0, 2.0, 3.0)  # type: ignore[call-overload]
+
+
+def test_a_barrier_in_traced_code_says_that_it_waits_there(caplog: pytest.LogCaptureFixture) -> None:
+    @jax.jit
+    def step(x: Any) -> Any:
+        hcb.barrier_wait()
+        return x + 1
+
+    step(1.0)
+    step(2.0)
+    step(jnp.ones(3))
+    hcb.barrier_wait()
+    jax.grad(lambda x: (hcb.barrier_wait(), x * x)[1])(2.0)  # waits for what it has run
+    (told,) = caplog.messages
+    assert re.match(rf"hcb.barrier_wait\(\) at {__file__}:\d+ .*step\) is in traced code: it waits now", told)
+    assert told.endswith("Call it outside of jit, after the call of the program")
 
 
 def test_a_name_is_a_text() -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import operator
 import os
+import signal
+import subprocess
+import sys
 import traceback
 from typing import Any
 
@@ -42,6 +46,12 @@ MISUSES = {
     "receiver": lambda: hcb.outfeed_receiver(timeout_sec=-1),
     "end of the receiver": receive,
     "barrier": wait,
+    "read": lambda: hcb.read("nope"),
+    "replay": lambda: hcb.receiver.replay("nope"),
+    "record": lambda: hcb.record("nope", segment_sec=-1),
+    "knobs": lambda: hcb.knobs["nope"],
+    "setting a knob": lambda: operator.setitem(hcb.knobs, "nope", 1),
+    "replaying knobs": lambda: hcb.knobs.replay("nope"),
     "jit": lambda: jax.jit(lambda x: hcb.print("{} {}", x))(1.0),
     "vmap": lambda: jax.vmap(lambda x: hcb.tap(3, x))(jnp.ones(2)),  # type: ignore[call-overload]
 }
@@ -56,6 +66,42 @@ def test_a_misuse_ends_at_the_users_line(what: str) -> None:
     ours = [f for f in files if f.startswith((f"{ROOT}{os.sep}hostcallback", f"{ROOT}{os.sep}receiver"))]
     assert ours == []
     assert files[-1] == __file__
+
+
+INTERRUPTED = """
+import time, jax, jax.numpy as jnp, hostcallback as hcb
+jax.config.update("jax_cpu_enable_async_dispatch", {asynchronous})
+def body(i, x):
+    hcb.tap(lambda i: i == 3 and print("runs", flush=True) or time.sleep(1e-3), i)
+    return jnp.sin(x @ x / 300.0)
+x = jnp.ones((300, 300))
+{work}
+"""
+JITTED = "jax.jit(lambda x: jax.lax.fori_loop(0, 100_000, body, x))(x)"
+
+
+@pytest.mark.parametrize(
+    ("asynchronous", "work"),
+    [
+        (True, f"y = {JITTED}; hcb.barrier_wait()"),
+        (True, f"y = {JITTED}; y.block_until_ready()"),
+        (False, "hcb.fori_loop(0, 1_000, body, x)"),
+    ],
+)
+def test_an_interrupt_ends_at_the_users_line(asynchronous: bool, work: str) -> None:
+    program = subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTED.format(asynchronous=asynchronous, work=work)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    with program:
+        assert program.stdout is not None
+        assert program.stdout.readline() == "runs\n"
+        program.send_signal(signal.SIGINT)
+        _, told = program.communicate(timeout=60)
+    assert "KeyboardInterrupt" in told
+    frames = [line.strip() for line in told.splitlines() if line.strip().startswith("File ")]
+    assert frames
+    assert all('"<string>"' in frame for frame in frames), told
 
 
 def test_all_frames_are_shown_if_jax_is_told_so() -> None:

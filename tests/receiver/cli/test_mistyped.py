@@ -9,7 +9,7 @@ import pytest
 
 import hostcallback
 from hcb_command import hcb
-from hostcallback.receiver.cli import main
+from hostcallback.receiver.cli import COMMANDS, main
 
 
 @pytest.mark.parametrize(
@@ -34,6 +34,14 @@ def test_a_mistyped_word_gets_a_suggestion(
     told = capsys.readouterr().err
     assert told.startswith(usage)
     assert error in told
+
+
+def test_without_a_command_the_help_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert all(f"\n    {name}" in shown.err for name in COMMANDS)
+    assert "show the failed checks, by line" in shown.err
 
 
 def test_a_port_above_65535_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

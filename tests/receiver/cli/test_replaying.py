@@ -80,6 +80,13 @@ def test_an_unbindable_function_is_reported(folder: Path, bind: str, text: str) 
     assert len(result.stderr.splitlines()) == 1
 
 
+def test_a_function_for_a_tap_that_the_log_does_not_have_is_refused_with_the_nearest(folder: Path) -> None:
+    result = hcb(folder, "replay", "log", "--bind", "los=functions:take")
+    assert result.returncode == 2
+    assert result.stderr == "hcb: no tap of the log is called 'los'; there are 'loss'\n"
+    assert hcb(folder, "replay", "log", "--bind", "los*=functions:take", "--step", "9:").returncode == 0
+
+
 def test_metrics_are_written(folder: Path) -> None:
     assert hcb(folder, "replay", "log", "--metrics", "scalars.jsonl").returncode == 0
     written = [json.loads(line) for line in (folder / "scalars.jsonl").read_text().splitlines()]

@@ -127,6 +127,22 @@ def test_python_rules_hold_again_when_the_file_is_gone(tmp_path: Path) -> None:
     assert hcb.taps.rules == {"loss": "every=2"}
 
 
+def test_knobs_that_do_not_exist_are_reported_with_the_nearest(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    hcb.knob("warmth of the file", 1.0)
+    path = tmp_path / "rules.toml"
+    path.write_text('[knobs]\n"warmth of the fil" = 3.0\n"warmth of the file" = 2.0\n')
+    with caplog.at_level(logging.WARNING):
+        hcb.control_file(path)
+    hcb.control_file(None)
+    assert hcb.knobs["warmth of the file"] == 2
+    (told,) = [text for text in caplog.messages if "no knob" in text]
+    assert "[knobs] no knob is called 'warmth of the fil': there are 'warmth of the file'" in told
+    assert told.endswith("; the value is set once it is declared")
+    assert hcb.knob("warmth of the fil", 1.0) == 3
+
+
 def test_globs_that_match_nothing_are_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, rec: Recorder
 ) -> None:

@@ -1,4 +1,4 @@
-"""A program that taps until its standard input ends: `python live_program.py LOG [COLLECTOR SPOOL]`."""
+"""A program that taps until its input ends or it has to stop: `python live_program.py LOG [COLLECTOR SPOOL]`."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ def step(number: Any) -> Any:
     hcb.id_tap(lambda value: None, {"step": number, "loss": 1.0 / (1.0 + number)}, name="loss")
     hcb.id_tap(fail_once, number, name="unlucky")
     hcb.check(number != 2, "two came: {n}", n=number)
+    hcb.knob("damping", 0.5, min=0, max=1)
     return number + 1
 
 
@@ -39,7 +40,7 @@ def main() -> None:
     with hcb.outfeed_receiver(on_error="warn", **options):
         number = step(number).block_until_ready()
         print("ready", flush=True)
-        while not ended.wait(0.005):
+        while not ended.wait(0.005) and not hcb.stop_requested():
             number = step(number)
 
 

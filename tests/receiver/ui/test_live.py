@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import hcb_command
 from checkout import ROOT
 from collecting import CollectorProcess
 from hostcallback.receiver.errors import HostCallbackError
@@ -152,10 +153,45 @@ def test_errors_of_a_process_without_a_log_have_texts_and_lines(sockets: Path) -
     assert raised["first"]["time"] <= raised["last"]["time"]
 
 
+@pytest.mark.slow
+def test_knobs_are_set_and_loops_stopped_in_a_process(sockets: Path, tmp_path: Path) -> None:
+    with (
+        running(sockets, tmp_path / "log") as process,
+        hcb_ui(process.pid, "--control", HOSTCALLBACK_CONTROL_DIR=sockets) as client,
+    ):
+        found = until(lambda: client.get("/api/knobs").json(), lambda found: bool(found["knobs"]))
+        (knob,) = found["knobs"]
+        assert (found["processes"], knob["name"], knob["values"], knob["default"]) == (
+            1,
+            "damping",
+            [0.5],
+            0.5,
+        )
+        assert (knob["min"], knob["max"], knob["dtype"]) == (0, 1, "float32")
+        assert client.post("/api/knobs", json={"name": "damping", "value": 0.25}).json() == {"processes": 1}
+        assert client.get("/api/knobs").json()["knobs"][0]["values"] == [0.25]
+        for body, status, text in (
+            ({"name": "damping", "value": 2}, 502, "is from 0 to 1, got 2"),
+            ({"name": "dumping", "value": 0.1}, 502, "no knob is called 'dumping': there are 'damping'"),
+            ({"name": "damping"}, 400, "expected the name and the value of a knob"),
+        ):
+            answer = client.post("/api/knobs", json=body)
+            assert (answer.status_code, text in answer.json()["error"]) == (status, True)
+        evil = client.post("/api/stop", json={}, headers={"Origin": "http://evil.example"})
+        assert evil.status_code == 403
+        assert client.post("/api/stop", json={}).json() == {"processes": 1}
+        assert process.wait(60) == 0
+    shown = hcb_command.hcb(tmp_path, "cat", "log", "--name", "knob/*").stdout.splitlines()
+    assert "damping: 0.5 -> 0.25 before read" in shown[-1]
+    assert "(hcb ui)" in shown[-1]
+
+
 def test_rules_need_control_and_a_process(log: Path, serve: Serve) -> None:
     answer = serve(log).post("/api/rules", json={"tap": "*", "enabled": False})
     assert answer.status_code == 403
     assert "--control" in answer.json()["error"]
+    assert serve(log).post("/api/knobs", json={"name": "lr", "value": 1}).status_code == 403
+    assert serve(log).post("/api/stop", json={}).status_code == 403
 
 
 def test_a_process_that_does_not_exist_is_an_error_of_the_command() -> None:
@@ -170,7 +206,7 @@ def test_the_processes_of_a_collector_are_shown_and_controlled(sockets: Path, tm
     collector = CollectorProcess(tmp_path, "--ui")
     try:
         with (
-            running(sockets, "-", collector.address, tmp_path / "spool"),
+            running(sockets, "-", collector.address, tmp_path / "spool") as process,
             hcb_ui("--from", collector.address, "--control") as client,
         ):
             found = until(
@@ -188,11 +224,29 @@ def test_the_processes_of_a_collector_are_shown_and_controlled(sockets: Path, tm
                 lambda: client.get("/api/overview", params={"filter": "loss"}).json()["taps"],
                 lambda taps: taps[0]["enabled"] is False,
             )
+            assert client.post("/api/knobs", json={"name": "damping", "value": 0.75}).json() == {
+                "processes": 1
+            }
+            via = ("ctl", "--via", collector.address)
+            told = hcb_command.hcb(tmp_path, *via, "set").stdout.splitlines()
+            assert [line.split()[:5] for line in told] == [
+                ["knob", "value", "default", "min", "max"], ["damping", "0.75", "0.5", "0", "1"],
+            ]  # fmt: skip
+            assert told[1].split()[-1] == "p0"
+            assert (
+                '"value": 0.125'
+                in hcb_command.hcb(tmp_path, *via, "set", "damping", "0.125", "--json").stdout
+            )
+            refused = hcb_command.hcb(tmp_path, *via, "set", "dumping", "1")
+            assert (refused.returncode, "there are 'damping'" in refused.stderr) == (1, True)
             groups = client.get("/api/errors").json()["groups"]
             (raised,) = [group for group in groups if group["kind"] == "tap exception"]
             assert raised["title"] == "ValueError: a planted\\x1b bug of 0"
             devices = client.get("/api/devices").json()["devices"]
             assert {device["device"]: device["seconds_in_taps"] for device in devices}["cpu:0"] is not None
+            stopped = hcb_command.hcb(tmp_path, *via, "stop")
+            assert (stopped.returncode, stopped.stdout.startswith("stop requested: ")) == (0, True)
+            assert process.wait(60) == 0
         # Its own page has the stored messages, also after the process has ended.
         (told,) = [line for line in collector.errors if "the page is at" in line]
         address, _, token = told.partition("the page is at ")[2].strip().partition("/#token=")

@@ -78,7 +78,7 @@ def test_a_failed_check_is_shown_with_its_line_and_values(log: Path, serve: Serv
     assert group["per"][0]["count"] == 1
 
 
-def test_calls_with_values_that_are_not_finite_are_grouped_by_program(tmp_path: Path, serve: Serve) -> None:
+def test_operations_that_made_nan_are_shown_at_their_lines(tmp_path: Path, serve: Serve) -> None:
     @hcb.watch_nonfinite
     @jax.jit
     def divide(x: Any) -> Any:
@@ -86,11 +86,14 @@ def test_calls_with_values_that_are_not_finite_are_grouped_by_program(tmp_path: 
 
     with hcb.outfeed_receiver(record=tmp_path, on_error="warn"):
         divide(jnp.float32(0)).block_until_ready()  # the call that failed
-    groups = serve(tmp_path).get("/api/errors").json()["groups"]
-    (found,) = groups
+    client = serve(tmp_path)
+    (found,) = client.get("/api/errors").json()["groups"]
     assert (found["kind"], found["count"]) == ("nonfinite", 1)
-    assert found["title"].startswith("a result: NaN or infinite values, in divide")
+    assert found["title"].startswith("log: 0 NaN and 1 infinite values in float32[], ")
+    assert "operand 0 = 0" in found["values"]
+    assert any("return jnp.log(x) / x" in text for _, text in found["source"])
     assert "test_server.py" in found["place"]
+    assert client.get("/api/overview").json()["errors"] == 1
 
 
 def test_the_token_of_the_address_becomes_a_secret_of_the_session(log: Path, serve: Serve) -> None:

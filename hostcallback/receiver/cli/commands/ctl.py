@@ -9,8 +9,14 @@ import time
 from typing import Any
 
 from hostcallback.receiver.cli.arguments import add_reaching, number
-from hostcallback.receiver.cli.output.tables import print_json_lines, print_table, rules_text, seconds_text
-from hostcallback.receiver.cli.via_collector import control
+from hostcallback.receiver.cli.output.tables import (
+    print_json_lines,
+    print_knobs,
+    print_table,
+    rules_text,
+    seconds_text,
+)
+from hostcallback.receiver.cli.via_collector import control, steer
 from hostcallback.receiver.control.client import ControlClient, processes
 from hostcallback.receiver.runtime.rules.rules import checked
 
@@ -26,6 +32,7 @@ examples:
     hcb ctl 4242 stop                         loops with stop=True end, and keep what they have computed
     hcb ctl --via host:7070                   the processes of all hosts that forward to a collector
     hcb ctl --via host:7070 'loss*' --every 10   in all of them, and in those that start later
+    hcb ctl --via host:7070 set lr 3e-4       in all that run; so does stop
 """
 
 
@@ -104,14 +111,22 @@ def run(arguments: argparse.Namespace) -> int:
     fields = ("enabled", "every", "rate", "truncate")
     settings = {field: value for field in fields if (value := getattr(arguments, field)) is not None}
     settings = {field: None if value == _NOTHING else value for field, value in settings.items()}
-    if arguments.via is not None and arguments.pattern is not None:
+    words = [word for word in (arguments.pid, arguments.pattern, *arguments.knob) if word is not None]
+    pattern, *rest = words[arguments.via is None :] or [None]
+    if rest and pattern != "set" and arguments.via is not None:
         arguments.parser.error("--via addresses all processes: give a pattern of taps, and no PID")
-    if arguments.knob and arguments.pattern != "set":
-        arguments.parser.error(f"unexpected {' '.join(arguments.knob)}: only set takes a name and a value")
-    pattern = arguments.pid if arguments.via is not None else arguments.pattern
+    if rest and pattern != "set":
+        arguments.parser.error(f"unexpected {' '.join(rest)}: only set takes a name and a value")
     if pattern is None and (settings or arguments.reset):
         arguments.parser.error("rules are for taps: give their name or a glob, such as '*'")
+    if pattern == "set" and (settings or arguments.reset):
+        arguments.parser.error("set changes a knob, and takes no rules: give them in a second command")
+    command, more = _knob_command(arguments, rest) if pattern == "set" else ("", {})
+    if pattern == "stop" and not settings and not arguments.reset:
+        command = "stop"
     if arguments.via is not None:
+        if command:
+            return steer(arguments, command, more)
         return control(arguments, pattern, settings, reset=arguments.reset)
     if arguments.pid is None:
         _list_processes(as_json=arguments.json)
@@ -119,20 +134,16 @@ def run(arguments: argparse.Namespace) -> int:
     if not arguments.pid.isdecimal():
         arguments.parser.error(f"argument PID: {arguments.pid!r} is not a process id; `hcb ctl` lists them")
     with ControlClient(int(arguments.pid)) as client:
-        if arguments.pattern == "set":
-            if settings or arguments.reset:
-                arguments.parser.error(
-                    "set changes a knob, and takes no rules: give them in a second command"
-                )
-            _set_knob(client, arguments)
-            return 0
-        if arguments.pattern == "stop" and not settings and not arguments.reset:
+        if command == "stop":
             print(f"stop requested: {client.ask('stop')['reason']}")
             return 0
-        if arguments.pattern is None:
+        if command:
+            print_knobs([("", knob) for knob in client.ask(command, **more)], as_json=arguments.json)
+            return 0
+        if pattern is None:
             _list_taps(client.ask("taps"), as_json=arguments.json)
             return 0
-        answer = client.ask("rules", pattern=arguments.pattern, settings=settings, reset=arguments.reset)
+        answer = client.ask("rules", pattern=pattern, settings=settings, reset=arguments.reset)
     if arguments.json:
         print_json_lines({"name": name, "rules": answer["rules"][name]} for name in answer["names"])
         return 0
@@ -141,24 +152,11 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _set_knob(client: ControlClient, arguments: argparse.Namespace) -> None:
-    if len(arguments.knob) not in (0, 2):
+def _knob_command(arguments: argparse.Namespace, words: list[str]) -> tuple[str, dict[str, Any]]:
+    # The command and its arguments for the words after `set`.
+    if len(words) not in (0, 2):
         arguments.parser.error("set takes the name of a knob and its new value, or nothing: set lr 3e-4")
-    if arguments.knob:
-        name, text = arguments.knob
-        knobs = client.ask("set", name=name, value=_value(arguments, text))
-    else:
-        knobs = client.ask("knobs")
-    if arguments.json:
-        print_json_lines(knobs)
-    elif not knobs:
-        print("no program with a knob was traced in this process yet")
-    else:
-        shown = [(k["name"], *(_text(k[key]) for key in _KNOB_FIELDS), k["source_line"]) for k in knobs]
-        print_table(("knob", *_KNOB_FIELDS, "line"), shown, left=(0, 5))
-
-
-_KNOB_FIELDS = ("value", "default", "min", "max")
+    return ("set", {"name": words[0], "value": _value(arguments, words[1])}) if words else ("knobs", {})
 
 
 def _value(arguments: argparse.Namespace, text: str) -> Any:
@@ -166,10 +164,6 @@ def _value(arguments: argparse.Namespace, text: str) -> Any:
         return json.loads(text)
     except ValueError:
         arguments.parser.error(f"{text!r} is not a value: expected a number, true, false or a list of them")
-
-
-def _text(value: Any) -> str:
-    return "-" if value is None else f"{value:.8g}" if isinstance(value, float) else str(value)
 
 
 def _list_processes(*, as_json: bool) -> None:

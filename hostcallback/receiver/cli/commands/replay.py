@@ -14,14 +14,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hostcallback.receiver.cli import CommandError
+from hostcallback.receiver.cli import USAGE, CommandError
 from hostcallback.receiver.cli.arguments import SelectedLog, add_log, add_selection, add_shards, number
 from hostcallback.receiver.cli.output.messages import make_safe, report_damage
+from hostcallback.receiver.cli.output.tables import report_unmatched
 from hostcallback.receiver.failures.check_report import CheckError
 from hostcallback.receiver.log import INDENT
 from hostcallback.receiver.messages import Sink
 from hostcallback.receiver.replayer.replay import Replay, Replayed
 from hostcallback.receiver.sinks.scalars import scalars_into
+from hostcallback.receiver.taplog.reading.selection import Selection
 from hostcallback.receiver.text import printable, printable_lines
 
 SPEED = number("a number above 0, such as 1 or 0.5", lambda x: 0 < x < math.inf)
@@ -60,6 +62,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Runs the command."""
     bind = dict(_bound(text) for text in arguments.bind)
     log = SelectedLog(arguments, prints=True)
+    if bind and report_unmatched(log.reader, Selection(names=tuple(bind))):
+        return USAGE
     make_safe()
     with contextlib.ExitStack() as stack:
         if arguments.json:

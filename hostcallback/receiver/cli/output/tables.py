@@ -10,7 +10,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, TextIO
 
@@ -118,6 +118,24 @@ def _report(kind: str, patterns: Sequence[str], names: Sequence[str]) -> int:
         print(f"hcb: no {kind} of the log is called {printable(repr(pattern))}{others}", file=sys.stderr)
         status = 1
     return status
+
+
+def print_knobs(found: Sequence[tuple[str, Mapping[str, Any]]], *, as_json: bool) -> None:
+    """Prints knobs as processes describe them, each with the process that has it; with no process if there is one."""
+    if as_json:
+        print_json_lines({"process": where, **knob} if where else knob for where, knob in found)
+    elif not found:
+        print("no program with a knob was traced yet")
+    else:
+        fields = ("name", "value", "default", "min", "max", "source_line")
+        rows = [(*(_knob_text(knob.get(key)) for key in fields), where) for where, knob in found]
+        head = ("knob", "value", "default", "min", "max", "line", "process")
+        columns = len(head) if any(where for where, _ in found) else len(head) - 1
+        print_table(head[:columns], [row[:columns] for row in rows], left=(0, 5, 6))
+
+
+def _knob_text(value: Any) -> str:
+    return "-" if value is None else f"{value:.8g}" if isinstance(value, float) else printable(str(value))
 
 
 Show = Callable[[list[str]], None]

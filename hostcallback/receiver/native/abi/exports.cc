@@ -132,10 +132,11 @@ int32_t hcb_ring_append(hcb_ring* ring, const uint8_t* prefix, uint64_t prefix_b
 }
 
 int32_t hcb_ring_post(hcb_ring* ring, const uint8_t* prefix, uint64_t prefix_bytes, uint64_t count,
-                      const void* const* arrays, const uint64_t* nbytes) {
+                      const void* const* arrays, const uint64_t* nbytes, int64_t run_id) {
   if (!ValidPrefix(prefix, prefix_bytes)) return HCB_INVALID;
   HostEmission emission(prefix, prefix_bytes, count, arrays, nbytes);
   emission.StampFor(*RingOf(ring));
+  emission.run_id = run_id;
   if (!RingOf(ring)->Fits(emission)) return HCB_TOO_LARGE;
   return StatusOf(RingOf(ring)->AppendOwned(emission, std::make_unique<Payload>(&emission)));
 }

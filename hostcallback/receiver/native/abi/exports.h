@@ -87,9 +87,9 @@ HCB_EXPORT int32_t hcb_ring_send(hcb_ring* ring, const uint8_t* prefix, uint64_t
                                  const void* const* arrays, const uint64_t* nbytes, int64_t run_id);
 /* Appends a frame without payload, after the waiting producers, regardless of the policy. Does not wait. */
 HCB_EXPORT int32_t hcb_ring_append(hcb_ring* ring, const uint8_t* prefix, uint64_t prefix_bytes);
-/* The same with a payload, which is copied. */
+/* The same with a payload, which is copied, and as a message of a launch. */
 HCB_EXPORT int32_t hcb_ring_post(hcb_ring* ring, const uint8_t* prefix, uint64_t prefix_bytes, uint64_t count,
-                                 const void* const* arrays, const uint64_t* nbytes);
+                                 const void* const* arrays, const uint64_t* nbytes, int64_t run_id);
 
 /* Emits a call from the host, after the waiting producers, regardless of the policy, and waits for its reply.
  * Returns HCB_EMITTED, or HCB_DROPPED with the reason in `error`. */

@@ -24,8 +24,8 @@ NO_CONTROL = (
 )
 """Explains that a collector, whose address is to be inserted, does not implement live control."""
 
-COMMANDS = ("process", "taps", "rules", "figures")
-"""Commands that processes answer through a collector. The control socket has more."""
+COMMANDS = ("process", "taps", "rules", "figures", "knobs", "set", "stop")
+"""Commands that processes answer through a collector, as on their control sockets."""
 
 MAX_ANSWER = forwarding_protocol.PIECE_BYTES
 MAX_RUNS = 128

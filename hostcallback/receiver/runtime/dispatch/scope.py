@@ -227,6 +227,7 @@ class Scope:
         on_error: OnError = OnError.DEFER,
         *,
         log_failures: bool = True,
+        made_at: str = "",
     ) -> None:
         """Makes a scope without devices.
 
@@ -236,8 +237,10 @@ class Scope:
             back_pressure: policy of its devices; by default emissions wait for room.
             on_error: action for failed checks and for exceptions of tap functions.
             log_failures: see `DeferredErrors`.
+            made_at: the user's line that made its receiver, if there is one.
         """
         self.name = name
+        self.made_at = made_at
         self.back_pressure = back_pressure or BackPressure()
         self.deferred = DeferredErrors(max_errors, on_error, log_failures=log_failures)
         self.recorder: Recorder | None = None

@@ -28,7 +28,7 @@ def no_such_tap(pattern: str, names: Sequence[str]) -> str:
     """Returns a message with similar names: `no tap is called 'los' so far; there are 'loss'`."""
     near = difflib.get_close_matches(pattern, names, n=3) or list(names[:3])
     others = f"; there are {', '.join(map(repr, near))}" if near else ""
-    return f"no tap is called {pattern!r} so far{others}"
+    return f"no tap is called {pattern!r} so far{others if names else ', since none was traced yet'}"
 
 
 Predicate = Callable[[Any], bool]

@@ -254,6 +254,11 @@ class Step(NamedTuple):
     total: int | None
     postfix: Mapping[str, Any]
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the loop has ended before its last step, as it was asked to."""
+        return self.phase is Phase.END and self.total is not None and self.step < self.total
+
 
 MAX_BARS = 64
 """Largest number of bars that are open at once. Messages of further ones show nothing."""
@@ -342,7 +347,8 @@ class Bars:
                 bar = self._begin(place, look, run_id)
             if bar is None:
                 return
-            bar.display.show(step.step, step.total, postfix_text(step.postfix), time_ns)
+            postfix = [postfix_text(step.postfix), "stopped" if step.is_stopped else ""]
+            bar.display.show(step.step, step.total, ", ".join(filter(None, postfix)), time_ns)
             if step.phase is Phase.END:
                 if len(self._ended) >= MAX_BARS:
                     self._ended.clear()

@@ -68,7 +68,7 @@ class ProgressSink:
             names = [self._look.desc or "progress", *([f"[{', '.join(map(str, lane))}]"] if lane else [])]
             total = "" if step.total is None else f"/{step.total}"
             values = [f"{name}={value_text(value)}" for name, value in step.postfix.items()]
-            ending = ["(ended)"] if step.phase is Phase.END else []
+            ending = ["(stopped)" if step.is_stopped else "(ended)"] if step.phase is Phase.END else []
             lines.append(" ".join([" ".join(names) + ":", f"{step.step}{total}", *values, *ending]))
         return lines
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from hostcallback.receiver import errors, tap_arguments, text
+from hostcallback.receiver.public_names import hide_frames
 from hostcallback.receiver.taplog.columns import tables
 from hostcallback.receiver.taplog.columns.column_batches import ColumnBatch, ColumnReader, joined
 from hostcallback.receiver.taplog.columns.tables import Table
@@ -273,6 +274,7 @@ class LogData(Mapping[str, TapData]):
             self._taps = {name: [*found[name].values()] for name in sorted(found)}
         return self._taps
 
+    @hide_frames
     def __getitem__(self, name: str) -> TapData:
         """The tap of that name; the name of an unnamed tap may be given without its line, if there is only one.
 
@@ -287,7 +289,11 @@ class LogData(Mapping[str, TapData]):
             return TapData(self._reader, near[0], taps[near[0]])
         there = ", ".join(map(repr, taps)) or "none"
         if near:
-            raise UnknownTapError(f"{name!r} may be one of {', '.join(map(repr, near))}: give the whole name")
+            some = ", ".join(map(repr, near[:8])) + (f" and {len(near) - 8} more" if len(near) > 8 else "")
+            raise UnknownTapError(
+                f"{name!r} matches {some}, and this gives one tap: give a whole name, as in data[{near[0]!r}], or take "
+                "several: {name: data[name] for name in data}"
+            )
         similar = difflib.get_close_matches(str(name), [*taps], n=1)
         meant = f" Did you mean {similar[0]!r}?" if similar else ""
         raise UnknownTapError(f"the log has no tap {name!r}; its taps are {there}.{meant}")
@@ -307,6 +313,7 @@ class LogData(Mapping[str, TapData]):
         return table(("tap", "kind", "line"), rows)
 
 
+@hide_frames
 def read(paths: Paths, *, run: str | None = None) -> LogData:
     """Opens tap logs as data: a mapping of taps by name, each with its messages as columns.
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from hostcallback.receiver import errors, limits
+from hostcallback.receiver.messages import Message
 from hostcallback.receiver.taplog.format import layout, step_finder
 from hostcallback.receiver.taplog.format.block import FrameBlock
 from hostcallback.receiver.taplog.reading.chunk_reader import Chunk, read_frames
@@ -46,6 +47,14 @@ class Stretch(NamedTuple):
     folded: dict[int, int]
     described: dict[int, TapDescriptor]
     path: Path
+
+    def step_of(self, message: Message) -> int | None:
+        """The step of one of its messages; None if it is not known, or the message is another's."""
+        place = int(np.searchsorted(self.block.seqs, message.seq))
+        if place == len(self.steps) or self.block.times[place] != message.time_ns:
+            return None
+        step = int(self.steps[place])
+        return None if step == layout.NO_STEP else step
 
 
 class LostNote(NamedTuple):

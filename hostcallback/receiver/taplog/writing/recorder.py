@@ -17,6 +17,7 @@ from hostcallback.receiver.errors import TapFailure
 from hostcallback.receiver.failures.failure_report import FailureHistory
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.messages import Consumer, Find, Message, device_text
+from hostcallback.receiver.public_names import hide_frames
 from hostcallback.receiver.sinks.sharding.shard_record import shard_record
 from hostcallback.receiver.sources.columns import BatchColumns
 from hostcallback.receiver.sources.source import Batch
@@ -252,6 +253,7 @@ def _as_seen(
     return described, [np.array(record, np.int64), *arrays]
 
 
+@hide_frames
 def record(
     path: str | os.PathLike[str],
     *,
@@ -289,7 +291,8 @@ def record(
         run: names the run. A later start of the program with the same name continues it. By default
             `$HOSTCALLBACK_RUN`, or a name that no other run has, made of program, user and time.
         config: the configuration of the run, which `hcb ui` shows and compares: a dict of numbers, texts, lists and
-            dicts, with notes on the run as `notes`, say. Of other objects it has the texts.
+            dicts, with notes on the run as `notes`, say. Of other objects it has the texts, or the class if the text
+            is only an address, which is logged.
 
     Raises:
         OSError: the folder or its first file cannot be created.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 import time
 from collections import Counter
@@ -14,6 +15,7 @@ from typing import Any
 import msgpack
 
 from hostcallback.receiver.files import PRIVATE, Permissions
+from hostcallback.receiver.log import logger
 from hostcallback.receiver.taplog.format.block import FrameBlock
 from hostcallback.receiver.taplog.format.compression import Compressor
 from hostcallback.receiver.taplog.format.layout import Lost, segment_name
@@ -34,6 +36,9 @@ CONFIG_BYTES = 64 << 10
 def plain_config(config: object) -> dict[str, Any]:
     """Returns a run's configuration as plain data: arrays of one element as numbers, other objects as their texts.
 
+    Of functions, classes and objects whose text is an address, which is another in each run, it has the name of the
+    function or class; the latter are logged.
+
     Raises:
         TypeError: it is not a mapping.
         ValueError: it has more than `CONFIG_BYTES`.
@@ -43,7 +48,7 @@ def plain_config(config: object) -> dict[str, Any]:
             f"config is of type {type(config).__name__}, expected a dict such as {{'lr': 0.1}}; of an "
             "argparse.Namespace or a dataclass give vars(config)"
         )
-    found: dict[str, Any] = _plain(config)
+    found: dict[str, Any] = _plain(config, "config")
     nbytes = len(msgpack.packb(found))
     if nbytes > CONFIG_BYTES:
         raise ValueError(
@@ -52,11 +57,11 @@ def plain_config(config: object) -> dict[str, Any]:
     return found
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any, path: str) -> Any:
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): _plain(item, f"{path}[{key!r}]") for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [_plain(item, f"{path}[{number}]") for number, item in enumerate(value)]
     if getattr(value, "shape", None) == () and hasattr(value, "item"):
         value = value.item()
     if (
@@ -65,7 +70,17 @@ def _plain(value: Any) -> Any:
         or (type(value) is int and abs(value) < 1 << 63)
     ):
         return value
-    return str(value)
+    text = str(value)
+    if not re.search(r" at 0x[0-9a-fA-F]+", text):
+        return text
+    named = value if hasattr(value, "__qualname__") else type(value)
+    name = f"{named.__module__}.{named.__qualname__}"
+    if named is not value:
+        logger.warning(
+            "%s is an object of the class %s, whose text is only an address: the run's configuration has the name of "
+            "the class. Give what tells runs apart, such as vars(...) of it", path, name,
+        )  # fmt: skip
+    return name
 
 
 @dataclass(frozen=True, slots=True)

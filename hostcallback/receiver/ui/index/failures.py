@@ -12,7 +12,7 @@ from hostcallback.receiver.failures.call_site import DescribedFrame
 from hostcallback.receiver.failures.check_report import CheckFailed, Explanation
 from hostcallback.receiver.failures.deferred_errors import DelegatedFailure, MultipleFailures
 from hostcallback.receiver.sinks.factory import own_sink
-from hostcallback.receiver.taplog.format.layout import Damage, Lost
+from hostcallback.receiver.taplog.format.layout import NO_STEP, Damage, Lost
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage, MessageDecoder
 from hostcallback.receiver.taplog.reading.merge import Stretch
 from hostcallback.receiver.taplog.reading.segment_reader import Writer
@@ -44,7 +44,11 @@ class Occurrence:
 
 @dataclass(slots=True)
 class Group:
-    """The failures of one kind on one line."""
+    """The failures of one kind on one line.
+
+    Attributes:
+        awaits: the program of NaN reports that do not say which operation it was; those that do take their place.
+    """
 
     number: int
     kind: str
@@ -52,6 +56,7 @@ class Group:
     place: str
     values: str = ""
     traceback: str | None = None
+    awaits: str = ""
     frame: tuple[str, int] | None = None
     count: int = 0
     per: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -175,23 +180,28 @@ class Failures:
         self._decoder = MessageDecoder()
         self.losses = 0
         self._logged = 0
+        self._told: set[str] = set()  # programs of which operations are known that made NaN
         self._names: dict[tuple[str, int], str] = {}
 
     @property
     def count(self) -> int:
         """How often checks, tap functions and watched operations have failed."""
         told = (group.unlogged(self._names).total() for group in self._groups.values() if group.live)
-        return self._logged + sum(told)
+        superfluous = (group.count for group in self._groups.values() if group.awaits in self._told)
+        return self._logged + sum(told) - sum(superfluous)
 
     @property
     def kinds(self) -> int:
         """Number of different failures: groups other than losses."""
-        return sum(group.kind != "loss" for group in self._groups.values())
+        return sum(group.kind != "loss" for group in self._shown())
 
     def as_dicts(self) -> list[dict[str, Any]]:
         """Describes the groups for the page: failures before losses, then those with the latest failure first."""
-        order = sorted(self._groups.values(), key=lambda group: (group.kind == "loss", -group.last_time))
+        order = sorted(self._shown(), key=lambda group: (group.kind == "loss", -group.last_time))
         return [group.as_dict(self._names) for group in order]
+
+    def _shown(self) -> list[Group]:
+        return [group for group in self._groups.values() if group.awaits not in self._told]
 
     def checked(self, run: Stretch, described: TapDescriptor, places: Array) -> None:
         """Counts failures of a check. Only the first of a block is decoded, and only if it is the group's first."""
@@ -230,6 +240,10 @@ class Failures:
             is_first = group.add(self._process(run.writer), run.device, 1, self._at(run, place))
             if is_first and explained is not None:
                 _describe(group, explained)
+                if not explained.is_known:
+                    group.awaits = explained.program
+                elif explained.program and len(self._told) < MAX_GROUPS:
+                    self._told.add(explained.program)
 
     def _failed_operations(
         self, run: Stretch, described: TapDescriptor, place: int
@@ -275,7 +289,7 @@ class Failures:
     @staticmethod
     def _at(run: Stretch, place: int) -> Occurrence:
         step = int(run.steps[place])
-        return Occurrence(run.block.times[place] / 1e9, None if step == -(2**63) else step)
+        return Occurrence(run.block.times[place] / 1e9, None if step == NO_STEP else step)
 
     def _explain(self, group: Group, run: Stretch, described: TapDescriptor, place: int) -> None:
         for logged in self._decoder.messages(run._replace(start=place, stop=place + 1)):

@@ -55,10 +55,9 @@ class ProcessSource:
         self._logs = _logs(found["process"])
         return [LiveProcess(str(found["process"]["host"]), self._pid, "", found)]
 
-    def set_rules(self, pattern: str, settings: Mapping[str, Any], run: str, *, reset: bool) -> list[str]:
-        """Sets rules of its taps."""
-        found = self._told("rules", pattern=pattern, settings=dict(settings), reset=reset)
-        return [str(name) for name in found["names"]]
+    def tell(self, command: str, run: str, **arguments: Any) -> list[Any]:
+        """Sends a command; returns its result, as the only one."""
+        return [self._told(command, **arguments)]
 
     def has_ended(self) -> bool:
         """Whether the process has ended."""
@@ -191,24 +190,24 @@ class LiveProcesses:
             return "live"
         return "ended" if source.has_ended() else "lost"
 
-    def set_rules(self, pattern: str, settings: Mapping[str, Any], run: str, *, reset: bool) -> list[str]:
-        """Sets rules in all sources; returns the names of the taps.
+    def tell(self, command: str, run: str = "", **arguments: Any) -> list[Any]:
+        """Sends a command to the processes of a run, by default of all; returns the results of those that have one.
 
         Raises:
-            HostCallbackError: no source could set them; the text is that of the first.
+            HostCallbackError: there is none; the text is that of the first process or source.
         """
-        names: dict[str, None] = {}
+        results: list[Any] = []
         problems: list[HostCallbackError] = []
         with self._lock:
             for source in self._sources:
                 try:
-                    names |= dict.fromkeys(source.set_rules(pattern, settings, run, reset=reset))
+                    results += source.tell(command, run, **arguments)
                 except HostCallbackError as error:
                     problems.append(error)
             self._asked_at = float("-inf")
-        if problems and not names:
+        if problems and not results:
             raise problems[0]
-        return list(names)
+        return results
 
     def _processes(self) -> list[LiveProcess]:
         return [each for found in self._found.values() for each in found]

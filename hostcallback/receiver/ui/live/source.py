@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -107,17 +106,15 @@ class CollectorSource:
             if is_process(one.result)
         ]
 
-    def set_rules(self, pattern: str, settings: Mapping[str, Any], run: str, *, reset: bool) -> list[str]:
-        """Sets rules of the taps of all processes of a run, also of those that start later."""
+    def tell(self, command: str, run: str, **arguments: Any) -> list[Any]:
+        """Sends a command to all processes of a run; returns the results. Rules are also for those that start later."""
         with self._new(run or self._runs) as control:
-            answers = control.ask(
-                "rules", seconds=ASK_SEC, pattern=pattern, settings=dict(settings), reset=reset
-            )
-        names: dict[str, None] = {}
-        for one in answers.told:
-            if isinstance(one.result, dict):
-                names |= dict.fromkeys(map(str, one.result.get("names", ())))
-        return list(names)
+            told = control.ask(command, seconds=ASK_SEC, **arguments).told
+        results = [one.result for one in told if one.result is not None]
+        failed = [f"{one.process}: {one.error}" for one in told if one.error and one.kind != "NoSuchTapError"]
+        if failed and not results:
+            raise ControlError(failed[0])
+        return results
 
     def has_ended(self) -> bool:
         """Whether no process will ever answer again: a collector may have new ones."""

@@ -32,6 +32,7 @@ from hostcallback.receiver.ui.server.queries import (
     numbers,
     one_tap,
     parse,
+    parse_json,
     text,
     whole,
 )
@@ -107,21 +108,28 @@ def make_app(data: PageData) -> Starlette:
         "/api/errors": lambda request: data.errors(),
         "/api/runs": lambda request: table(data.fresh()),
         "/api/devices": lambda request: data.devices(),
+        "/api/knobs": lambda request: data.knobs(),
+    }
+    changes: dict[str, Callable[[bytes], Any]] = {
+        "/api/rules": lambda body: data.set_rules(parse(body)),
+        "/api/knobs": lambda body: data.set_knob(parse_json(body)),
+        "/api/stop": lambda body: data.stop(),
     }
 
-    async def rules(request: Request) -> Response:
+    async def change(request: Request) -> Response:
         body = b""
         async for part in request.stream():
             body += part
             if len(body) > MAX_BODY:
                 return JSONResponse({"error": f"the body is longer than {MAX_BODY} bytes"}, 413)
-        return await run_in_threadpool(_json(lambda request: data.set_rules(parse(body))), request)
+        made = changes[request.url.path]
+        return await run_in_threadpool(_json(lambda request: made(body)), request)
 
     routes = [
         Route("/", lambda request: FileResponse(PAGE / "index.html")),
         *(Route(path, _json(answer)) for path, answer in answers.items()),
         Route("/api/events", streams.events),
-        Route("/api/rules", rules, methods=["POST"]),
+        *(Route(path, change, methods=["POST"]) for path in changes),
         Route("/api/{rest:path}", _json(_no_such_path)),
         Mount("/", StaticFiles(directory=PAGE)),
     ]

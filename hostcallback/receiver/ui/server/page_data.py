@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -11,6 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from hostcallback.receiver.errors import HostCallbackError
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.taplog.diff.comparison import Tolerance
 from hostcallback.receiver.text import printable
@@ -22,7 +25,7 @@ from hostcallback.receiver.ui.index.runs import names, runs
 from hostcallback.receiver.ui.index.taps import Tap
 from hostcallback.receiver.ui.live.processes import LiveProcesses, live_failures
 from hostcallback.receiver.ui.live.source import LiveProcess
-from hostcallback.receiver.ui.server.queries import NoControlError, RuleRequest, UnknownError
+from hostcallback.receiver.ui.server.queries import BadRequestError, NoControlError, RuleRequest, UnknownError
 
 INTERVAL_SEC = 0.5
 """Seconds between looks at the logs while a page is open."""
@@ -186,6 +189,8 @@ def _run(process: LiveProcess) -> str:
     return f"{process.host}:{process.pid}"
 
 
+MAX_KNOBS = 200
+
 OVERVIEW_SEC = 3.0
 """Seconds between the events that tell of a new overview, while only counts change."""
 
@@ -314,12 +319,49 @@ class PageData:
             NoControlError: this server was started without --control.
             HostCallbackError: no process could set them.
         """
+        told = self._controlled().tell(
+            "rules", wanted.run, pattern=wanted.pattern, settings=wanted.settings, reset=wanted.reset
+        )
+        found = [name for one in told if isinstance(one, dict) for name in one.get("names", ())]
+        return {"applied": [printable(str(name)) for name in dict.fromkeys(found)]}
+
+    def knobs(self) -> dict[str, Any]:
+        """The knobs of the running processes, by name, with the value in each process that has it."""
+        told: list[Any] = []
+        with contextlib.suppress(HostCallbackError):  # it runs an earlier version, or has ended
+            told = self.live.tell("knobs") if self.live else []
+        found: dict[str, dict[str, Any]] = {}
+        for knob in (knob for known in told if isinstance(known, list) for knob in known):
+            if isinstance(knob, dict) and len(found) < MAX_KNOBS:
+                shown = {
+                    key: _short(knob.get(key)) for key in ("default", "min", "max", "dtype", "source_line")
+                }
+                row = found.setdefault(printable(str(knob.get("name"))), {**shown, "values": []})
+                row["values"].append(_short(knob.get("value")))
+        return {
+            "processes": len(told),
+            "knobs": [{"name": name, **row} for name, row in sorted(found.items())],
+        }
+
+    def set_knob(self, wanted: Any) -> dict[str, Any]:
+        """Sets a knob in the running processes that have it. Raises as `set_rules` does."""
+        if not isinstance(wanted, dict) or not isinstance(wanted.get("name"), str) or "value" not in wanted:
+            raise BadRequestError(
+                f"the body is {str(wanted)[:100]}, expected the name and the value of a knob"
+            )
+        told = self._controlled().tell("set", name=wanted["name"], value=wanted["value"], by="hcb ui")
+        return {"processes": len(told)}
+
+    def stop(self) -> dict[str, Any]:
+        """Requests a stop of the running processes. Raises as `set_rules` does."""
+        return {"processes": len(self._controlled().tell("stop", by="hcb ui"))}
+
+    def _controlled(self) -> LiveProcesses:
         if not self.control:
-            raise NoControlError("the page may only look: start hcb ui with --control to set rules from it")
+            raise NoControlError("the page may only look: start hcb ui with --control to control from it")
         if not self.live:
             raise NoControlError("no running process is shown: give its PID, or a collector with --from")
-        names = self.live.set_rules(wanted.pattern, wanted.settings, wanted.run, reset=wanted.reset)
-        return {"applied": [printable(name) for name in names]}
+        return self.live
 
     def changes(self, watched: Sequence[int]) -> dict[str, Any]:
         """The changes that an open page gets twice a second; `watched` are its taps."""
@@ -399,6 +441,13 @@ class PageData:
             "state": "live" if is_live else "ended",
             "message": printable("; ".join(said)),
         }
+
+
+def _short(value: Any) -> Any:
+    # A number, or else a text.
+    if isinstance(value, bool | int | None) or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    return printable(json.dumps(value) if isinstance(value, list) else str(value))[:1000]
 
 
 def _fits(tap: Tap, pattern: str) -> bool:

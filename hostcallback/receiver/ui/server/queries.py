@@ -126,18 +126,23 @@ class RuleRequest(NamedTuple):
     reset: bool
 
 
+def parse_json(body: bytes) -> Any:
+    """Reads the body of a request; raises BadRequestError if it is not JSON."""
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError):
+        raise BadRequestError(
+            f"the body has {len(body)} bytes that are no JSON, expected a JSON object"
+        ) from None
+
+
 def parse(body: bytes) -> RuleRequest:
     """Reads the body of a request: null, or a missing field, changes nothing; 0 removes a limit.
 
     Raises:
         BadRequestError: it is not what docs/design/ui.md says.
     """
-    try:
-        found = json.loads(body)
-    except (ValueError, RecursionError):
-        raise BadRequestError(
-            f"the body has {len(body)} bytes that are no JSON, expected a JSON object"
-        ) from None
+    found = parse_json(body)
     if not isinstance(found, dict) or not isinstance(found.get("tap"), str):
         raise BadRequestError(f"the body is {str(found)[:100]}, expected a JSON object with a glob as 'tap'")
     unknown = [name for name in found if name not in (*FIELDS, "tap", "run", "reset")]

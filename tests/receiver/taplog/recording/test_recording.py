@@ -16,8 +16,10 @@ import pytest
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec as P
 
+import hcb_command
 import hostcallback as hcb
 from hostcallback import receiver
+from hostcallback.api.watch import watch
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
 from hostcallback.receiver.taplog.reading.merge import LostNote
 from hostcallback.receiver.taplog.reading.reader import LogReader
@@ -140,26 +142,63 @@ def test_failing_checks_are_counted_exactly_however_many_were_folded(tmp_path: P
     assert isinstance(reported, hcb.CheckError)
     assert isinstance(again, hcb.CheckError)
     assert reported.check.count == again.check.count == 4_990
-    assert str(reported) == str(again)  # with the line, its source, and the stack
+    # With the line, its source, and the stack. A log knows the steps of messages, too.
+    assert str(reported) == str(again).replace(", step 10,", ",").replace(", step 4999,", ",")
+    assert (again.check.first.step, again.check.last.step) == (10, 4999)
     assert "x is 10.0 at 10" in str(again)
 
 
-def test_calls_that_made_nan_are_reported_by_replay(tmp_path: Path) -> None:
-    def root(x):
+@pytest.mark.parametrize("how", ["watch_nonfinite", "every", "in a trace", "capsule"])
+def test_a_log_tells_the_operation_that_made_nan_as_the_program_did(tmp_path: Path, how: str) -> None:
+    def root(x, step):
+        hcb.metrics({"x": x}, step=step)
         return jnp.log(x) + 1
 
-    with pytest.raises(hcb.TapFunctionException) as live, hcb.outfeed_receiver(record=tmp_path):
-        hcb.watch_nonfinite(jax.jit(root))(jnp.float32(-1)).block_until_ready()
+    jitted = jax.jit(root)
+    step = {
+        "watch_nonfinite": lambda: hcb.watch_nonfinite(jitted),
+        "every": lambda: hcb.watch_nonfinite(jitted, mode="every"),
+        "in a trace": lambda: jax.jit(hcb.watch_nonfinite(root)),
+        "capsule": lambda: hcb.capsule(jitted, tmp_path / "capsules", nonfinite=True),
+    }[how]()
+
+    def train() -> None:
+        with hcb.outfeed_receiver(record=tmp_path):
+            for number in range(5):
+                step(jnp.float32(2.5 - number), number)
+
+    with pytest.raises(hcb.TapFunctionException) as live:
+        train()
     with pytest.raises(hcb.TapFunctionException) as replayed:
         receiver.replay(tmp_path)
     (reported,), (again,) = live.value.exceptions, replayed.value.exceptions
     assert isinstance(reported, hcb.NonFiniteError)
     assert isinstance(again, hcb.NonFiniteError)
-    assert reported.primitive == "log"
-    # A log has the inputs of the call, and no program to walk.
-    assert str(again).startswith(
-        "a result: NaN or infinite values, in root: the process that ran the program"
+    assert str(again).partition("\n  first at")[0] == str(reported).partition("\n  first at")[0]
+    assert (reported.primitive, again.primitive, again.nan_count, again.call) == (
+        "log",
+        "log",
+        1,
+        reported.call,
     )
+    assert (again.check.count, again.check.first.step, again.check.last.step) == (2, 3, 4)
+    shown = hcb_command.hcb(tmp_path, "errors", ".").stdout
+    assert "log: 1 NaN and 0 infinite values in float32[]" in shown
+    assert f"{__file__}:" in shown.partition("\n")[0]
+    assert ", step 3, " in shown
+    assert "2 failures (2 on cpu:0)" in shown
+    lines = hcb_command.hcb(tmp_path, "cat", ".").stdout.splitlines()
+    assert [line.split()[2] for line in lines if "check failed: log: 1 NaN" in line] == ["3", "4"]
+
+
+def test_a_log_of_a_program_that_died_before_it_found_the_operation_tells_the_failed_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "send", lambda *args: None)
+    with hcb.outfeed_receiver(record=tmp_path, on_error="warn"):
+        hcb.watch_nonfinite(jax.jit(jnp.log))(jnp.float32(-1)).block_until_ready()
+    shown = hcb_command.hcb(tmp_path, "errors", ".").stdout
+    assert shown.startswith("a result: NaN or infinite values, in log: the process that ran the program")
 
 
 def test_messages_dropped_by_a_policy_are_noted(tmp_path: Path) -> None:

@@ -441,3 +441,29 @@ def test_a_configuration_is_in_the_header_of_each_segment(tmp_path: Path) -> Non
         record(tmp_path, config=object())  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"takes 70,0.. bytes, expected at most 65,536"):
         record(tmp_path, config={"text": "x" * 70_000})
+
+
+def test_a_configuration_has_the_class_of_objects_without_a_text_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Model:
+        pass
+
+    given = {
+        "model": {"body": [Model()]},
+        "loss": np.mean,
+        "kind": Model,
+        "folder": Path("data"),
+        "dtype": np.dtype("f4"),
+    }
+    with record(tmp_path, config=given):
+        pass
+    (file,) = tmp_path.iterdir()
+    name = f"{__name__}.{Model.__qualname__}"
+    assert SegmentReader(file).info["config"] == {
+        "model": {"body": [name]}, "loss": "numpy.mean", "kind": str(Model), "folder": "data", "dtype": "float32",
+    }  # fmt: skip
+    (told,) = caplog.messages
+    assert told.startswith(
+        f"config['model']['body'][0] is an object of the class {name}, whose text is only an address"
+    )

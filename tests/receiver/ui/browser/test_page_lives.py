@@ -49,6 +49,36 @@ def test_two_tabs_follow_a_program_and_one_switches_its_tap_off(
             page.context.close()
 
 
+def test_a_knob_is_set_and_the_loops_are_stopped(
+    sockets: Path, visit: Visit, expect: Any, tmp_path: Path
+) -> None:
+    with (
+        running(sockets, tmp_path / "log") as process,
+        hcb_ui(process.pid, "--control", HOSTCALLBACK_CONTROL_DIR=sockets) as client,
+    ):
+        page = visit(address_of(client), "Control", refuses="502")
+        field = page.get_by_label("the value of damping")
+        expect(field).to_have_value("0.5")
+        told = page.locator("#knob-told")
+        for text, answer in (
+            ("0.25", "“damping” is 0.25."),
+            ("2", "is from 0 to 1, got 2"),
+            ("much", "much is not a value: give a number, true, false or a list of them."),
+        ):
+            field.fill(text)
+            field.press("Enter")
+            expect(told).to_contain_text(answer)
+            expect(field).to_have_value(text)  # also what was refused, to be mended
+        page.once("dialog", lambda dialog: dialog.dismiss())
+        page.get_by_role("button", name="Stop loops").click()
+        assert process.poll() is None
+        page.once("dialog", lambda dialog: dialog.accept())
+        page.get_by_role("button", name="Stop loops").click()
+        expect(page.locator("#stop-told")).to_have_text("A stop is requested of one process.")
+        assert process.wait(60) == 0
+        page.context.close()
+
+
 def stays(client: Any) -> Callable[[], bool]:
     """Whether no message of `loss` came while another tap of the same program sent fifty."""
 

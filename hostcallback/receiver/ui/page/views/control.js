@@ -1,11 +1,12 @@
-/** The rules of taps: switch them on and off, limit their rate, send less of their arrays. */
+/** Control of running processes: the rules of taps, the values of knobs, and a stop of their loops. */
 
-import { send } from "../core/api.js";
+import { ask, send } from "../core/api.js";
 import { byId, choices, element, emptyState, fill, foreign, shortened, sourcePlace } from "../core/dom.js";
 import { count } from "../core/format.js";
 import { runChoices, state } from "../core/state.js";
 
 /** @typedef {import("../core/types.js").Tap} Tap */
+/** @typedef {{name: string, values: any[], default: any, min: any, max: any, source_line: string}} Knob */
 
 const ROWS = 200;
 
@@ -23,6 +24,7 @@ export class Control {
       event.preventDefault();
       void this.apply();
     });
+    byId("stop", HTMLButtonElement).addEventListener("click", () => void this.stop());
   }
 
   /** @param {boolean} active */
@@ -41,6 +43,57 @@ export class Control {
     }
     choices(byId("rule-run", HTMLSelectElement), runChoices("all runs"));
     this.rows();
+    void this.showKnobs();
+  }
+
+  async showKnobs() {
+    const list = byId("knob-list", HTMLElement);
+    const { processes, knobs } = await ask("knobs").catch(() => ({ processes: 0, knobs: [] }));
+    byId("running", HTMLElement).hidden = !processes;
+    byId("knobs", HTMLElement).hidden = !knobs.length;
+    if (list.contains(document.activeElement)) return; // someone types
+    fill(list, element("ul", { class: "rules" }, knobs.map((/** @type {Knob} */ knob) => this.knobRow(knob))));
+  }
+
+  /** @param {Knob} knob */
+  knobRow(knob) {
+    const { name, values, min, max } = knob;
+    const differ = values.some((value) => value !== values[0]);
+    const bounds = [min !== null && `at least ${min}`, max !== null && `at most ${max}`, `default ${knob.default}`, differ && `now ${values.slice(0, 4).join(", ")}`];
+    const field = element("input", { value: differ ? "" : String(values[0]), "aria-label": `the value of ${shortened(name, 200)}`, autocomplete: "off", spellcheck: "false" });
+    return element("li", {}, element("span", { class: "rule-name" }, foreign(name), sourcePlace(knob.source_line)),
+      element("span", { class: "muted" }, bounds.filter(Boolean).join(", ")),
+      element("form", { class: "knob", onsubmit: (/** @type {Event} */ event) => {
+        event.preventDefault();
+        void this.setKnob(name, /** @type {HTMLInputElement} */ (field).value.trim());
+      } }, field, element("button", { type: "submit", class: "plain" }, "Set")));
+  }
+
+  /**
+   * @param {string} name
+   * @param {string} text
+   */
+  async setKnob(name, text) {
+    const told = byId("knob-told", HTMLElement);
+    try {
+      await send("knobs", { name, value: JSON.parse(text) });
+      told.textContent = `“${shortened(name, 80)}” is ${text}.`;
+      if (document.activeElement instanceof HTMLElement) document.activeElement.blur();
+    } catch (error) {
+      told.textContent = error instanceof SyntaxError ? `${text || "Nothing"} is not a value: give a number, true, false or a list of them.` : String(error instanceof Error ? error.message : error);
+    }
+    await this.showKnobs();
+  }
+
+  async stop() {
+    if (!confirm("End the loops with stop=True of all processes shown here? They keep what they have computed.")) return;
+    const told = byId("stop-told", HTMLElement);
+    try {
+      const { processes } = await send("stop", {});
+      told.textContent = `A stop is requested of ${processes === 1 ? "one process" : `${processes} processes`}.`;
+    } catch (error) {
+      told.textContent = error instanceof Error ? error.message : String(error);
+    }
   }
 
   rows() {
