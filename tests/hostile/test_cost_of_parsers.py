@@ -19,7 +19,7 @@ from hostcallback.receiver.errors import HostCallbackError
 from hostcallback.receiver.remote import forwarding_protocol as remote
 from hostcallback.receiver.sinks import described_template
 from hostcallback.receiver.tap_arguments import matches
-from hostcallback.receiver.ui.server.queries import parse
+from hostcallback.receiver.ui.server.requests import parse
 
 KIB = int(os.environ.get("HOSTILE_KIB", "64"))
 """The size of each text; `make fuzz` takes the largest that the limits let pass."""

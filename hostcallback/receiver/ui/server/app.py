@@ -21,7 +21,7 @@ from hostcallback.receiver.ui.index.arrays import array, heatmap
 from hostcallback.receiver.ui.index.runs import table
 from hostcallback.receiver.ui.index.series import AXES, MAX_POINTS, chart
 from hostcallback.receiver.ui.server.page_data import MAX_CHARTS, PageData
-from hostcallback.receiver.ui.server.queries import (
+from hostcallback.receiver.ui.server.requests import (
     MAX_BODY,
     BadRequestError,
     NoControlError,

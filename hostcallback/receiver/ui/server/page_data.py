@@ -25,7 +25,12 @@ from hostcallback.receiver.ui.index.runs import names, runs
 from hostcallback.receiver.ui.index.taps import Tap
 from hostcallback.receiver.ui.live.processes import LiveProcesses, live_failures
 from hostcallback.receiver.ui.live.source import LiveProcess
-from hostcallback.receiver.ui.server.queries import BadRequestError, NoControlError, RuleRequest, UnknownError
+from hostcallback.receiver.ui.server.requests import (
+    BadRequestError,
+    NoControlError,
+    RuleRequest,
+    UnknownError,
+)
 
 INTERVAL_SEC = 0.5
 """Seconds between looks at the logs while a page is open."""
