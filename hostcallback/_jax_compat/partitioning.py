@@ -173,9 +173,13 @@ def lower_with_devices(primitive: Primitive) -> None:
 def partitioned_read(
     context: lowering.LoweringContext, name: str, token: Any, result: Aval, config: str
 ) -> tuple[Any, list[Any]]:
-    """As `partitioned_call` of a context on a token only, with a result of the aval; returns token and result."""
+    """As `partitioned_call` of a context on a token only, with a result of the aval; returns token and result.
+
+    In a shard_map over some axes only, it has no token: with one, XLA aborts the process (0.12).
+    """
+    tokens = [] if context.partially_manual else [token]
     value = lowering.partitioned_op(
-        name, lowering.ir_type(context, result), [token], config, has_side_effect=True
+        name, lowering.ir_type(context, result), tokens, config, has_side_effect=True
     )
     return token, [value]
 
@@ -271,14 +275,17 @@ def call_of_a_share(
     return _program_of_a_device([operand], made, body)
 
 
-def read_of_a_device(target: str, attributes: dict[str, Any], made: _Given, agreeing: int) -> bytes:
-    """A module that calls `target` on a token, and returns its result, or with `agreeing` devices the first one's."""
+def read_of_a_device(
+    target: str, attributes: dict[str, Any], made: _Given, *, on_token: bool, agreeing: int
+) -> bytes:
+    """A module that calls `target`, and returns its result, or with `agreeing` devices that of the first one."""
 
-    def body(token: Any) -> Any:
+    def body(*tokens: Any) -> Any:
+        token = tokens[0] if on_token else _hlo.create_token()
         op = lowering.ffi_call(target, token, [], [_type_of(made)], attributes)
         return of_first_device(op.results[1], agreeing).owner if agreeing else op
 
-    return _program_of_a_device([_TOKEN], made, body)
+    return _program_of_a_device([_TOKEN] if on_token else [], made, body)
 
 
 def of_first_device(value: Any, devices: int) -> Any:

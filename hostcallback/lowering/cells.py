@@ -157,7 +157,9 @@ def _partition(_: Sequence[Any], given: Sequence[Any], __: Any, ___: Any, config
     attributes = {"cell": np.frombuffer(bytes.fromhex(settings["request"]), np.uint8)}
     made = (tuple(settings["shape"]), jax.numpy.dtype(settings["dtype"]))
     return (
-        compat.read_of_a_device(transport.FFI_CELL_TARGET, attributes, made, settings["agreeing"]),
+        compat.read_of_a_device(
+            transport.FFI_CELL_TARGET, attributes, made, on_token=bool(given), agreeing=settings["agreeing"]
+        ),
         list(given),
         compat.REPLICATED,
     )

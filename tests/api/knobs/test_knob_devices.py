@@ -132,3 +132,22 @@ def test_a_program_that_is_lowered_leaves_running_launches_their_value(name: str
     hcb.knobs[name] = 2.0
     scan(3)()
     assert tuple(map(float, running)) in ((1.0, 1.0), (2.0, 2.0))
+
+
+@pytest.mark.native_only
+def test_a_shard_map_over_some_axes_reads_knobs(name: str) -> None:
+    # JAX has no Python callbacks there. XLA of JAX 0.12 aborts the process where such a call has a token.
+    mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("i", "j"))
+    x = jax.device_put(np.zeros(4, np.float32), NamedSharding(mesh, PartitionSpec(("i", "j"))))
+
+    def program(x: Any) -> Any:
+        return jax.lax.scan(lambda x, _: (x + hcb.knob(name, 1.0), None), x, length=3)[0]
+
+    run = jax.jit(
+        jax.shard_map(
+            program, mesh=mesh, in_specs=PartitionSpec("i"), out_specs=PartitionSpec("i"), axis_names={"i"}
+        )
+    )
+    np.testing.assert_array_equal(run(x), np.full(4, 3.0))
+    hcb.knobs[name] = 2.0
+    np.testing.assert_array_equal(run(x), np.full(4, 6.0))
