@@ -1,4 +1,4 @@
-"""A run that is stopped in the middle and goes on, with the same result.
+"""A run that is stopped and goes on, with the same result.
 
 The training is one compiled loop. SIGTERM arrives, as a cluster sends it before it ends a program: the loop ends after
 the iteration that runs, and its state is saved. The next start goes on from there. The result is that of a run that
@@ -19,14 +19,14 @@ STEPS, SIGTERM_AT = 3000, 1000
 
 
 def update(step, params):
-    x = jax.random.normal(jax.random.fold_in(jax.random.key(0), step), (32, 8))
+    x = jax.random.normal(jax.random.fold_in(jax.random.key(0), step), (64, 8))
 
     def loss_of(params):
-        return jnp.mean((jnp.tanh(x @ params["w"]) @ params["v"] - jnp.sin(x.sum(axis=1))) ** 2)
+        return jnp.mean((jnp.tanh(x @ params["w"]) @ params["v"] - jnp.tanh(x.sum(axis=1))) ** 2)
 
     loss, slope = jax.value_and_grad(loss_of)(params)
     hcb.id_tap(seen, (step, loss))
-    return jax.tree.map(lambda p, g: p - 0.02 * g, params, slope)
+    return jax.tree.map(lambda p, g: p - 0.01 * g, params, slope)
 
 
 @jax.jit
