@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from hostcallback import _jax_compat as compat
 from hostcallback.api.capsule.held_program import CapsuleOptions, HeldProgram
-from hostcallback.lowering import equations, evaluator, inputs, xray
+from hostcallback.lowering import device_ops, equations, evaluator, inputs, xray
 from hostcallback.primitives.call import call_p
 from hostcallback.primitives.tap import tap_p
 from hostcallback.receiver.log import logger
@@ -149,9 +149,11 @@ class Capsules(CapsuleOptions):
                 replace(program, donated=held.donated), values, evaluate
             )
             bad = inputs.any_not_finite(outs, program.devices) if tests else jnp.zeros((), bool)
+            # Which call it is: as `watch_nonfinite` counts.
+            judged = [device_ops.verdict(bad[None], f"capsule of {program.function}")] if tests else []
             any_failed = failed | bad | always
             inputs.send_inputs_if(
-                any_failed, [*(kept[i] for i in held.sent), bad], held, f"capsule:{held.name}",
+                any_failed, [*(kept[i] for i in held.sent), bad, *judged], held, f"capsule:{held.name}",
                 params={tap_descriptor.LOGGED_ELEMENTS: LOGGED},
             )  # fmt: skip
             return list(outs)

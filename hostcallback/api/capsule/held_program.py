@@ -104,7 +104,7 @@ class HeldProgram:
         Raises:
             MultipleFailures: the receiver defers the `NonFiniteError` that it has.
         """
-        *arrays, bad = message.arrays
+        arrays, (bad, *judged) = message.arrays[: len(self.sent)], message.arrays[len(self.sent) :]
         run, is_bad = message.run_id, bool(np.any(bad))
         with _lock:
             known = _written.get(run) if run else None
@@ -117,14 +117,14 @@ class HeldProgram:
         if failed is not None and failed.held is self:
             _write(failed, run, arrays)
         if is_bad:
-            self._report(message, arrays)
+            self._report(message, arrays, judged[0])
 
-    def _report(self, message: Message, arrays: Arrays) -> None:
+    def _report(self, message: Message, arrays: Arrays, judged: np.ndarray[Any, Any]) -> None:
         # Raises `MultipleFailures` with a `NonFiniteError`.
         if len(self.constants) + len(self.sent) == len(self.program.paths):
             with self.program.own_work():
                 constants = list(map(np.asarray, self.constants))
-            self._diagnose(message, [*constants, *arrays])
+            self._diagnose(message, judged, [*constants, *arrays])
         line = compat.traced_function(self.program.closed) or self.name
         note = f"in the results of {self.name}"
         explains = Explains(Watched("result", None, "", (), "float", False, False, None, note), 0, 0, ())

@@ -171,17 +171,16 @@ class Watch(Xray):
             )  # fmt: skip
 
 
-def diagnoser(program: Program, name: str) -> Callable[[Message, Sequence[Any]], None]:
+def diagnoser(program: Program, name: str) -> Callable[[Message, Any, Sequence[Any]], None]:
     """Returns the function that reports a call with non-finite results, for callers that have the inputs.
 
-    It takes a message of the failed call, and the constants and inputs of the call. A receiver thread calls it. It
-    raises `MultipleFailures` with a failed check per operation.
+    It takes a message of the failed call, the `verdict` of it, and the constants and inputs of the call. A receiver
+    thread calls it. It raises `MultipleFailures` with a failed check per operation.
     """
     receive = _Receive(WatchedProgram(program, name), _PassedOn())
 
-    def report(message: Message, arrays: Sequence[Any]) -> None:
-        verdict = [np.array(False), np.array([True]), np.array([FIRST, NOT_COUNTED])]
-        receive(message._replace(arrays=[*verdict, *arrays]))
+    def report(message: Message, judged: Any, arrays: Sequence[Any]) -> None:
+        receive(message._replace(arrays=[np.array(False), np.array([True]), judged, *arrays]))
 
     return report
 

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from test_server import descend, ignore
 
+import hcb_command
 import hostcallback as hcb
 
 Serve = Callable[..., Any]
@@ -129,3 +130,19 @@ def test_exceptions_of_tap_functions_are_in_the_log(tmp_path: Path, serve: Serve
 def test_devices_of_a_run_that_has_ended_have_the_rates_of_the_whole_run(told: Path, serve: Serve) -> None:
     devices = serve(told).get("/api/devices").json()["devices"]
     assert [(device["live"], device["rate"] > 0) for device in devices] == [(False, True)] * 2
+
+
+def test_two_recorders_of_a_process_are_two_devices_and_hcb_stats_has_the_configurations(
+    tmp_path: Path, serve: Serve
+) -> None:
+    recorded(tmp_path / "warm", "one", config={"lr": 0.1, "model": {"width": 64}})
+    recorded(tmp_path / "main", "one", config={"lr": 0.1, "model": {"width": 64}})
+    devices = serve(tmp_path).get("/api/devices").json()["devices"]
+    assert sorted(device["process"].rpartition(", ")[2] for device in devices) == ["main", "warm"]
+    assert devices[0]["messages"] == devices[1]["messages"] > 0
+    (only,) = serve(tmp_path / "main").get("/api/devices").json()["devices"]
+    assert ", " not in only["process"]
+    shown = hcb_command.hcb(tmp_path, "stats", "main").stdout
+    assert shown.startswith("run one: lr=0.1, model.width=64\n")
+    told = hcb_command.hcb(tmp_path, "stats", "main", "--json").stdout
+    assert told.startswith('{"run": "one", "config": {"lr": 0.1, "model.width": 64}}\n')

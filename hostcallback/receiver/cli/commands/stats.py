@@ -11,10 +11,12 @@ from hostcallback.receiver.cli.output.messages import lost_text, make_safe, time
 from hostcallback.receiver.cli.output.tables import print_table
 from hostcallback.receiver.taplog.format.layout import Damage
 from hostcallback.receiver.taplog.reading.merge import LostNote
+from hostcallback.receiver.taplog.reading.reader import LogReader
 from hostcallback.receiver.taplog.reading.segment_reader import Writer
 from hostcallback.receiver.taplog.render import process_text
 from hostcallback.receiver.taplog.tap_stats import TapStats, gather
 from hostcallback.receiver.text import printable
+from hostcallback.receiver.ui.index.runs import Settings, flat
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -23,7 +25,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json",
         action="store_true",
-        help="one JSON object per tap, note of lost messages, and tap that rules thinned",
+        help="one JSON object per configured run, tap, note of lost messages, and tap that rules thinned",
     )
     add_selection(parser)
 
@@ -36,6 +38,8 @@ def run(arguments: argparse.Namespace) -> int:
     thinned = [tap for tap in log.reader.thinned().values() if log.wanted.wants_name(tap.name)]
     taps = sorted(found.taps.values(), key=lambda tap: (-tap.messages, tap.name))
     if arguments.json:
+        for run, config in _configurations(log.reader).items():
+            print(json.dumps({"run": run, "config": config}))
         for tap in taps:
             print(json.dumps(tap.as_dict()))
         for note in found.lost:
@@ -43,6 +47,10 @@ def run(arguments: argparse.Namespace) -> int:
         for one in thinned:
             print(json.dumps({"thinned": one._asdict()}))
     else:
+        for run, config in _configurations(log.reader).items():
+            print(
+                f"run {printable(run)}: {printable(', '.join(f'{name}={value}' for name, value in config.items()))}"
+            )
         _print(taps)
         for note in _summed(found.lost):
             print(f"{process_text(note.writer)}, {printable(note.lost.device)}: {lost_text(note.lost)}")
@@ -55,6 +63,16 @@ def run(arguments: argparse.Namespace) -> int:
     sys.stdout.flush()
     log.damaged += found.damaged
     return log.status(taps)
+
+
+def _configurations(reader: LogReader) -> dict[str, Settings]:
+    # Of each run that has one.
+    found: dict[str, Settings] = {}
+    for writer, segment in reader.segments():
+        config = segment.info.get("config")
+        if writer.run not in found and isinstance(config, dict):
+            found[writer.run] = flat(config)
+    return found
 
 
 def _summed(notes: list[LostNote]) -> list[LostNote]:

@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -100,11 +101,12 @@ class DeviceTable:
 
     def __init__(self) -> None:
         """There are none yet."""
-        self._devices: dict[tuple[str, str, str], Device] = {}
+        self._devices: dict[tuple[str, str, str, Path], Device] = {}
+        self._logs: dict[tuple[str, str, str], list[tuple[Path, Device]]] = {}
 
     def add(self, run_name: str, run: Stretch) -> None:
         """Counts the messages of a block."""
-        device = self._of(run_name, run.writer, run.device)
+        device = self._of(run_name, run.writer, run.device, run.path)
         if device is None:
             return
         times = run.block.times_ns
@@ -115,9 +117,9 @@ class DeviceTable:
             if described is not None and (described.name in device.taps or len(device.taps) < MAX_TAPS):
                 device.taps[described.name] += count
 
-    def lost(self, run_name: str, writer: Writer, lost: Lost) -> None:
-        """Counts messages that were lost."""
-        device = self._of(run_name, writer, lost.device)
+    def lost(self, run_name: str, writer: Writer, lost: Lost, path: Path) -> None:
+        """Counts messages that were lost, as a segment says."""
+        device = self._of(run_name, writer, lost.device, path)
         if device is not None:
             device.drops += max(0, lost.messages)
 
@@ -133,11 +135,15 @@ class DeviceTable:
                 found[device.run] = max(found.get(device.run, 0.0), device.last_ns / 1e9)
         return found
 
-    def _of(self, run_name: str, writer: Writer, device: str) -> Device | None:
+    def _of(self, run_name: str, writer: Writer, device: str, path: Path) -> Device | None:
         key = run_name, writer.process, device
-        found = self._devices.get(key)
+        found = self._devices.get((*key, path.parent))
         if found is None and len(self._devices) < MAX_DEVICES:
-            found = self._devices[key] = Device(
-                run_name, process_text(writer), device, writer.host, writer.pid
-            )
+            found = Device(run_name, process_text(writer), device, writer.host, writer.pid)
+            self._devices[(*key, path.parent)] = found
+            logs = self._logs.setdefault(key, [])
+            logs.append((path.parent, found))
+            if len(logs) > 1:  # a process with several recorders
+                for folder, each in logs:
+                    each.process = f"{process_text(writer)}, {printable(folder.name)}"
         return found

@@ -408,7 +408,7 @@ class LogIndex:
             self.files.note(str(told))
         elif chunk.kind is Kind.LOST:
             self.failures.lost(segment.writer, told)
-            self.devices.lost(run_of(segment), segment.writer, told)
+            self.devices.lost(run_of(segment), segment.writer, told, segment.path)
         elif chunk.kind is Kind.EXCEPTIONS:
             self.failures.raised(segment.writer, told)
         else:

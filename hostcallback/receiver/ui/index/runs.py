@@ -44,11 +44,14 @@ def runs(index: LogIndex) -> dict[str, list[Segment]]:
 
 
 def settings(segments: list[Segment]) -> Settings:
-    """The configuration of a run: the entries of nested dicts have names such as `optimizer.name`."""
+    """The configuration of a run."""
+    return next((flat(segment.config) for segment in segments if isinstance(segment.config, dict)), {})
+
+
+def flat(config: dict[Any, Any]) -> Settings:
+    """A configuration for readers: the entries of nested dicts have names such as `optimizer.name`."""
     found: Settings = {}
-    for segment in segments:
-        if isinstance(segment.config, dict) and not found:
-            _flatten(segment.config, "", found)
+    _flatten(config, "", found)
     return found
 
 

@@ -20,6 +20,7 @@ import hcb_command
 import hostcallback as hcb
 from hostcallback import receiver
 from hostcallback.api.watch import watch
+from hostcallback.receiver import environment
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
 from hostcallback.receiver.taplog.reading.merge import LostNote
 from hostcallback.receiver.taplog.reading.reader import LogReader
@@ -182,6 +183,8 @@ def test_a_log_tells_the_operation_that_made_nan_as_the_program_did(tmp_path: Pa
         reported.call,
     )
     assert (again.check.count, again.check.first.step, again.check.last.step) == (2, 3, 4)
+    if how != "in a trace" and environment.TRANSPORT.read() != "callback":
+        assert reported.call == 3
     shown = hcb_command.hcb(tmp_path, "errors", ".").stdout
     assert "log: 1 NaN and 0 infinite values in float32[]" in shown
     assert f"{__file__}:" in shown.partition("\n")[0]

@@ -239,3 +239,25 @@ def test_the_leaves_of_a_tap_are_in_the_same_messages(visit: Visit, serve: Any, 
         for run, place, count in [("a", "x:1", 7), ("a", "x:1", 7), ("a", "y:2", 3), ("b", "x:1", 5)]
     ]
     assert page.evaluate("taps => import('./views/control.js').then(m => m.messages(taps))", leaves) == 15
+
+
+DRAWN = """
+drawn = [];
+fillText = CanvasRenderingContext2D.prototype.fillText;
+CanvasRenderingContext2D.prototype.fillText = function (text, ...rest) {
+  drawn.push(text);
+  fillText.call(this, text, ...rest);
+};
+"""
+
+
+def test_a_chart_of_zeros_has_small_numbers_at_its_axis(tmp_path: Path, serve: Any, visit: Visit) -> None:
+    with hcb.outfeed_receiver(record=tmp_path):
+        hcb.metrics({"zero": 0.0}, step=0)
+        hcb.metrics({"three": 3.0}, step=0)
+    page = visit(serve(tmp_path).address, "Charts", prepare=lambda page: page.add_init_script(DRAWN))
+    page.locator(".u-over").nth(1).wait_for()
+    page.wait_for_timeout(500)
+    drawn = set(page.evaluate("drawn"))
+    assert "0.5" in drawn
+    assert not {"20", "50", "100"} & drawn

@@ -16,6 +16,13 @@ const FONT = "12px system-ui, sans-serif";
 const CHARACTER = 6.7;
 const MARK = 5;
 
+/**
+ * The range of a linear scale. uPlot itself draws a chart of zeros up to 100.
+ * @type {any}
+ */
+const heights = (/** @type {any} */ _, /** @type {number} */ low, /** @type {number} */ high) =>
+  low === 0 && high === 0 ? [-1, 1] : uPlot.rangeNum(low, high, 0.1, true);
+
 /** The chart; `host` gives its size. */
 export class ScalarChart {
   /**
@@ -113,7 +120,7 @@ export class ScalarChart {
     return {
       width: this.host.clientWidth || 300, height: this.host.clientHeight || 200,
       legend: { show: false }, padding: [8, 10, 0, 0], series, bands,
-      scales: { x: { time: this.look.axis === "time", range: this.range() }, y: { distr: this.look.log ? 3 : 1 } },
+      scales: { x: { time: this.look.axis === "time", range: this.range() }, y: { distr: this.look.log ? 3 : 1, ...(this.look.log ? {} : { range: heights }) } },
       axes: [this.axis(false), this.axis(true)],
       cursor: this.cursor(),
       hooks: { setCursor: [() => this.hover()], setSelect: [() => this.select()], draw: [() => this.markNonfinite()] },
