@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -39,9 +39,40 @@ def _lower(
     float0_leaves: Float0Leaves,
 ) -> Sequence[compat.IrValue]:
     context = compat.LoweringContext(ctx)
-    _check_supported(context, tap, ctx.avals_in)
+    emit, mask = prepare(context, results, ctx.avals_in, tap, transforms, float0_leaves)
+    token = context.token_in(TAP_EFFECT)
+    emission = functools.partial(emit, token)
+    if mask is not None and _may_branch(context):
+        token_out = context.unless(context.negated(mask), token, emission)
+    elif _has_branch(context, tap):
+        token_out = context.unless(results[0], token, emission)
+    else:
+        token_out = emission()
+    is_awaited = _is_awaited(context, tap) and context.at_end(TAP_EFFECT, _wait_for_output)
+    # An unordered tap takes the incoming token, so it cannot start before its predecessors, but no operation waits for
+    # it. Shards are numbered in the order of their emission, which is equal on all devices only in program order.
+    # The wait at the end of a program is behind all taps.
+    threads = tap.options.ordered or context.automatic or is_awaited
+    context.set_token_out(TAP_EFFECT, token_out if threads else token)
+    return results
+
+
+def prepare(
+    context: compat.LoweringContext,
+    operands: Sequence[compat.IrValue],
+    avals: Sequence[compat.Aval],
+    tap: TapSpec,
+    transforms: tuple[Transform, ...],
+    float0_leaves: Float0Leaves,
+) -> tuple[Callable[[compat.IrValue], compat.IrValue], compat.IrValue | None]:
+    """Prepares the emission of a tap: starts its transport, and registers its consumer for as long as the program is.
+
+    Returns:
+        A function that emits the tap behind a token and returns the next token, and the tap's mask, if it has one.
+    """
+    _check_supported(context, tap, avals)
     levels = mask_levels(transforms)
-    operands, avals = list(results), list[compat.Aval](ctx.avals_in)
+    operands, avals = list(operands), list[compat.Aval](avals)
     if levels is not None and all(dims[-1] is None for dims in levels):
         # No vmap batched the condition: what runs takes part.
         transforms, operands, avals, levels = transforms[:-1], operands[:-1], avals[:-1], None
@@ -62,8 +93,7 @@ def _lower(
     runtime.rule_table.register(
         consumer, tap.options.without_devices, is_silent=_is_silent(context, tap, shards)
     )
-    token = context.token_in(TAP_EFFECT)
-    arrays, consumer_id = list(operands), consumer.consumer_id
+    arrays, consumer_id = operands, consumer.consumer_id
     if context.for_export:
         # JAX does not export a program that keeps objects alive, so the process keeps the lease.
         _leases_of_exported_taps[consumer.consumer_id] = lease
@@ -75,23 +105,13 @@ def _lower(
         context.keep_alive(lease)
         context.avoid_persistent_cache()
     whole_axes = _whole_axes(context, tap, transforms, avals)
-    emission = functools.partial(
-        emit,
-        _Emission(context, token, arrays, avals, tap, consumer, consumer_id, whole_axes, mask is not None),
-    )
-    if mask is not None and _may_branch(context):
-        token_out = context.unless(context.negated(mask), token, emission)
-    elif _has_branch(context, tap):
-        token_out = context.unless(operands[0], token, emission)
-    else:
-        token_out = emission()
-    is_awaited = _is_awaited(context, tap) and context.at_end(TAP_EFFECT, _wait_for_output)
-    # An unordered tap takes the incoming token, so it cannot start before its predecessors, but no operation waits for
-    # it. Shards are numbered in the order of their emission, which is equal on all devices only in program order.
-    # The wait at the end of a program is behind all taps.
-    threads = tap.options.ordered or context.automatic or is_awaited
-    context.set_token_out(TAP_EFFECT, token_out if threads else token)
-    return results
+
+    def emission(token: compat.IrValue) -> compat.IrValue:
+        return emit(
+            _Emission(context, token, arrays, avals, tap, consumer, consumer_id, whole_axes, mask is not None)
+        )
+
+    return emission, mask
 
 
 def _is_awaited(context: compat.LoweringContext, tap: TapSpec) -> bool:
