@@ -207,7 +207,7 @@ class _Emission(NamedTuple):
 def _emit_natively(emission: _Emission) -> compat.IrValue:
     context, tap = emission.context, emission.tap
     if context.automatic:
-        prefix = (emission.consumer_id, int(_flags(tap) | _when(tap)))
+        prefix = (emission.consumer_id, _flags(tap) | _when(tap))
         return emission.partitioned_call(
             transport.FFI_SHARD_TARGET, emission.operands, prefix=prefix, predicate=_predicate(context)
         )
@@ -229,43 +229,40 @@ def _emit_through_python(emission: _Emission) -> compat.IrValue:
             "jax.shard_map over all axes of the mesh, where each device taps its shard"
         )
     target, index = context.add_python_callback(
-        transport.callback_shard_emitter(
-            platform, emission.consumer, int(_flags(tap)), emission.dtypes, devices
-        )
+        transport.callback_shard_emitter(platform, emission.consumer, _flags(tap), emission.dtypes, devices)
     )
     return emission.partitioned_call(target, context.widen(emission.operands, avals), index=index)
 
 
-def _flags(tap: TapSpec) -> Flags:
-    flags, kind = Flags(0), tap.options.kind
-    for flag, is_set in (
-        (Flags.ORDERED, tap.options.ordered),
-        (Flags.CHECK, kind.is_check),
-        (Flags.FOLDS, kind.folds),
-    ):
-        flags |= flag if is_set else Flags(0)
-    return flags
+_ORDERED, _CHECK, _FOLDS, _BATCHED = map(int, (Flags.ORDERED, Flags.CHECK, Flags.FOLDS, Flags.BATCHED))
+"""As numbers, since each operation of the enumeration makes an object."""
 
 
-def _whole_flags(context: compat.LoweringContext, tap: TapSpec, is_masked: bool) -> Flags:
+def _flags(tap: TapSpec) -> int:
+    options, kind = tap.options, tap.options.kind
+    ordered, check = _ORDERED if options.ordered else 0, _CHECK if kind.is_check else 0
+    return ordered | check | (_FOLDS if kind.folds else 0)
+
+
+def _whole_flags(context: compat.LoweringContext, tap: TapSpec, is_masked: bool) -> int:
     # Consumers of exported taps and of shards take their messages one by one.
     batched = tap.options.params.get("batched", False) and tap.structure.has_arrays and not context.for_export
     batched = batched and not is_masked  # its messages differ in shape
-    return _flags(tap) | (Flags.BATCHED if batched else Flags(0))
+    return _flags(tap) | (_BATCHED if batched else 0)
 
 
-def _when(tap: TapSpec) -> Flags:
+def _when(tap: TapSpec) -> int:
     # The inputs of a failed call are sent at its end: until then a failed check does not end a program that sends them.
     if LAST in tap.options.params:
-        return Flags.LAST
-    return Flags(0) if tap.origin is None else Flags.LATE
+        return int(Flags.LAST)
+    return 0 if tap.origin is None else int(Flags.LATE)
 
 
-def _prefix(emission: _Emission, when: Flags | None = None) -> bytes:
+def _prefix(emission: _Emission, when: int = 0) -> bytes:
     context, tap, avals = emission.context, emission.tap, emission.avals
     specs = [ArraySpec.of(np.dtype(aval.dtype), aval.shape) for aval in avals]
     predicate = _predicate(context) if tap.options.kind.is_check else 0
-    flags = _whole_flags(context, tap, emission.is_masked) | (when or Flags(0))
+    flags = _whole_flags(context, tap, emission.is_masked) | when
     return encode_prefix(emission.consumer_id, flags, specs, predicate)
 
 
@@ -317,7 +314,7 @@ def _call(sink: Sink, message: Message) -> tuple[()]:
 def _emit_on_one_device(emission: _Emission) -> compat.IrValue:
     context, avals, dtypes = emission.context, emission.avals, emission.dtypes
     specs = [ArraySpec.of(dtype, aval.shape) for dtype, aval in zip(dtypes, avals, strict=True)]
-    prefix = encode_prefix(emission.consumer_id, Flags.CALL | _flags(emission.tap), specs)
+    prefix = encode_prefix(emission.consumer_id, int(Flags.CALL) | _flags(emission.tap), specs)
     ask = transport.callback_caller(context.platform, prefix, dtypes, [], context.devices())
     return context.python_callback(ask, emission.token, emission.operands, avals)
 
