@@ -16,6 +16,8 @@ from jax._src import (
     sharding_impls as _sharding_impls,  # SdyArray, SdyDim: shardings of lowered values
 )
 from jax._src.interpreters import mlir as _mlir  # lower_fun, register_lowering, wrap_with_sharding_op
+from jax._src.lib.mlir import ir as _ir  # types of lowered values
+from jax._src.lib.mlir.dialects import hlo as _hlo  # SliceOp, ReshapeOp, NotOp
 
 from hostcallback._jax_compat import versions
 from hostcallback._jax_compat.lowering import LoweringContext, ffi_call, ir_type, partitioned_op
@@ -60,6 +62,14 @@ def pure_call(
     op = ffi_call(name, None, operands, types, attributes, in_place=in_place)
     context.run_on_every_device(op, results)
     return list(op.results)
+
+
+def element(vector: IrValue, index: int) -> tuple[IrValue, Aval]:
+    """Emits one element of a boolean vector, a scalar; returns it and its type."""
+    bounds = [_ir.DenseI64ArrayAttr.get([at]) for at in (index, index + 1, 1)]
+    boolean = _ir.RankedTensorType.get([], _ir.IntegerType.get_signless(1))
+    scalar = _hlo.ReshapeOp(boolean, _hlo.SliceOp(vector, *bounds).result).result
+    return scalar, _core.ShapedArray((), np.dtype(np.bool_))
 
 
 def call_of_shares(

@@ -14,6 +14,7 @@ import numpy as np
 from hostcallback import _jax_compat as compat
 from hostcallback.api.barrier import wait_for_taps
 from hostcallback.api.receiver import OutfeedReceiver, outfeed_receiver
+from hostcallback.lowering import check_groups  # noqa: F401 - sets the rule for checks that follow each other
 from hostcallback.primitives.tap import bind_tap, template_of
 from hostcallback.receiver.errors import TapFunctionException
 from hostcallback.receiver.failures.deferred_errors import MAX_KEPT, OnError

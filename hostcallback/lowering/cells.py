@@ -15,6 +15,7 @@ import numpy as np
 from hostcallback import _jax_compat as compat
 from hostcallback._jax_compat.types import LoweringRuleContext
 from hostcallback.lifecycle import receivers as transport
+from hostcallback.lowering.partition import KEPT_NAME
 from hostcallback.primitives.cells import Processes, read_cell_p
 from hostcallback.primitives.effects import TAP_EFFECT
 from hostcallback.receiver.runtime.cells import CallbackReads, Cell, CellSpec, cell_of, site_id
@@ -42,7 +43,9 @@ def values_as_defaults() -> Iterator[None]:
         _keeps_values.reset(before)
 
 
-def _lower(ctx: LoweringRuleContext, *, cell: CellSpec, site: str, once: bool, processes: Processes) -> Any:
+def _lower(
+    ctx: LoweringRuleContext, *after: Any, cell: CellSpec, site: str, once: bool, processes: Processes
+) -> Any:
     context = compat.LoweringContext(ctx)
     several = len({device.process_index for device in context.devices() or ()}) > 1
     _check_supported(context, cell, site, once, refused=several and processes == "refuse")
@@ -53,7 +56,7 @@ def _lower(ctx: LoweringRuleContext, *, cell: CellSpec, site: str, once: bool, p
     if not _is_native(context):
         function = _python_read(context, known)
         token_out, results = compat.python_callback_with_results(
-            context, function, token, [], [], ctx.avals_out
+            context, function, token, after, ctx.avals_in, ctx.avals_out
         )
     else:
         if once and compat.LAUNCH_NUMBERS_REPEAT:
@@ -63,6 +66,8 @@ def _lower(ctx: LoweringRuleContext, *, cell: CellSpec, site: str, once: bool, p
             context.avoid_persistent_cache()
         if context.automatic:
             # Where the compiler partitions, all devices call, and the collective stands in their program.
+            if after:
+                token = context.partitioned_call(KEPT_NAME, token, after, transport.FFI_CLOCK_TARGET)
             config = _config(request, cell, context.device_count if agrees else 0)
             token_out, results = compat.partitioned_read(
                 context, PARTITIONED_NAME, token, ctx.avals_out[0], config
@@ -70,7 +75,7 @@ def _lower(ctx: LoweringRuleContext, *, cell: CellSpec, site: str, once: bool, p
         else:
             attributes = {"cell": np.frombuffer(request, np.uint8)}
             token_out, results = compat.custom_call_with_results(
-                context, transport.FFI_CELL_TARGET, token, [], ctx.avals_out, attributes
+                context, transport.FFI_CELL_TARGET, token, after, ctx.avals_out, attributes
             )
     if agrees and context.manual and not context.automatic:
         results = [compat.of_first_device(results[0], context.device_count)]
@@ -138,7 +143,7 @@ def _python_read(context: compat.LoweringContext, cell: Cell) -> Callable[..., A
     several = _devices(context) if context.manual or context.is_replicated else 1
     reads = CallbackReads(cell, several)
 
-    def read(partition: Any) -> tuple[np.ndarray[Any, Any]]:
+    def read(partition: Any, *after: Any) -> tuple[np.ndarray[Any, Any]]:
         value = reads.of(int(partition))
         return (value.astype(compat.widened(value.dtype), copy=False),)
 

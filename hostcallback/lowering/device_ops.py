@@ -97,6 +97,18 @@ def _lower_not_finite(
     return _lower_reduction(ctx, operands, NOT_FINITE_TARGET, attributes, reference)
 
 
+def tests(context: compat.LoweringContext, operands: Sequence[compat.IrValue]) -> compat.IrValue:
+    """Emits one native call that tests arrays of booleans, and of numbers of `NATIVE_DTYPES`. On CPUs.
+
+    Returns:
+        bool [n]: for each array whether it has an element that is false or not finite.
+    """
+    _register()
+    result = jax.core.ShapedArray((len(operands),), np.dtype(np.bool_))
+    attributes = {"groups": np.arange(len(operands), dtype=np.int32)}
+    return compat.pure_call(context, NOT_FINITE_TARGET, operands, [result], attributes)[0]
+
+
 def _lower_statistics(ctx: compat.LoweringRuleContext, operand: compat.IrValue) -> Sequence[compat.IrValue]:
     return _lower_reduction(ctx, [operand], STATISTICS_TARGET, {}, device_ops.reduce_statistics)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -39,9 +39,40 @@ def _lower(
     float0_leaves: Float0Leaves,
 ) -> Sequence[compat.IrValue]:
     context = compat.LoweringContext(ctx)
-    _check_supported(context, tap, ctx.avals_in)
+    emit, mask = prepare(context, results, ctx.avals_in, tap, transforms, float0_leaves)
+    token = context.token_in(TAP_EFFECT)
+    emission = functools.partial(emit, token)
+    if mask is not None and _may_branch(context):
+        token_out = context.unless(context.negated(mask), token, emission)
+    elif _has_branch(context, tap):
+        token_out = context.unless(results[0], token, emission)
+    else:
+        token_out = emission()
+    is_awaited = _is_awaited(context, tap) and context.at_end(TAP_EFFECT, _wait_for_output)
+    # An unordered tap takes the incoming token, so it cannot start before its predecessors, but no operation waits for
+    # it. Shards are numbered in the order of their emission, which is equal on all devices only in program order.
+    # The wait at the end of a program is behind all taps.
+    threads = tap.options.ordered or context.automatic or is_awaited
+    context.set_token_out(TAP_EFFECT, token_out if threads else token)
+    return results
+
+
+def prepare(
+    context: compat.LoweringContext,
+    operands: Sequence[compat.IrValue],
+    avals: Sequence[compat.Aval],
+    tap: TapSpec,
+    transforms: tuple[Transform, ...],
+    float0_leaves: Float0Leaves,
+) -> tuple[Callable[[compat.IrValue], compat.IrValue], compat.IrValue | None]:
+    """Prepares the emission of a tap: starts its transport, and registers its consumer for as long as the program is.
+
+    Returns:
+        A function that emits the tap behind a token and returns the next token, and the tap's mask, if it has one.
+    """
+    _check_supported(context, tap, avals)
     levels = mask_levels(transforms)
-    operands, avals = list(results), list[compat.Aval](ctx.avals_in)
+    operands, avals = list(operands), list[compat.Aval](avals)
     if levels is not None and all(dims[-1] is None for dims in levels):
         # No vmap batched the condition: what runs takes part.
         transforms, operands, avals, levels = transforms[:-1], operands[:-1], avals[:-1], None
@@ -62,8 +93,7 @@ def _lower(
     runtime.rule_table.register(
         consumer, tap.options.without_devices, is_silent=_is_silent(context, tap, shards)
     )
-    token = context.token_in(TAP_EFFECT)
-    arrays, consumer_id = list(operands), consumer.consumer_id
+    arrays, consumer_id = operands, consumer.consumer_id
     if context.for_export:
         # JAX does not export a program that keeps objects alive, so the process keeps the lease.
         _leases_of_exported_taps[consumer.consumer_id] = lease
@@ -75,23 +105,13 @@ def _lower(
         context.keep_alive(lease)
         context.avoid_persistent_cache()
     whole_axes = _whole_axes(context, tap, transforms, avals)
-    emission = functools.partial(
-        emit,
-        _Emission(context, token, arrays, avals, tap, consumer, consumer_id, whole_axes, mask is not None),
-    )
-    if mask is not None and _may_branch(context):
-        token_out = context.unless(context.negated(mask), token, emission)
-    elif _has_branch(context, tap):
-        token_out = context.unless(operands[0], token, emission)
-    else:
-        token_out = emission()
-    is_awaited = _is_awaited(context, tap) and context.at_end(TAP_EFFECT, _wait_for_output)
-    # An unordered tap takes the incoming token, so it cannot start before its predecessors, but no operation waits for
-    # it. Shards are numbered in the order of their emission, which is equal on all devices only in program order.
-    # The wait at the end of a program is behind all taps.
-    threads = tap.options.ordered or context.automatic or is_awaited
-    context.set_token_out(TAP_EFFECT, token_out if threads else token)
-    return results
+
+    def emission(token: compat.IrValue) -> compat.IrValue:
+        return emit(
+            _Emission(context, token, arrays, avals, tap, consumer, consumer_id, whole_axes, mask is not None)
+        )
+
+    return emission, mask
 
 
 def _is_awaited(context: compat.LoweringContext, tap: TapSpec) -> bool:
@@ -187,7 +207,7 @@ class _Emission(NamedTuple):
 def _emit_natively(emission: _Emission) -> compat.IrValue:
     context, tap = emission.context, emission.tap
     if context.automatic:
-        prefix = (emission.consumer_id, int(_flags(tap) | _when(tap)))
+        prefix = (emission.consumer_id, _flags(tap) | _when(tap))
         return emission.partitioned_call(
             transport.FFI_SHARD_TARGET, emission.operands, prefix=prefix, predicate=_predicate(context)
         )
@@ -209,43 +229,40 @@ def _emit_through_python(emission: _Emission) -> compat.IrValue:
             "jax.shard_map over all axes of the mesh, where each device taps its shard"
         )
     target, index = context.add_python_callback(
-        transport.callback_shard_emitter(
-            platform, emission.consumer, int(_flags(tap)), emission.dtypes, devices
-        )
+        transport.callback_shard_emitter(platform, emission.consumer, _flags(tap), emission.dtypes, devices)
     )
     return emission.partitioned_call(target, context.widen(emission.operands, avals), index=index)
 
 
-def _flags(tap: TapSpec) -> Flags:
-    flags, kind = Flags(0), tap.options.kind
-    for flag, is_set in (
-        (Flags.ORDERED, tap.options.ordered),
-        (Flags.CHECK, kind.is_check),
-        (Flags.FOLDS, kind.folds),
-    ):
-        flags |= flag if is_set else Flags(0)
-    return flags
+_ORDERED, _CHECK, _FOLDS, _BATCHED = map(int, (Flags.ORDERED, Flags.CHECK, Flags.FOLDS, Flags.BATCHED))
+"""As numbers, since each operation of the enumeration makes an object."""
 
 
-def _whole_flags(context: compat.LoweringContext, tap: TapSpec, is_masked: bool) -> Flags:
+def _flags(tap: TapSpec) -> int:
+    options, kind = tap.options, tap.options.kind
+    ordered, check = _ORDERED if options.ordered else 0, _CHECK if kind.is_check else 0
+    return ordered | check | (_FOLDS if kind.folds else 0)
+
+
+def _whole_flags(context: compat.LoweringContext, tap: TapSpec, is_masked: bool) -> int:
     # Consumers of exported taps and of shards take their messages one by one.
     batched = tap.options.params.get("batched", False) and tap.structure.has_arrays and not context.for_export
     batched = batched and not is_masked  # its messages differ in shape
-    return _flags(tap) | (Flags.BATCHED if batched else Flags(0))
+    return _flags(tap) | (_BATCHED if batched else 0)
 
 
-def _when(tap: TapSpec) -> Flags:
+def _when(tap: TapSpec) -> int:
     # The inputs of a failed call are sent at its end: until then a failed check does not end a program that sends them.
     if LAST in tap.options.params:
-        return Flags.LAST
-    return Flags(0) if tap.origin is None else Flags.LATE
+        return int(Flags.LAST)
+    return 0 if tap.origin is None else int(Flags.LATE)
 
 
-def _prefix(emission: _Emission, when: Flags | None = None) -> bytes:
+def _prefix(emission: _Emission, when: int = 0) -> bytes:
     context, tap, avals = emission.context, emission.tap, emission.avals
     specs = [ArraySpec.of(np.dtype(aval.dtype), aval.shape) for aval in avals]
     predicate = _predicate(context) if tap.options.kind.is_check else 0
-    flags = _whole_flags(context, tap, emission.is_masked) | (when or Flags(0))
+    flags = _whole_flags(context, tap, emission.is_masked) | when
     return encode_prefix(emission.consumer_id, flags, specs, predicate)
 
 
@@ -297,7 +314,7 @@ def _call(sink: Sink, message: Message) -> tuple[()]:
 def _emit_on_one_device(emission: _Emission) -> compat.IrValue:
     context, avals, dtypes = emission.context, emission.avals, emission.dtypes
     specs = [ArraySpec.of(dtype, aval.shape) for dtype, aval in zip(dtypes, avals, strict=True)]
-    prefix = encode_prefix(emission.consumer_id, Flags.CALL | _flags(emission.tap), specs)
+    prefix = encode_prefix(emission.consumer_id, int(Flags.CALL) | _flags(emission.tap), specs)
     ask = transport.callback_caller(context.platform, prefix, dtypes, [], context.devices())
     return context.python_callback(ask, emission.token, emission.operands, avals)
 

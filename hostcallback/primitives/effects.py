@@ -36,6 +36,9 @@ add_taps: Callable[..., compat.ClosedJaxpr | None] | None = None
 keep_only_result: Any = None
 """Set by `lowering.emission`, which is loaded with the taps; see there."""
 
+group_checks: Callable[[compat.LoweringContext, compat.ClosedJaxpr], compat.ClosedJaxpr] | None = None
+"""Groups the checks of a program that is about to be lowered. Set by `lowering.check_groups`, loaded with checks."""
+
 forget_failures: Callable[[], None] | None = None
 """Called when a thread has waited for its programs and their errors were reported; set while a program may fail."""
 
@@ -151,6 +154,8 @@ def _abstract(*avals: compat.Aval, closed: compat.ClosedJaxpr) -> Any:
 
 
 def _lower(ctx: compat.LoweringRuleContext, *args: Any, closed: compat.ClosedJaxpr) -> Any:
+    if group_checks is not None:
+        closed = group_checks(compat.LoweringContext(ctx), closed)
     return compat.lower_discharged(ctx, closed, args, TapEffect, keep_only_result)
 
 

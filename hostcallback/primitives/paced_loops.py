@@ -30,8 +30,8 @@ from hostcallback.tracing.source_line import PACED
 INTERVAL_US = 100_000
 """Microseconds between two messages."""
 
-STOP_LOOKS = 10
-"""Looks of a loop that can be stopped in the time between two of a loop with a bar: on CPUs 0.1 ms between two."""
+STOP_LOOKS = 2
+"""Looks of a loop that can be stopped in the time between two of a loop with a bar: on CPUs 0.5 ms between two."""
 
 
 class Messages(NamedTuple):
@@ -51,12 +51,12 @@ class Looks(NamedTuple):
 
     Attributes:
         messages: emitted when it is time; None for none.
-        stop: returns whether the loop ends here; None if it never does.
+        stop: returns whether the loop ends here, called with the number of steps that have run; None if it never does.
         mark: called where a loop with `stop` begins, and, with False, where it ends.
     """
 
     messages: Messages | None
-    stop: Callable[[], Any] | None = None
+    stop: Callable[[Any], Any] | None = None
     mark: Callable[[bool], None] = lambda begins: None
 
     def send(self, phase: Phase, step: Any, *values: Any) -> None:
@@ -69,20 +69,21 @@ class Looks(NamedTuple):
     def first(self) -> _Pace:
         """The pace at the beginning."""
         now, _ = self._read_clock(_count(0))
-        return _Pace(_count(1), _count(0), now, now, self._stops())
+        return _Pace(_count(1), _count(0), now, now, self._stops(_count(0)))
 
     def _read_clock(self, step: Any) -> Any:
         return read_clock(step, alike=self.stop is not None, timed=self.messages is not None)
 
-    def _stops(self) -> Any:
-        return () if self.stop is None else self.stop()
+    def _stops(self, step: Any) -> Any:
+        return () if self.stop is None else self.stop(step)
 
     def look(self, pace: _Pace, at: Any, step: Any, values: Callable[[], tuple[Any, ...]]) -> _Pace:
         """Looks at the clock, at step `at`, and returns the new pace.
 
-        If it is time, sends a message about `step` with what is shown of `values()`.
+        If it is time, sends a message about `step` with what is shown of `values()`. `step` is a result of the steps
+        that ran: XLA would else look, and read the request to stop, while they run, or before.
         """
-        pace, due = _look(pace, at, self._read_clock(at), self._stops())
+        pace, due = _look(pace, at, self._read_clock(step), self._stops(step))
         if self.messages is not None:
             send_if(due, lambda: self.send(Phase.UPDATE, step, *values()))
         return pace
@@ -316,8 +317,8 @@ class _Blocks:
     def _run(self, constants: Any, init: Any, xs: Any) -> Any:
         length, looks = self._scan.length, self._looks()
 
-        def one(step: Any, state: Any) -> Any:
-            carry, ys = state
+        def one(state: Any) -> Any:
+            step, carry, ys = state
             index = self._index(step)
             x = [lax.dynamic_index_in_dim(leaf, index, keepdims=False) for leaf in xs]
             carry, y = self._step(constants, carry, x)
@@ -325,19 +326,19 @@ class _Blocks:
                 lax.dynamic_update_index_in_dim(all_y, leaf, index, 0)
                 for all_y, leaf in zip(ys, y, strict=True)
             ]
-            return carry, ys
+            return step + 1, carry, ys
 
         def several(state: Any) -> Any:
             pace, step, *carried = state
             end = jnp.minimum(pace.next, length)
             with jax.named_scope(f"{PACED}0"):
-                carry, ys = lax.fori_loop(step, end, one, tuple(carried))
+                step, carry, ys = lax.while_loop(lambda state: state[0] < end, one, (step, *carried))
 
             def shown() -> tuple[Any, Any]:
                 last = self._index(end - 1)
                 return carry, [lax.dynamic_index_in_dim(leaf, last, keepdims=False) for leaf in ys]
 
-            return looks.look(pace, end, end, shown), end, carry, ys
+            return looks.look(pace, end, step, shown), end, carry, ys
 
         ys = [
             compat.vary_over(compat.varying_axes([aval]), jnp.zeros((length, *aval.shape), aval.dtype))

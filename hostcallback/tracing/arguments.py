@@ -51,7 +51,7 @@ def check_arguments(
     Raises:
         TypeError: it does not take them.
     """
-    if not kwargs and _takes_one_value(func):
+    if _takes_one_value(func, kwargs):
         return
     try:
         signature = inspect.signature(func, follow_wrapped=False)
@@ -67,12 +67,14 @@ def check_arguments(
         ) from None
 
 
-def _takes_one_value(func: Callable[..., Any]) -> bool:
-    # Most functions, in a fraction of the time of a signature.
+def _takes_one_value(func: Callable[..., Any], kwargs: Mapping[str, Any]) -> bool:
+    # Most functions, in a fraction of the time of a signature. False if that must tell.
     code = getattr(func, "__code__", None)
     if type(func) is not FunctionType or code is None or code.co_kwonlyargcount or not code.co_argcount:
         return False
-    return int(code.co_argcount) - len(func.__defaults__ or ()) <= 1
+    names = code.co_varnames[: code.co_argcount]
+    required = names[1 : code.co_argcount - len(func.__defaults__ or ())]
+    return set(required) <= set(kwargs) <= set(names[max(1, code.co_posonlyargcount) :])
 
 
 def _refusal(

@@ -250,7 +250,7 @@ def scan(
         watch: whether to find the operation, and the iteration, that made the first NaN or infinity, as
             `watch_nonfinite` does; needs `progress=False`.
         stop: whether the loop ends early at a request to stop (`request_stop`, Ctrl-C and others), after the iteration
-            that runs, or, where iterations are short, 0.1 ms later. All devices of the process end after the same one.
+            that runs, or, where iterations are short, 0.5 ms later. All devices of the process end after the same one.
             "processes": so do those of all processes of the program, by a collective after each iteration.
         **options: other arguments of `jax.lax.scan`.
 

@@ -50,10 +50,13 @@ def stop_requested(*, agree: Literal["processes"] | None = None) -> Any:
     return read_stop(str(line), processes)
 
 
-def read_stop(site: str, processes: Processes) -> Any:
-    """Reads the request in traced code; `site` says where. From now on Ctrl-C requests a stop while loops read it."""
+def read_stop(site: str, processes: Processes, after: Any = None) -> Any:
+    """Reads the request in traced code, when `after` is computed; `site` says where.
+
+    From now on Ctrl-C requests a stop while loops read it.
+    """
     watch_interrupt.stops(stop_request)
-    return jnp.asarray(read_cell(SPEC, site, processes=processes))
+    return jnp.asarray(read_cell(SPEC, site, processes=processes, after=after))
 
 
 def count_loop(site: str, begins: bool) -> None:

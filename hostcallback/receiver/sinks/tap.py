@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from types import FunctionType
 from typing import Any
 
 from hostcallback.receiver.failures.failure_report import note_logged
@@ -24,6 +25,14 @@ def accepted_keywords(func: Callable[..., Any], names: Sequence[str]) -> frozens
 
     A parameter with a default is the user's own (`lambda value, index=i: ...`). None if the signature cannot be read.
     """
+    code = getattr(func, "__code__", None)
+    if type(func) is FunctionType and code is not None and not func.__dict__:
+        # Most functions, in a fraction of the time of a signature.
+        positional = code.co_varnames[code.co_posonlyargcount : code.co_argcount]
+        with_default = code.co_varnames[: code.co_argcount][code.co_argcount - len(func.__defaults__ or ()) :]
+        keyword_only = code.co_varnames[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]
+        own = {*with_default, *(func.__kwdefaults__ or ())}
+        return frozenset(n for n in names if n in (*positional, *keyword_only) and n not in own)
     try:
         parameters = inspect.signature(func).parameters
     except (TypeError, ValueError):

@@ -65,6 +65,8 @@ EVERYWHERE = (
 )
 """The flags that may be set outside a ring."""
 
+_EVERYWHERE = int(EVERYWHERE)
+
 PREFIX_ONLY = Flags.LATE | Flags.LAST
 """The flags that only the native handlers read, in the prefix of a tap."""
 
@@ -294,7 +296,7 @@ def _parse_prefix(
 
 
 def _public(flags: Flags | int, more: int = 0) -> Flags:
-    if flags & ~(EVERYWHERE | more):
+    if int(flags) & ~(_EVERYWHERE | int(more)):
         raise ValueError(
             f"flags {int(flags):#x}, expected a combination of {EVERYWHERE!r}; only a ring sets the others"
         )

@@ -156,6 +156,25 @@ def test_outputs_of_a_stopped_reverse_scan_are_at_the_end() -> None:
     np.testing.assert_array_equal(ys, expected)
 
 
+@pytest.mark.parametrize("loop", ["fori_loop", "scan", "while_loop"])
+def test_a_request_during_a_step_without_effects_ends_the_loop_after_it(loop: str) -> None:
+    # Nothing but the values orders such a step and the read of the request.
+    def asks(x: Any) -> Any:
+        hcb.request_stop("asked by a step")
+        return np.asarray(x) + 1
+
+    def body(x: Any) -> Any:
+        return jax.pure_callback(asks, SCALAR, x)
+
+    loops: dict[str, Callable[[Any], Any]] = {
+        "fori_loop": lambda x: hcb.fori_loop(0, STEPS, lambda i, x: body(x), x, stop=True, progress=False),
+        "scan": lambda x: scan(lambda x, _: (body(x), x), x, XS)[::2],
+        "while_loop": lambda x: hcb.while_loop(lambda x: x < STEPS, body, x, stop=True, progress=False),
+    }
+    value, count = jax.jit(loops[loop])(jnp.float32(0))
+    assert (float(value), int(count)) == (1, 1)
+
+
 def test_a_billion_steps_end_at_once() -> None:
     def body(_: Any, state: Any) -> Any:
         number, x = state

@@ -1,4 +1,4 @@
-// The XLA FFI handler that tests whether arrays are finite, many in one call.
+// The XLA FFI handler that tests whether arrays are finite, or hold, many in one call.
 #include <cstring>
 
 #include "abi/exports.h"
@@ -67,10 +67,13 @@ HCB_LOOP bool AnyNotFiniteOf(const uint8_t* data, uint64_t nbytes) {
 
 HCB_FOR_EACH_WIDTH(bool, AnyNotFinite, (const uint8_t* data, uint64_t nbytes), AnyNotFiniteOf, (data, nbytes))
 
-bool IsNotFinite(const XLA_FFI_Buffer& buffer) {
+// Whether an array has an element that is not finite; of booleans, one that is false.
+bool Fails(const XLA_FFI_Buffer& buffer) {
   const uint8_t* const data = static_cast<const uint8_t*>(buffer.data);
   const uint64_t nbytes = Elements(buffer) * (BitsPerElement(buffer.dtype) / 8);
   switch (buffer.dtype) {
+    case XLA_FFI_DataType_PRED:
+      return nbytes != 0 && std::memchr(data, 0, nbytes) != nullptr;
     case XLA_FFI_DataType_F16:
       return AnyNotFinite<Half>(data, nbytes);
     case XLA_FFI_DataType_BF16:
@@ -105,7 +108,7 @@ XLA_FFI_Error* Test(const XLA_FFI_CallFrame& frame) {
     if (group < 0 || group >= count) {
       return Invalid(frame, "hostcallback: a test for finite values has a group beyond its result");
     }
-    if (IsNotFinite(Operand(frame, i))) failed[group] = 1;
+    if (Fails(Operand(frame, i))) failed[group] = 1;
   }
   return nullptr;
 }
