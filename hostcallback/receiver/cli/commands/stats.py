@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from dataclasses import asdict
 
 from hostcallback.receiver.cli.arguments import SelectedLog, add_log, add_selection
 from hostcallback.receiver.cli.output.messages import lost_text, make_safe, time_text
 from hostcallback.receiver.cli.output.tables import print_table
+from hostcallback.receiver.sinks.times import table
 from hostcallback.receiver.taplog.format.layout import Damage
 from hostcallback.receiver.taplog.reading.merge import LostNote
 from hostcallback.receiver.taplog.reading.segment_reader import Writer
@@ -38,12 +40,17 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         for tap in taps:
             print(json.dumps(tap.as_dict()))
+        for name, times in found.times.items():
+            for row in times.rows():
+                print(json.dumps({"times": name, **asdict(row)}))
         for note in found.lost:
             print(json.dumps({"process": process_text(note.writer), "lost": note.lost._asdict()}))
         for one in thinned:
             print(json.dumps({"thinned": one._asdict()}))
     else:
         _print(taps)
+        for name, times in found.times.items():
+            print(f"\n{printable(name)}:\n{table(times.rows())}")
         for note in _summed(found.lost):
             print(f"{process_text(note.writer)}, {printable(note.lost.device)}: {lost_text(note.lost)}")
         for one in thinned:
