@@ -199,7 +199,7 @@ class _Order:
 
 # ---- The readings ----------------------------------------------------------------------------------------------------
 
-_HEAVY = ("dot_general", "conv_general_dilated", "ragged_dot_general")
+_LARGE = ("dot_general", "conv_general_dilated", "ragged_dot_general")
 
 
 def _can_tie(variable: Var) -> bool:
@@ -291,6 +291,7 @@ class _Level:
         self._env = env
         self._position = position
         self._records = records
+        self._backward: set[Var] = set()  # the values that a backward pass made
         self._last: Any = np.zeros(2, np.uint32)  # the stamp of the last reading
 
     def read(self, atom: Any) -> Any:
@@ -301,25 +302,36 @@ class _Level:
         """Evaluates steps; what they make that is in `later` is used after them."""
         uses = [set(variables(atom for each in _equations(step) for atom in each.invars)) for step in steps]
         last_use = {variable: i for i, used in enumerate(uses) for variable in used}
+        forward = {
+            variable: i
+            for i, step in enumerate(steps)
+            for each in _equations(step)
+            if not _is_backward(each)
+            for variable in variables(each.invars)
+        }
         for i, step in enumerate(steps):
             if isinstance(step, Segment):
                 made = [v for each in step.equations() for v in each.outvars]
                 leaving = [v for v in made if v in later or last_use.get(v, -1) > i]
-                self._time(step, uses[i].difference(made), leaving)
+                results = [v for v in leaving if v in later or forward.get(v, -1) > i]
+                self._time(step, uses[i].difference(made), leaving, results)
             else:
                 outs = self._timer.equation(
                     step, list(map(self.read, step.invars)), self._position, self._records
                 )
                 self._env.update(zip(step.outvars, outs, strict=True))
+                if _is_backward(step):
+                    self._backward.update(step.outvars)
 
-    def _time(self, segment: Segment, entering: set[Var], leaving: list[Var]) -> None:
-        if not any(map(_can_tie, leaving)):  # nothing tells when it is done
+    def _time(self, segment: Segment, entering: set[Var], leaving: list[Var], results: list[Var]) -> None:
+        tied = [v for v in _awaited_results(segment, leaving, results) if _can_tie(v)]
+        if not tied:  # nothing tells when it is done
             self.run(segment.steps, set(leaving))
             return
         self._edge(self._awaited(segment, entering), self._last)
         start = self._last
         self.run(segment.steps, set(leaving))
-        seconds = self._edge([v for v in leaving if _can_tie(v)], start)
+        seconds = self._edge(tied, start)
         self._timer.add(self._records, {segment.name: {SECONDS: [seconds], START: [start]}})
 
     def _edge(self, tied: Sequence[Var], since: Any) -> Any:
@@ -329,10 +341,15 @@ class _Level:
         return seconds
 
     def _awaited(self, segment: Segment, entering: set[Var]) -> list[Var]:
-        """What a place waits for: what was computed, and as few inputs as its large operations need."""
+        """What a place waits for: what was computed, and as few inputs as its large operations need.
+
+        A backward pass waits for what it was made of before; what the forward pass made has long been there.
+        """
         candidates = [v for v in self._env if v in entering and _can_tie(v)]
-        tied = [v for v in candidates if not self._timer.is_given(self._env[v])]
-        given = [v for v in candidates if self._timer.is_given(self._env[v])]
+        computed = [v for v in candidates if not self._timer.is_given(self._env[v])]
+        is_backward = any(map(_is_backward, segment.equations()))
+        tied = [v for v in computed if is_backward and v in self._backward] or computed
+        given = [v for v in candidates if v not in set(tied)]
         masks = dict.fromkeys(tied, 1) | {v: 2 << i for i, v in enumerate(given)}
         reached: list[int] = []
         for equation in segment.equations():
@@ -340,7 +357,7 @@ class _Level:
             for v in variables(equation.invars):
                 mask |= masks.get(v, 0)
             masks.update(dict.fromkeys(equation.outvars, mask))
-            if equation.primitive.name in _HEAVY or structure_of(equation).programs:
+            if _is_large(equation):
                 reached.append(mask)
         if not reached and not tied:
             reached = list(masks.values())
@@ -352,6 +369,33 @@ class _Level:
             tied.append(given[best])
             reached = [mask for mask in left if not mask >> (best + 1) & 1]
         return tied
+
+
+def _awaited_results(segment: Segment, leaving: list[Var], results: list[Var]) -> list[Var]:
+    """What the end of a place waits for: its results, and all else with a large operation that these do not need.
+
+    Other values that only a backward pass uses are left to the compiler, which computes many of them there.
+    """
+    if not results:
+        return leaving
+    live, equations = set(results), list(segment.equations())
+    for equation in reversed(equations):
+        if not live.isdisjoint(equation.outvars):
+            live.update(variables(equation.invars))
+    after: set[Var] = set()
+    for equation in equations:
+        is_used = not live.isdisjoint(equation.outvars)
+        if (_is_large(equation) and not is_used) or not after.isdisjoint(variables(equation.invars)):
+            after.update(equation.outvars)
+    return [v for v in leaving if v in results or v in after]
+
+
+def _is_backward(equation: JaxprEqn) -> bool:
+    return source_line.is_backward(str(equation.source_info.name_stack))
+
+
+def _is_large(equation: JaxprEqn) -> bool:
+    return equation.primitive.name in _LARGE or bool(structure_of(equation).programs)
 
 
 def _equations(step: JaxprEqn | Segment) -> Iterator[JaxprEqn]:
