@@ -96,14 +96,18 @@ def observe(
             - a function of a `Site` (primitive, scope, frames, function, backward), which returns whether to tap it.
 
             For `what_of="param"` and the like, texts are globs of paths: `"params/*/kernel"`, `"layers[2].weight"`.
+            With `what="time"` it may be left out: then each `hcb.span` is measured.
         what: "statistics" (mean, std, min, max, norm, zeros, nonfinite), a list of these and of "histogram", all
-            reduced on the device to float32 scalars (docs/observe.md), or "value".
+            reduced on the device to float32 scalars (docs/observe.md), or "value"; or "time" (docs/time.md), for which
+            the device reads its clock where the inputs of a place are there and where its results are. Its values are
+            `seconds` (float32) and `start_ns` (int64, Unix time) of each place and of the whole `program`.
         what_of: "output" (what leaves the place), "input" (what enters it), "grad" (the cotangents of what leaves it);
             "param" (the parameters by path), "param grad" (their gradients), "update" (new minus old parameter, with
             the statistic `ratio` of the norms of update and parameter); or a list of these. Labels of the others than
             "output" and "param" begin with `input `, `grad `, `param grad `, `update `.
         tap_func: called as `tap_func(values)` with numpy arrays, on a receiver thread as in `id_tap`. By default a
-            table is printed. `hcb.metrics` sends the values to the receiver's writers as `label/statistic`.
+            table is printed, of times one for all calls at the end of the block and of the receiver. `hcb.metrics`
+            sends the values to the receiver's writers as `label/statistic`, seconds as `time/label`.
         name: name of the tap in reports and in `hcb.taps`; by default that of its line, as in `observe@train:42`.
         ordered: as in `id_tap`.
         all_threads: whether the block is for programs that other threads call, too.
@@ -115,6 +119,7 @@ def observe(
         TypeError: `fun` is not callable, or an argument has another type.
         ValueError: an argument has another value; at the end of the block, or when `fun` is lowered, `where` matches
             nothing in any program.
+        NotImplementedError: (later) times of a program on a GPU or TPU, or that the compiler divides among devices.
 
     Example:
         with hcb.observe(where="layers/*", what=["norm"], tap_func=lambda values: print(dict(values))):

@@ -423,9 +423,8 @@ def sender_of_times(
             place: {SECONDS: jnp.stack(one[SECONDS], -1), START: jnp.stack(one[START], -2)}
             for place, one in records.items()
         }
-        params = {
-            "axes": {place: spans.axes[place] for place in times}
-        }  # in order: a dict is sorted on its way
+        # In the order of the program: dicts are sorted on their way.
+        params = {"axes": {place: axes for place, axes in spans.axes.items() if place in times}}
         options = TapOptions(name, ordered, tap_tangents=False, kind=TIME, params=params)
         bind_tap(times, (), {}, Binding(tap_func), identity=("time", tap_func, repr(params)), options=options)
 

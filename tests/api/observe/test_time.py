@@ -189,7 +189,7 @@ def test_nested_spans_are_places_in_places() -> None:
             return nap(x)
 
     _, [values] = times_of(program, X)
-    assert list(values) == ["outer/inner", "outer", "program"]
+    assert list(values) == ["outer", "outer/inner", "program"]
     assert NAP <= float(values["outer/inner"]["seconds"]) <= float(values["outer"]["seconds"]) - 2 * NAP
 
 
@@ -202,7 +202,7 @@ def test_scopes_modules_and_operations_are_places() -> None:
 
     for where, names in {
         "layers/*": ["layers/0", "layers/1"],
-        ("layers/*", "product"): ["layers/0/product", "layers/0", "layers/1/product", "layers/1"],
+        ("layers/*", "product"): ["layers/0", "layers/1", "layers/0/product", "layers/1/product"],
         "primitive:dot_general": ["layers/0/product/dot_general", "layers/1/product/dot_general"],
     }.items():
         _, [values] = times_of(program, X, where=where)
