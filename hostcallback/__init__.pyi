@@ -33,6 +33,7 @@ from hostcallback.api.loops.stopping import (
 )
 from hostcallback.api.observe.observe import observe as observe
 from hostcallback.api.observe.places import Site as Site
+from hostcallback.api.observe.spans import span as span
 from hostcallback.api.outputs.capture import Capture as Capture, capture as capture
 from hostcallback.api.outputs.live_plot import LivePlot as LivePlot, live_plot as live_plot
 from hostcallback.api.outputs.metrics import (

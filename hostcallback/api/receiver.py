@@ -34,8 +34,9 @@ from hostcallback.receiver.runtime.knobs import knobs
 from hostcallback.receiver.runtime.rules.rule_table import RuleNotes
 from hostcallback.receiver.runtime.runtime import runtime
 from hostcallback.receiver.runtime.signals import watch_termination
-from hostcallback.receiver.runtime.stats import DeviceStats, ShownAsSummary, StatsRows, summarize
+from hostcallback.receiver.runtime.stats import ShownAsSummary, StatsRows, summarize
 from hostcallback.receiver.sinks.metric_writers.sink import WriterStats
+from hostcallback.receiver.sinks.times import new_tables, table
 from hostcallback.receiver.sources.back_pressure import BackPressure, Policy
 from hostcallback.receiver.taplog.writing.recorder import Recorder, record as record_to
 from hostcallback.sync import inflight
@@ -98,8 +99,8 @@ class OutfeedReceiver(ShownAsSummary):
         return self._devices
 
     @property
-    def stats(self) -> list[DeviceStats]:
-        """A snapshot of the statistics so far, one row per device."""
+    def stats(self) -> StatsRows:
+        """A snapshot of the statistics so far, one row per device; its `times` are those of `what="time"`."""
         return StatsRows(runtime.stats(self._scope))
 
     @property
@@ -123,8 +124,9 @@ class OutfeedReceiver(ShownAsSummary):
         return self._scope.deferred.all_checks()
 
     def summary(self) -> str:
-        """Returns the statistics as a text table: messages, bytes, rate, drops, failures and time per device."""
-        return summarize(self._scope.name, self.stats)
+        """Returns the statistics as text tables: messages, bytes, rate, drops, failures and time per device; places."""
+        tables = [table(rows) for rows in self.stats.times.values()]
+        return "\n".join([summarize(self._scope.name, self.stats), *tables])
 
     @compat.hide_frames
     def __enter__(self) -> Self:
@@ -214,6 +216,8 @@ class OutfeedReceiver(ShownAsSummary):
                 for text in receiver_options.end_forwarding(self._forwarder):
                     warnings.warn(text, receiver_options.ForwardingWarning, stacklevel=3)
             transport.record_receiver(self._scope.name, self.stats)
+            for text in new_tables():
+                print(text)
         deferred = self._scope.deferred.take()
         if problem is not None and deferred is not None:
             deferred.add_note(str(problem))

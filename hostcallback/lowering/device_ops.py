@@ -79,6 +79,7 @@ STATISTICS_TARGET = "hostcallback_statistics"
 SHARE_TARGET = "hostcallback_share_statistics"
 MERGE_TARGET = "hostcallback_merged_statistics"
 COPY_TARGET = "hostcallback_copy"
+EDGE_TARGET = "hostcallback_edge"
 VERDICT_TARGET = "hostcallback_verdict"
 
 NATIVE_DTYPES = ("bfloat16", "float16", "float32", "float64", "complex64", "complex128")
@@ -182,6 +183,43 @@ def _lower_copies(ctx: compat.LoweringRuleContext, *operands: compat.IrValue) ->
     return _lower_reduction(ctx, operands, COPY_TARGET, {}, reference, dtypes=COPIED_DTYPES, in_place=count)
 
 
+NOT_TIMED = 'what="time"'
+"""How the errors about programs begin in which nothing is timed."""
+
+
+def _lower_edge(ctx: compat.LoweringRuleContext, *operands: compat.IrValue) -> Sequence[compat.IrValue]:
+    # A call that takes the arrays and returns them: XLA:CPU drops barriers before it fuses and orders operations.
+    context = compat.LoweringContext(ctx)
+    if tuple(context.platforms) != ("cpu",):
+        raise NotImplementedError(
+            f"{NOT_TIMED} is not yet confirmed on {', '.join(context.platforms)}: there the clock must be read on the "
+            "device's stream (events), and not on the thread that enqueues its work; run the program on a CPU, or use "
+            "jax.profiler"
+        )
+    if context.for_export or context.automatic:
+        reason = "is exported" if context.for_export else "the compiler divides among devices"
+        raise NotImplementedError(
+            f"{NOT_TIMED} cannot measure a program that {reason}: time it as a program of one device, or in a shard_map"
+        )
+    if transport.use_native("cpu"):
+        _register()
+        return compat.pure_call(context, EDGE_TARGET, operands, ctx.avals_out, {}, in_place=len(operands) - 2)
+    _, results = compat.python_callback_with_results(
+        context, _read_edge, None, operands, ctx.avals_in, ctx.avals_out
+    )
+    return results
+
+
+def _read_edge(partition: Any, *arrays: Any) -> tuple[np.ndarray[Any, Any], ...]:
+    *values, _, since = map(np.asarray, arrays)
+    now = np.array([time.time_ns()], np.uint64)
+    seconds = (now - since.view(np.uint64)).astype(np.int64)[0] * 1e-9
+    return (*values, now.view(np.uint32), np.array(seconds, np.float32))
+
+
+compat.register_lowering(device_ops.edge_p, _lower_edge)
+
+
 def _lower_reduction(
     ctx: compat.LoweringRuleContext,
     operands: Sequence[compat.IrValue],
@@ -219,6 +257,7 @@ def _register() -> None:
         SHARE_TARGET: library.hcb_share_statistics,
         MERGE_TARGET: library.hcb_merged_statistics,
         COPY_TARGET: library.hcb_copy,
+        EDGE_TARGET: library.hcb_edge,
         VERDICT_TARGET: library.hcb_verdict,
     }
     for target, handler in handlers.items():

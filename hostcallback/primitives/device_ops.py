@@ -114,6 +114,11 @@ def _clock_avals(step: Any, *, alike: bool, timed: bool) -> list[jax.Array]:
     return compat.results_that_vary_as([step], [jax.core.ShapedArray((2,), np.dtype(np.uint32))])
 
 
+def _edge_avals(*avals: Any) -> list[Any]:
+    made = [jax.core.ShapedArray((2,), np.dtype(np.uint32)), jax.core.ShapedArray((), np.dtype(np.float32))]
+    return [*avals[:-2], *compat.results_that_vary_as(avals, made)]
+
+
 def _define(
     name: str, avals: Callable[..., Any], reference: Callable[..., list[Any]] | None = None
 ) -> compat.Primitive:
@@ -149,6 +154,9 @@ statistics_p = _define("statistics", _statistics_avals, reduce_statistics)
 share_statistics_p = _define("share_statistics", _share_statistics_avals, reduce_share_statistics)
 merged_statistics_p = _define("merged_statistics", _merged_statistics_avals, reduce_merged_statistics)
 copies_p = _define("copies", lambda *avals: [*avals, *avals], lambda *arrays: [*arrays, *arrays])
+edge_p = _define("edge", _edge_avals)
+"""Operands: arrays, a stamp, and another one since which to count. Results: the arrays, the stamp of now, the seconds
+since the other as a float32. A stamp is a `uint32[2]`: Unix time in nanoseconds, the lower half first."""
 # Lowering is registered in hostcallback.lowering, which knows the transports.
 
 
@@ -216,3 +224,13 @@ def copies(arrays: Sequence[jax.Array]) -> tuple[list[jax.Array], list[jax.Array
     """
     outs = copies_p.bind(*arrays) if arrays else []
     return list(outs[: len(arrays)]), list(outs[len(arrays) :])
+
+
+def edge(arrays: Sequence[jax.Array], after: Any, since: Any) -> tuple[list[jax.Array], Any, Any]:
+    """Reads the clock when all arrays are there, and after the reading `after`; what uses the results comes later.
+
+    Returns:
+        The arrays, the stamp of the reading (see `edge_p`), and the seconds since the stamp `since`.
+    """
+    *outs, stamp, seconds = edge_p.bind(*arrays, after, since)
+    return outs, stamp, seconds

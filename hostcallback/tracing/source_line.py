@@ -200,6 +200,9 @@ PACED = f"{MARK}paced"
 """The scope of the two nested loops that a loop with a bar is; with a number, of the inner one: the value that it
 carries at that place is the number of the step."""
 
+SPAN = f"{MARK}span"
+"""The scope around that of an `hcb.span`."""
+
 _MARKS = re.compile(rf"{MARK}\d+")
 _PACED = re.compile(rf"{PACED}(\d*)")
 _TRANSFORM = re.compile(r"\b[a-z_]+\((?=[^()]*\)|[a-z_]+\()|\)")
@@ -240,16 +243,26 @@ def is_recomputed(stack: str) -> bool:
 
 def scope_of(stack: str) -> tuple[str, ...]:
     """Returns the named scopes in a name stack, without the names of transformations and our marks."""
+    return tuple(part for part in _scopes(stack) if part != SPAN)
+
+
+def spans_of(stack: str) -> tuple[int, ...]:
+    """Returns which of the scopes in a name stack (`scope_of`) are spans: for each the number of scopes up to it."""
+    found = [i for i, part in enumerate(_scopes(stack)) if part == SPAN]
+    return tuple(i - number + 1 for number, i in enumerate(found))
+
+
+def _scopes(stack: str) -> list[str]:
     parts = [
         p
         for p in _TRANSFORM.sub("", stack).split("/")
-        if p and p not in _NOT_SCOPES and not p.startswith(MARK)
+        if p and p not in _NOT_SCOPES and (p == SPAN or not p.startswith(MARK))
     ]
     half = len(parts) // 2
     # The backward pass of a checkpoint has its scopes twice: `transpose(jvp(layer))/jvp(layer)`.
     if is_backward(stack) and half and parts[:half] == parts[half:]:
         parts = parts[:half]
-    return tuple(parts)
+    return parts
 
 
 F = TypeVar("F", bound=Callable[..., Any])

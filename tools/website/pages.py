@@ -34,6 +34,7 @@ GUIDES: dict[str, dict[str, str]] = {
         "capsules": "Reproduce a failing step",
         "diff": "Find where two runs differ",
         "observe": "See every value inside a model",
+        "time": "See which part of a step takes the time",
         "flight-recorder": "See the last moments of a killed process",
         "pytest": "Test with pytest",
     },

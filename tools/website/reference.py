@@ -20,7 +20,8 @@ SECTIONS = {
         "record", "ui",
     ],
     "Checks and debugging": [
-        "check", "checked", "enable_checks", "disable_checks", "watch_nonfinite", "observe", "capsule", "breakpoint",
+        "check", "checked", "enable_checks", "disable_checks", "watch_nonfinite", "observe", "span", "capsule",
+        "breakpoint",
     ],
     "Control": ["taps", "control_file", "knob", "knobs", "accelerate", "jit"],
     "Many processes and monitoring": ["forward", "otlp", "prometheus_collector"],

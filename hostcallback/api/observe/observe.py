@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, ParamSpec, Required, TypedDict, TypeVar, Unpack, overload
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
 import jax
 
 from hostcallback import _jax_compat as compat
+from hostcallback.api.barrier import wait_for_taps
 from hostcallback.api.observe.parameters import plan_parameters
-from hostcallback.api.observe.places import OUTSIDE, Modules, Selection, Site, nearest, read_where
+from hostcallback.api.observe.places import OUTSIDE, SPAN, Modules, Selection, Site, nearest, read_where
 from hostcallback.api.observe.plan import Around, Found, Plan, Planner
 from hostcallback.api.observe.report import check_statistics, measure, sender_of
+from hostcallback.api.observe.spans import Spans, Timer, sender_of_times
 from hostcallback.api.outputs.metrics import metrics
 from hostcallback.lowering.equations import OUTERMOST, Position
 from hostcallback.lowering.evaluator import Evaluator, Records
 from hostcallback.lowering.xray import Context, Program, UserError, Xray
+from hostcallback.receiver.errors import ReentrantWaitError, TapTimeoutError
 from hostcallback.receiver.log import logger
+from hostcallback.receiver.sinks.times import new_tables
 from hostcallback.tracing import arguments, source_line
 from hostcallback.tracing.source_line import place_name, public, user_source_line
 
@@ -28,6 +33,8 @@ R = TypeVar("R")
 
 PARAMETERS = ("param", "param grad", "update")
 WHAT_OF = ("output", "input", "grad", *PARAMETERS)
+MAX_WAIT_SEC = 10.0
+"""Seconds of one invocation of a tap after which the end of a block does not wait for the table of times."""
 MAX_NOT_ENTERED = 8
 """Number of operations that an error names because they cannot be rewritten."""
 
@@ -35,7 +42,7 @@ MAX_NOT_ENTERED = 8
 class Options(TypedDict, total=False):
     """The options of `observe`, for type checkers."""
 
-    where: Required[Any]
+    where: Any
     what: str | Sequence[str]
     what_of: str | Sequence[str]
     tap_func: Callable[..., Any] | None
@@ -52,7 +59,7 @@ def observe(fun: Callable[P, R], **options: Unpack[Options]) -> Callable[P, R]: 
 def observe(
     fun: Callable[P, R] | None = None,
     *,
-    where: Any,
+    where: Any = None,
     what: str | Sequence[str] = "statistics",
     what_of: str | Sequence[str] = "output",
     tap_func: Callable[..., Any] | None = None,
@@ -89,14 +96,18 @@ def observe(
             - a function of a `Site` (primitive, scope, frames, function, backward), which returns whether to tap it.
 
             For `what_of="param"` and the like, texts are globs of paths: `"params/*/kernel"`, `"layers[2].weight"`.
+            With `what="time"` it may be left out: then each `hcb.span` is measured.
         what: "statistics" (mean, std, min, max, norm, zeros, nonfinite), a list of these and of "histogram", all
-            reduced on the device to float32 scalars (docs/observe.md), or "value".
+            reduced on the device to float32 scalars (docs/observe.md), or "value"; or "time" (docs/time.md), for which
+            the device reads its clock where the inputs of a place are there and where its results are. Its values are
+            `seconds` (float32) and `start_ns` (int64, Unix time) of each place and of the whole `program`.
         what_of: "output" (what leaves the place), "input" (what enters it), "grad" (the cotangents of what leaves it);
             "param" (the parameters by path), "param grad" (their gradients), "update" (new minus old parameter, with
             the statistic `ratio` of the norms of update and parameter); or a list of these. Labels of the others than
             "output" and "param" begin with `input `, `grad `, `param grad `, `update `.
         tap_func: called as `tap_func(values)` with numpy arrays, on a receiver thread as in `id_tap`. By default a
-            table is printed. `hcb.metrics` sends the values to the receiver's writers as `label/statistic`.
+            table is printed, of times one for all calls at the end of the block and of the receiver. `hcb.metrics`
+            sends the values to the receiver's writers as `label/statistic`, seconds as `time/label`.
         name: name of the tap in reports and in `hcb.taps`; by default that of its line, as in `observe@train:42`.
         ordered: as in `id_tap`.
         all_threads: whether the block is for programs that other threads call, too.
@@ -108,6 +119,7 @@ def observe(
         TypeError: `fun` is not callable, or an argument has another type.
         ValueError: an argument has another value; at the end of the block, or when `fun` is lowered, `where` matches
             nothing in any program.
+        NotImplementedError: (later) times of a program on a GPU or TPU, or that the compiler divides among devices.
 
     Example:
         with hcb.observe(where="layers/*", what=["norm"], tap_func=lambda values: print(dict(values))):
@@ -129,18 +141,25 @@ def observe(
             f"hcb.observe: what_of is {wrong[0]!r}, expected {', '.join(map(repr, WHAT_OF))}, or a list of these, "
             f"at {user_source_line()}"
         )
-    statistics = check_statistics(what)
+    is_timed = what == "time"
+    statistics = None if is_timed else check_statistics(what)
     if tap_func is metrics and statistics is not None and "histogram" in statistics:
         raise ValueError(
             "hcb.observe: a histogram cannot be sent by tap_func=hcb.metrics: take another tap_func, or leave "
             f"'histogram' out of what, at {user_source_line()}"
         )
-    xray = Observe(
-        items=tuple(map(tuple, read_where(where))),
+    if is_timed and what_of != "output":
+        raise ValueError(
+            f'hcb.observe: what="time" measures operations, and takes no what_of, got {what_of!r}, at '
+            f"{user_source_line()}"
+        )
+    spans = [[Selection("span", SPAN)]]
+    xray = (Timed if is_timed else Observe)(
+        items=tuple(map(tuple, spans if is_timed and where is None else read_where(where))),
         statistics=statistics,
         directions=tuple(directions),
         tap_func=tap_func,
-        name=name or place_name("observe"),
+        name=name or place_name("time" if is_timed else "observe"),
         ordered=ordered,
     )
     context = Context(xray, all_threads=all_threads)
@@ -204,6 +223,65 @@ class Observe(Xray):
             )
 
 
+@dataclass(frozen=True)
+class Timed(Observe):
+    """What `observe(what="time")` does to programs."""
+
+    order: ClassVar[int] = 5  # what other taps compute is no part of a place
+
+    def rewrite(self, program: Program, context: Context) -> compat.ClosedJaxpr | None:
+        """Reads the clock at the edges of what is selected in this program; see `Xray`."""
+        found, spans = Found(), Spans()
+        missed: list[_Asked] = []
+        selected = []
+        for item in self.items:
+            if places := self._places(item, program, found, spans):
+                selected += places
+                self.notes.hits.add(("operation", item))
+            else:
+                missed.append(("operation", item))
+        self.notes.add(program, found, missed)
+        if program.mark and not self.notes.hits:
+            raise UserError(self.notes.error(missed, f"of {program.function}"))
+        if not selected:
+            return None
+        for each in sorted(selected, key=len, reverse=True):
+            spans.add(each)
+        send = sender_of_times(self.tap_func, self.name, self.ordered, spans)
+        timer = Timer(spans, program.devices > 1, send)
+
+        def run(*values: jax.Array) -> list[jax.Array]:
+            outs, records = timer.evaluate(program.tapped, values)
+            timer.of_iteration(records)
+            return outs
+
+        return program.run(run)
+
+    def _places(
+        self, item: Sequence[Selection], program: Program, found: Found, spans: Spans
+    ) -> list[dict[tuple[int, ...], str]]:
+        # Of the first selection of an item that matches; of spans those of each depth.
+        result = []
+        for selection in item:
+            while places := spans.plan(*_planner_of(selection, "output", program, found), found):
+                result.append(places)
+                if selection.kind != "span":
+                    break
+                selection = replace(selection, depth=selection.depth + 1)
+            if result:
+                break
+        return result
+
+    def left(self, context: Context, function: str | None) -> None:
+        """Prints what was measured in a block, once all of it has arrived. See `Xray`."""
+        super().left(context, function)
+        if function is None and self.tap_func is None:
+            with contextlib.suppress(TapTimeoutError, ReentrantWaitError):
+                wait_for_taps(stall_sec=MAX_WAIT_SEC)
+            for text in new_tables(self.name):
+                print(text)
+
+
 class _Collector(Evaluator):
     """Evaluates a program, and measures the values of a plan."""
 
@@ -255,15 +333,22 @@ def _plan_item(item: Sequence[Selection], what_of: str, program: Program, found:
     """Plans the taps of one item of `where`: of the first of its selections that matches."""
     if what_of in PARAMETERS:
         return plan_parameters(item[0].text, what_of, program, found)
-    jaxpr, _ = compat.open_jaxpr(program.tapped)
     for selection in item:
-        modules = Modules.of_paths(selection.text, jaxpr.invars, program.paths)
-        around = Around(OUTSIDE, OUTERMOST, modules, [True] * len(jaxpr.outvars))
-        planner = Planner(selection, what_of, found, program.mark)
-        planner.prepare(jaxpr, around)
+        planner, jaxpr, around = _planner_of(selection, what_of, program, found)
         if plan := planner.plan(jaxpr, around):
             return plan
     return Plan()
+
+
+def _planner_of(
+    selection: Selection, what_of: str, program: Program, found: Found
+) -> tuple[Planner, compat.Jaxpr, Around]:
+    jaxpr, _ = compat.open_jaxpr(program.tapped)
+    modules = Modules.of_paths(selection.text, jaxpr.invars, program.paths)
+    around = Around(OUTSIDE, OUTERMOST, modules, [True] * len(jaxpr.outvars))
+    planner = Planner(selection, what_of, found, program.mark)
+    planner.prepare(jaxpr, around)
+    return planner, jaxpr, around
 
 
 # ---- Selections that match nothing -----------------------------------------------------------------------------------

@@ -35,6 +35,7 @@ class Site:
         calls: what the calls around it in the user's code are of, outermost first: `self.linear(x)` is of `linear`.
         shapes: the shapes of its results.
         dtypes: the dtypes of its results.
+        spans: for each `hcb.span` around it, the number of the names in `scope` up to its own.
 
     Example:
         step = jax.jit(hcb.observe(train_step, where=lambda site: site.primitive == "dot_general"))
@@ -48,6 +49,7 @@ class Site:
     calls: tuple[str, ...] = ()
     shapes: tuple[tuple[int, ...], ...] = ()
     dtypes: tuple[Any, ...] = ()
+    spans: tuple[int, ...] = ()
 
     @property
     def source_line(self) -> SourceLine | None:
@@ -72,6 +74,7 @@ def site_of(equation: compat.JaxprEqn, around: Site) -> Site:
         (*around.calls, *(part for call in reversed(calls) for part in call)),
         tuple(getattr(v.aval, "shape", ()) for v in equation.outvars),
         tuple(getattr(v.aval, "dtype", None) for v in equation.outvars),
+        (*around.spans, *(len(around.scope) + count for count in source_line.spans_of(stack))),
     )
 
 
@@ -90,6 +93,7 @@ def _function_of(equation: compat.JaxprEqn) -> str:
 # ---- Selections ------------------------------------------------------------------------------------------------------
 
 CARRY = "scan carry"
+SPAN = "hcb.span"
 KINDS = ("scope", "module", "jit", "function", "primitive", "file", "call")
 
 
@@ -98,14 +102,16 @@ class Selection:
     """One kind of place and what it is called.
 
     Attributes:
-        kind: one of `KINDS`, "carry" or "predicate".
+        kind: one of `KINDS`, "carry", "span" or "predicate".
         text: the glob; for a predicate, its name.
+        depth: of a span, the number of spans around it.
         predicate: a function of a `Site`, for a predicate.
     """
 
     kind: str
     text: str
     predicate: Callable[[Site], bool] | None = None
+    depth: int = 0
 
     def label(self, site: Site) -> str | None:
         """The label of the region to which an equation belongs; None if it is not selected."""
@@ -121,6 +127,8 @@ class Selection:
             return self._own(site) if _holds(self.predicate, site) else None
         if self.kind == "function":
             return next((f for _, _, f in _named(site) if fnmatch.fnmatchcase(f, self.text)), None)
+        if self.kind == "span":
+            return "/".join(site.scope[: site.spans[self.depth]]) if len(site.spans) > self.depth else None
         return self._line(site) if self.kind == "file" else None
 
     @property

@@ -143,7 +143,7 @@ class Planner:
     def plan(self, program: AnyJaxpr, around: Around) -> Plan:
         """Plans one program."""
         jaxpr, _ = compat.open_jaxpr(program)
-        equations = self._equations(jaxpr, around)
+        equations = self.labelled(jaxpr, around)
         live, plan = _live(jaxpr, equations, around.needed), Plan()
         uses = _uses(jaxpr, equations, around.needed, live)
         cotangents = _cotangents(equations, jaxpr, around)
@@ -168,7 +168,8 @@ class Planner:
                 regions.setdefault(key, (one.label, []))[1].append(one)
         return list(regions.values())
 
-    def _equations(self, jaxpr: Jaxpr, around: Around) -> list[Labelled]:
+    def labelled(self, jaxpr: Jaxpr, around: Around) -> list[Labelled]:
+        """The equations of a program, with the labels of the places that they belong to."""
         result = self._forward(jaxpr, around)
         if self._selection.kind == "module":
             return _with_between(around.modules.with_backward(result, self._origins), True)

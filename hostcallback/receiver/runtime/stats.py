@@ -9,6 +9,7 @@ from time import perf_counter
 from typing import Any
 
 from hostcallback.receiver.messages import Consumer, Message, Sink
+from hostcallback.receiver.sinks.times import TimeRow, times_by_tap
 from hostcallback.receiver.text import preformatted, table
 
 
@@ -99,6 +100,11 @@ def _texts(row: DeviceStats) -> tuple[str, ...]:
 
 class StatsRows(list[DeviceStats]):
     """The rows of a receiver; a table in notebooks."""
+
+    @property
+    def times(self) -> dict[str, list[TimeRow]]:
+        """The times of places in this process so far (`observe(what="time")`), by the name of the tap."""
+        return {name: times.rows() for name, times in list(times_by_tap.items())}
 
     def _repr_html_(self) -> str:
         return table(HEAD, map(_texts, self))

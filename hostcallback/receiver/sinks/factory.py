@@ -29,6 +29,7 @@ from hostcallback.receiver.sinks.knob import KnobSink
 from hostcallback.receiver.sinks.progress.sink import ProgressSink
 from hostcallback.receiver.sinks.sharding.sinks import AssemblingSink, ProcessShardSink, shard_sink
 from hostcallback.receiver.sinks.tap import Unflatten, callback_sink, tap_sink, with_python_scalars
+from hostcallback.receiver.sinks.times import TimeSink
 from hostcallback.receiver.wire import pytree as tree, tap_descriptor
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor, TapKind
 
@@ -238,6 +239,19 @@ def _knob(parts: TapParts, binding: Binding) -> Sink | None:
     return KnobSink(parts.params.get("who"), parts.unflatten)
 
 
+def _time(parts: TapParts, binding: Binding) -> Sink | None:
+    sink = TimeSink(parts.params, parts.unflatten, binding.func is None)
+    if binding.func is None:
+        return sink
+    func = functools.partial(binding.func, **binding.kwargs)
+
+    def call(message: Message) -> None:
+        sink(message)
+        func(sink.values(message))
+
+    return call
+
+
 SINK_FACTORIES: dict[TapKind, Callable[[TapParts, Binding], Sink | None]] = {
     tap_descriptor.PRINT: _print,
     tap_descriptor.FORMAT: _format,
@@ -247,6 +261,7 @@ SINK_FACTORIES: dict[TapKind, Callable[[TapParts, Binding], Sink | None]] = {
     tap_descriptor.METRICS: _metrics,
     tap_descriptor.PROGRESS: _progress,
     tap_descriptor.KNOB: _knob,
+    tap_descriptor.TIME: _time,
 }
 """The functions that make the sinks of kinds. The sinks of all other kinds call a function as taps do."""
 

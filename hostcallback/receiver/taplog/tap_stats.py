@@ -1,7 +1,8 @@
-"""Counts the messages of a log by tap, without decoding their values."""
+"""Counts the messages of a log by tap, without decoding their values, and adds up the times of places."""
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -10,11 +11,12 @@ from typing import Any
 import numpy as np
 
 from hostcallback.receiver.sinks.call import SHARDS_ID, WHOLE_ID
+from hostcallback.receiver.sinks.times import Times, TimeSink
 from hostcallback.receiver.taplog.format.layout import NO_STEP, Damage
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage, MessageDecoder
 from hostcallback.receiver.taplog.reading.merge import LostNote, Record, Stretch
 from hostcallback.receiver.taplog.reading.selection import Selection
-from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
+from hostcallback.receiver.wire.tap_descriptor import TIME, TapDescriptor
 
 
 @dataclass(slots=True)
@@ -88,11 +90,13 @@ class LogStats:
 
     Attributes:
         taps: counts by name, line and kind.
+        times: the times of places, by the name of the tap that measured them.
         lost: notes of lost messages.
         damaged: damaged parts.
     """
 
     taps: dict[tuple[str, str, str], TapStats] = field(default_factory=dict)
+    times: dict[str, Times] = field(default_factory=dict)
     lost: list[LostNote] = field(default_factory=list)
     damaged: list[Damage] = field(default_factory=list)
 
@@ -125,7 +129,10 @@ def _count(found: LogStats, run: Stretch, decoder: MessageDecoder, selection: Se
                 one = run._replace(start=run.start + place, stop=run.start + place + 1)
                 _count_exported(found, one, int(sizes[place]), decoder, selection)
             continue
-        tap = _tap(found, run.described.get(consumer_id), consumer_id)
+        described = run.described.get(consumer_id)
+        tap = _tap(found, described, consumer_id)
+        if described is not None and described.tap_kind is TIME:
+            _add_times(found, run, described, places.tolist(), decoder)
         folded = 0
         if run.folded:
             folded = sum(run.folded.pop(seq, 0) for seq in block.seqs[places].tolist())
@@ -145,6 +152,19 @@ def _count_exported(
             tap = _tap(found, message.tap.described, consumer.consumer_id)
             steps = np.array([NO_STEP if message.step is None else message.step])
             tap.add(run.device, np.array([message.message.time_ns]), steps, nbytes, message.folded)
+
+
+def _add_times(
+    found: LogStats, run: Stretch, described: TapDescriptor, places: list[int], decoder: MessageDecoder
+) -> None:
+    times = found.times.setdefault(described.name, Times())
+    for place in places:
+        one = run._replace(start=run.start + place, stop=run.start + place + 1)
+        for logged in decoder.messages(one):
+            # What is no message of times is counted, like every other message.
+            with contextlib.suppress(LookupError, ValueError):
+                if isinstance(logged, LoggedMessage):
+                    times.add(TimeSink.of(described).seconds(logged.message))
 
 
 def _tap(found: LogStats, described: TapDescriptor | None, consumer_id: int) -> TapStats:

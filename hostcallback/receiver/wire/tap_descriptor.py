@@ -58,10 +58,13 @@ BREAKPOINT = TapKind("breakpoint", has_metrics=False, sends_primals=True)
 METRICS = TapKind("metrics")
 PROGRESS = TapKind("progress", is_text=True, has_metrics=False)
 KNOB = TapKind("knob", is_text=True, has_metrics=False)
+TIME = TapKind("time", is_text=True, has_metrics=False)
 UNDESCRIBED = TapKind("undescribed")
 """The kind of a tap of which a log knows no more than the name."""
 
-KINDS = (TAP, PRINT, FORMAT, CALLBACK, CHECK, NONFINITE, BREAKPOINT, METRICS, PROGRESS, KNOB, UNDESCRIBED)
+KINDS = (
+    TAP, PRINT, FORMAT, CALLBACK, CHECK, NONFINITE, BREAKPOINT, METRICS, PROGRESS, KNOB, TIME, UNDESCRIBED,
+)  # fmt: skip
 _BY_TEXT = {kind.text: kind for kind in KINDS}
 
 

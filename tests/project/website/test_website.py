@@ -20,6 +20,7 @@ from tools.website import gallery, home, pages, reference, tables, terminal
 
 SHOWS = {
     "checks": ("a row sums to 0.0",),
+    "time_of_parts": ("\nlayers/0 ", "\nbackward layers/2 ", "100.0 %"),
     "nan_hunt": ("1 infinite values",),
     "failure_capsule": (
         "reproduced: nonfinite exp at failure_capsule.py:31 (loss_fn)\nexit status 0",

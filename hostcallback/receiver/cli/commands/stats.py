@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from dataclasses import asdict
 
 from hostcallback.receiver.cli.arguments import SelectedLog, add_log, add_selection
 from hostcallback.receiver.cli.output.messages import lost_text, make_safe, time_text
 from hostcallback.receiver.cli.output.tables import print_table
+from hostcallback.receiver.sinks.times import table
 from hostcallback.receiver.taplog.format.layout import Damage
 from hostcallback.receiver.taplog.reading.merge import LostNote
 from hostcallback.receiver.taplog.reading.reader import LogReader
@@ -42,6 +44,9 @@ def run(arguments: argparse.Namespace) -> int:
             print(json.dumps({"run": run, "config": config}))
         for tap in taps:
             print(json.dumps(tap.as_dict()))
+        for name, times in found.times.items():
+            for row in times.rows():
+                print(json.dumps({"times": name, **asdict(row)}))
         for note in found.lost:
             print(json.dumps({"process": process_text(note.writer), "lost": note.lost._asdict()}))
         for one in thinned:
@@ -52,6 +57,8 @@ def run(arguments: argparse.Namespace) -> int:
                 f"run {printable(run)}: {printable(', '.join(f'{name}={value}' for name, value in config.items()))}"
             )
         _print(taps)
+        for name, times in found.times.items():
+            print(f"\n{printable(name)}:\n{table(times.rows())}")
         for note in _summed(found.lost):
             print(f"{process_text(note.writer)}, {printable(note.lost.device)}: {lost_text(note.lost)}")
         for one in thinned:

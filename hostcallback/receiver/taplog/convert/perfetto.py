@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
 from hostcallback.receiver.messages import NAME
+from hostcallback.receiver.sinks.times import TimeSink
 from hostcallback.receiver.taplog.convert.output import ConvertError
 from hostcallback.receiver.taplog.reading import logged_message, merge, segment_reader
 from hostcallback.receiver.taplog.render import joined, message_text, plain_array, process_text, short_text
 from hostcallback.receiver.text import printable
+from hostcallback.receiver.wire.tap_descriptor import TIME, TapDescriptor
 
 EVENTS, PLANES = ".trace.json.gz", ".xplane.pb"
 ENVIRONMENT = b"Task Environment"
@@ -182,6 +184,8 @@ class TraceConversion:
         self._event(
             {"ph": "i", "s": "t", "cat": "tap", "name": name, "pid": pid, "tid": tid, "ts": ts, "args": args}
         )
+        if described is not None and described.tap_kind is TIME:
+            self._spans(logged, described)
         if described is not None and not described.tap_kind.has_metrics:
             return
         for leaf in logged.leaves:
@@ -201,6 +205,20 @@ class TraceConversion:
                         "args": {"value": number},
                     }
                 )
+
+    def _spans(self, logged: logged_message.LoggedMessage, described: TapDescriptor) -> None:
+        # The times of places, on a track of each device. Places in places begin and end within them.
+        message = logged.message
+        try:
+            found = [*TimeSink.of(described).segments(message)]
+        except (LookupError, ValueError):  # no message of times, whatever its description says
+            return
+        for each in found:
+            pid, tid = self._track(logged.writer, f"{message.device} time{each.device}", each.start_ns)
+            args = {"iterations": list(each.iterations), "seq": message.seq, "run_id": message.run_id}
+            times = {"ts": self._ts(each.start_ns), "dur": each.seconds * 1e6}
+            event = {"ph": "X", "cat": "time", "name": printable(each.place), "pid": pid, "tid": tid}
+            self._event({**event, **times, "args": args})
 
     def lost(self, run: merge.LostNote) -> None:
         """Writes an instant for a note of lost messages."""

@@ -1,0 +1,262 @@
+"""The times of places (`observe(what="time")`): their messages, their distributions, and the table of these."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hostcallback.receiver.messages import Message, device_text
+from hostcallback.receiver.sinks.tap import Unflatten
+from hostcallback.receiver.text import printable
+from hostcallback.receiver.wire.pytree import unflatten_with
+from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
+
+SECONDS, START = "seconds", "start"
+"""What a message has of each place: float32 seconds, and uint32 stamps (Unix nanoseconds, the lower half first). The
+last axis of the seconds has the segments of the place in the program; those before are `axes` in the tap's params."""
+
+ITERATION, DEVICE = "iteration", "device"
+PROGRAM = "program"
+"""The name of the place that is the whole program."""
+
+_BINS_PER_OCTAVE = 64  # a percentile is within 0.6 %
+
+
+class Segment(NamedTuple):
+    """One stretch of time of a place.
+
+    Attributes:
+        place: its name.
+        start_ns: Unix time.
+        seconds: its length.
+        device: in a shard_map, the index of the device, such as `[0]`; else empty.
+        iterations: of the loops around it, outermost first.
+    """
+
+    place: str
+    start_ns: int
+    seconds: float
+    device: str
+    iterations: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TimeRow:
+    """The times of a place; seconds.
+
+    Attributes:
+        place: its name; `program` is the whole program.
+        count: how often it ran: once for each call, iteration and device.
+        mean: of these times.
+        p50: the median.
+        p90: at most that long in 90 of 100 cases.
+        p99: at most that long in 99 of 100 cases.
+        share: of the time of the program; NaN where that is not known.
+        slowest: of a program on several devices, the one with the largest mean; else empty.
+        spread: the mean of that device divided by the mean of all, minus one.
+    """
+
+    place: str
+    count: int
+    mean: float
+    p50: float
+    p90: float
+    p99: float
+    share: float
+    slowest: str
+    spread: float
+
+
+class _Distribution:
+    def __init__(self) -> None:
+        self.total, self.count = 0.0, 0
+        self.bins: Counter[int] = Counter()
+
+    def add(self, seconds: np.ndarray[Any, Any]) -> None:
+        self.total += float(seconds.sum(dtype=np.float64))
+        self.count += seconds.size
+        self.bins.update(np.round(np.log2(np.maximum(seconds, 1e-9)) * _BINS_PER_OCTAVE).astype(int).tolist())
+
+    def percentile(self, percent: int) -> float:
+        left = math.ceil(self.count * percent / 100)
+        for number in sorted(self.bins):
+            left -= self.bins[number]
+            if left <= 0:
+                return math.exp2(number / _BINS_PER_OCTAVE)
+        return math.nan
+
+
+class Times:
+    """The times of the places of one tap. Any thread."""
+
+    def __init__(self) -> None:
+        """There are none yet."""
+        self._lock = threading.Lock()  # protects what is below
+        self._found: dict[str, dict[str, _Distribution]] = {}
+        self._is_new = False
+
+    def add(
+        self, seconds: Mapping[str, Mapping[str, np.ndarray[Any, Any]]], is_printed: bool = False
+    ) -> None:
+        """Adds times by place and device; `is_printed`: whether `new_tables` has them."""
+        with self._lock:
+            for place, by_device in seconds.items():
+                known = self._found.setdefault(place, {})
+                for device, times in by_device.items():
+                    known.setdefault(device, _Distribution()).add(times)
+            self._is_new |= is_printed
+
+    def rows(self) -> list[TimeRow]:
+        """The rows of the table, in the order of the program, and the program last."""
+        with self._lock:
+            found = [_row(place, by_device) for place, by_device in self._found.items()]
+            totals = {place: sum(one.total for one in each.values()) for place, each in self._found.items()}
+        whole = totals.get(PROGRAM) or math.nan
+        rows = [replace(row, share=totals[row.place] / whole) for row in found]
+        return sorted(rows, key=lambda row: row.place == PROGRAM)
+
+    def take_new(self) -> bool:
+        """Whether times were added since the last call."""
+        with self._lock:
+            is_new, self._is_new = self._is_new, False
+        return is_new
+
+
+def _row(place: str, by_device: Mapping[str, _Distribution]) -> TimeRow:
+    both = _Distribution()
+    for one in by_device.values():
+        both.total, both.count = both.total + one.total, both.count + one.count
+        both.bins.update(one.bins)
+    means = {device: one.total / one.count for device, one in by_device.items() if one.count}
+    mean = both.total / both.count if both.count else math.nan
+    slowest = max(means, key=means.__getitem__) if len(means) > 1 else ""
+    spread = means[slowest] / mean - 1 if slowest else 0.0
+    p50, p90, p99 = (both.percentile(percent) for percent in (50, 90, 99))
+    return TimeRow(place, both.count, mean, p50, p90, p99, math.nan, slowest, spread)
+
+
+times_by_tap: dict[str, Times] = {}
+"""The times that this process was sent, by the name of the tap. Guarded by Python's own lock."""
+
+
+def new_tables(name: str | None = None) -> list[str]:
+    """Returns the tables of taps, or of one, that had times since the last call."""
+    found = [times for tap, times in list(times_by_tap.items()) if name in (None, tap)]
+    return [table(times.rows()) for times in found if times.take_new()]
+
+
+def table(rows: list[TimeRow]) -> str:
+    """Returns rows as a text table."""
+    spread = any(row.slowest for row in rows)
+    lines = [("place", "count", "mean", "p50", "p90", "p99", "share", *(["slowest"] if spread else []))]
+    for row in rows:
+        share = "" if math.isnan(row.share) else f"{100 * row.share:.1f} %"
+        slowest = f"{row.slowest} {100 * row.spread:+.1f} %" if row.slowest else ""
+        texts = map(duration_text, (row.mean, row.p50, row.p90, row.p99))
+        lines.append((printable(row.place), f"{row.count:,}", *texts, share, *([slowest] if spread else [])))
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(
+        "  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]).rstrip()
+        for line in lines
+    )
+
+
+def duration_text(seconds: float) -> str:
+    """Returns seconds as text with three digits, such as `1.25 ms`."""
+    if math.isnan(seconds):
+        return "-"
+    if seconds >= 1000:
+        return f"{seconds:.0f} s"
+    size, unit = next((each for each in ((1.0, "s"), (1e-3, "ms")) if seconds >= each[0]), (1e-6, "us"))
+    return f"{seconds / size:.3g} {unit}"
+
+
+class TimeSink:
+    """Takes the messages of one tap of times."""
+
+    def __init__(self, params: Mapping[str, Any], unflatten: Unflatten, is_printed: bool = True) -> None:
+        """Makes the sink; `is_printed`: whether a table is printed at the end.
+
+        Raises:
+            KeyError: a parameter is missing.
+            ValueError: it has another value.
+        """
+        self._axes: dict[str, list[str]] = params["axes"]
+        if not isinstance(self._axes, dict) or any(
+            not isinstance(axes, list) or not set(map(str, axes)) <= {ITERATION, DEVICE}
+            for axes in self._axes.values()
+        ):
+            raise ValueError(f"the axes of times are {str(self._axes)[:80]!r}")
+        self._unflatten = unflatten
+        self._is_printed = is_printed
+
+    @classmethod
+    def of(cls, described: TapDescriptor) -> TimeSink:
+        """The sink of a described tap."""
+        return cls(described.params, unflatten_with(described.tree))
+
+    def __call__(self, message: Message) -> None:
+        """Adds the times to those of the tap."""
+        times = times_by_tap.setdefault(message.consumer.name, Times())
+        times.add(self.seconds(message), self._is_printed)
+
+    def seconds(self, message: Message) -> dict[str, dict[str, np.ndarray[Any, Any]]]:
+        """The seconds of a message by place and device; none for what did not run."""
+        found: dict[str, dict[str, np.ndarray[Any, Any]]] = {}
+        for place, axes, times in self._places(message):
+            whole = times[SECONDS].sum(axis=-1)
+            where = [i for i, axis in enumerate(axes) if axis == DEVICE]
+            moved = np.moveaxis(whole, where, range(len(where)))
+            for index in np.ndindex(moved.shape[: len(where)]):
+                device = f"[{','.join(map(str, index))}]" if index else device_text(message.device)
+                ran = np.ravel(moved[index])
+                found.setdefault(place, {})[device] = ran[~np.isnan(ran)]
+        return found
+
+    def segments(self, message: Message) -> Iterator[Segment]:
+        """The segments of the places of a message, for traces."""
+        for place, axes, times in self._places(message):
+            stamps = np.ascontiguousarray(times[START]).view(np.uint64)[..., 0]
+            for index in np.ndindex(stamps.shape):
+                if not math.isnan(seconds := float(times[SECONDS][index])):
+                    where = [index[i] for i, axis in enumerate(axes) if axis == DEVICE]
+                    device = f"[{','.join(map(str, where))}]" if where else ""
+                    inner = tuple(index[i] for i, axis in enumerate(axes) if axis == ITERATION)
+                    yield Segment(place, int(stamps[index]), seconds, device, inner)
+
+    def values(self, message: Message) -> dict[str, dict[str, Any]]:
+        """What a user's function gets: of each place `seconds`, and `start_ns` as int64."""
+        return {
+            place: {
+                SECONDS: times[SECONDS].sum(axis=-1),
+                "start_ns": np.ascontiguousarray(times[START]).view(np.int64)[..., 0, 0],
+            }
+            for place, _, times in self._places(message)
+        }
+
+    def texts(self, message: Message) -> list[str]:
+        """The times of a message as one text: `layers/0 1.25 ms, layers/1 1.3 ms`."""
+        parts = []
+        for place, by_device in self.seconds(message).items():
+            means = [float(times.mean()) for times in by_device.values() if times.size]
+            parts.append(f"{place} {duration_text(sum(means) / len(means))}" if means else f"{place} -")
+        return [", ".join(parts)]
+
+    def _places(self, message: Message) -> Iterator[tuple[str, list[str], dict[str, np.ndarray[Any, Any]]]]:
+        value = self._unflatten(message.arrays)
+        for place, axes in self._axes.items():
+            try:
+                times = {part: np.asarray(value[place][part]) for part in (SECONDS, START)}
+            except (KeyError, TypeError, IndexError) as error:
+                raise ValueError(f"a message of times has no times of {place!r}") from error
+            shape = times[SECONDS].shape
+            fits = len(shape) == len(axes) + 1 and times[START].shape == (*shape, 2)
+            if not fits or times[SECONDS].dtype != np.float32 or times[START].dtype != np.uint32:
+                raise ValueError(f"a message of times has other arrays of {place!r} than seconds and stamps")
+            yield place, axes, times
