@@ -35,7 +35,7 @@ class Result(NamedTuple):
 
 def examples() -> list[Path]:
     """Returns the scripts of the gallery, in order."""
-    return sorted(EXAMPLES.glob("[a-z0-9]*.py"))
+    return sorted(EXAMPLES.rglob("[a-z0-9]*.py"), key=lambda script: script.stem)
 
 
 def environment() -> dict[str, str]:
@@ -126,7 +126,7 @@ def page(script: Path, result: Result, pictures: list[str]) -> tuple[str, str]:
     title = title.rstrip(".")
     code = source.partition('"""\n')[2].lstrip("\n")
     parts = [f"# {title}", description.strip(), *(f"![{title}]({picture})" for picture in pictures)]
-    parts.append(f'```python title="examples/gallery/{script.name}"\n{code.rstrip()}\n```')
+    parts.append(f'```python title="{script.relative_to(ROOT).as_posix()}"\n{code.rstrip()}\n```')
     if result.output:
         parts.append(f"It prints:\n\n```text\n{result.output.rstrip()}\n```")
     if result.is_slow:

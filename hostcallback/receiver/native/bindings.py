@@ -17,7 +17,7 @@ from hostcallback.receiver import environment, processes
 from hostcallback.receiver.errors import NativeLibraryError
 
 # Equal to the library's `hcb_abi_version`: a stale library would be called with other structures.
-ABI_VERSION = 24
+ABI_VERSION = 25
 DIRECTORY = Path(__file__).parent
 
 BATCH_FRAMES = 1024

@@ -260,9 +260,9 @@ HCB_EXPORT struct XLA_FFI_Error* hcb_wait_for_output(struct XLA_FFI_CallFrame* c
  * microseconds between two readings that costs little. The operand changes from reading to reading. Platform
  * CPU. */
 HCB_EXPORT struct XLA_FFI_Error* hcb_clock(struct XLA_FFI_CallFrame* call_frame);
-/* Reads a clock at an edge of a timed place. Operands: n arrays, a uint32[2] that comes before, and the uint32[2]
- * since which to count. Results: the n arrays, in their memory; the Unix time in nanoseconds as a uint32[2], the
- * lower half first; the seconds since then as a float32. Platform CPU. */
+/* Reads a clock at an edge of a timed place. Operands: n arrays, a uint32[2] that comes before, and the
+ * uint32[2] since which to count. Results: the n arrays, in their memory; the Unix time in nanoseconds as a
+ * uint32[2], the lower half first; the seconds since then as a float32. Platform CPU. */
 HCB_EXPORT struct XLA_FFI_Error* hcb_edge(struct XLA_FFI_CallFrame* call_frame);
 /* Whether arrays of floating-point or complex numbers have elements that are not finite. The attribute
  * `groups`, an int32 array, has for each operand the index of its element of the result, a bool[n]. Platform

@@ -14,8 +14,9 @@ XLA_FFI_Error* ReadEdge(const XLA_FFI_CallFrame& frame) {
   if (count < 0 || frame.rets.size != count + 2 || AsArrayRef(Operand(frame, count)).nbytes != 8 ||
       AsArrayRef(Operand(frame, count + 1)).nbytes != 8 || AsArrayRef(Result(frame, count)).nbytes != 8 ||
       AsArrayRef(Result(frame, count + 1)).nbytes != 4) {
-    return Invalid(frame, "hostcallback: an edge takes arrays and two uint32[2], and makes these, a uint32[2] and "
-                          "a float32");
+    return Invalid(frame,
+                   "hostcallback: an edge takes arrays and two uint32[2], and makes these, a uint32[2] and "
+                   "a float32");
   }
   const int64_t now = UnixNowNs();
   int64_t since;
