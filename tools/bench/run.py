@@ -88,6 +88,7 @@ ROWS: dict[str, Callable[[int], Rows]] = {
     "four_devices": dispatch.four_devices,
     "calls_back_to_back": dispatch.back_to_back,
     "first_call": compiling.first_call,
+    "starting": compiling.starting,
     "vmapped_print": compiling.vmapped_print,
     "switched_off": scan.switched_off,
     "knob": scan.knob,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from time import perf_counter
 from typing import Any
@@ -10,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 import hostcallback as hcb
-from tools.bench.row import Figure, Row, measure, measure_together
+from tools.bench.row import Figure, Row, figure, measure, measure_together
 from tools.bench.timing import Counter, seconds
 
 TAPS = 1_000
@@ -55,6 +57,46 @@ def first_call(rounds: int) -> list[Row]:
     return [
         ours.within(1.0, name, "ms/tap"),
         ours.versus(peer, "the same", "ms/tap", "jax.debug.callback(ordered=True)", None),
+    ]
+
+
+FIRST = """
+import sys
+from time import perf_counter
+import jax
+jax.devices()
+tapped = sys.argv[1] == "tapped"
+began = perf_counter()
+if tapped:
+    import hostcallback as hcb
+    hcb.id_tap, hcb.barrier_wait
+imported = perf_counter()
+jax.jit(lambda x: hcb.id_tap(len, x * 2) if tapped else x * 2)(jax.numpy.ones(3)).block_until_ready()
+if tapped:
+    hcb.barrier_wait()
+print(1e3 * (imported - began), 1e3 * (perf_counter() - imported))
+"""
+"""A process that calls a compiled function for the first time: prints the milliseconds of imports and of the call."""
+
+
+def starting(rounds: int) -> list[Row]:
+    """What a process pays once: the imports beside those of JAX, and the first tap, until its function has run.
+
+    The same call without a tap is made in other processes, in turn. Each has started JAX's backend before.
+    """
+
+    def once(what: str) -> list[float]:
+        done = subprocess.run([sys.executable, "-c", FIRST, what], capture_output=True, text=True, check=True)
+        return [float(number) for number in done.stdout.split()]
+
+    found = [(once("tapped"), once("untapped")) for _ in range(max(rounds, 5))]
+    imports = figure([tapped[0] for tapped, _ in found])
+    adds = figure([tapped[1] - untapped[1] for tapped, untapped in found])
+    return [
+        imports.within(100.0, "importing hostcallback and its first names, beyond JAX", "ms"),
+        adds.within(
+            50.0, "the first tap in a process, delivered: what it adds to a program's first call", "ms"
+        ),
     ]
 
 
