@@ -63,6 +63,18 @@ _NONFINITE = replace(
     tree=["tuple", [["array"], *[["list", [["array"]]]] * 3, ["list", []]]],
     params={"operations": [[HOSTILE, [HOSTILE, 3, HOSTILE], HOSTILE, [2], HOSTILE, False, False]]},
 )
+_FOUND = replace(
+    _TAP,
+    consumer_id=9,
+    kind="nonfinite",
+    params={
+        "found": {
+            "operation": [HOSTILE, [HOSTILE, 3, HOSTILE], HOSTILE, [2], HOSTILE, False, False],
+            **dict.fromkeys(("note", "step", "where", "device"), HOSTILE),
+            "nan_count": 1, "inf_count": 0, "iteration": [1], "elements": [0], "call": 2, "values": {HOSTILE: HOSTILE},
+        }
+    },
+)  # fmt: skip
 _OTHER = replace(_TAP, consumer_id=7, kind=HOSTILE, tree=["namedtuple", HOSTILE, [HOSTILE], [["array"]]])
 _MISFIT = replace(_TAP, consumer_id=8, kind="format", params={HOSTILE: HOSTILE})
 
@@ -85,8 +97,9 @@ def write_hostile_log(folder: Path, value: float = 1.5) -> Path:
         frame(_MISFIT, one, seq=7),
         frame(replace(_TAP, consumer_id=99), one, seq=8),
         frame(_TAP, one, one, one, seq=9),
+        frame(_FOUND, np.bool_(False), seq=10, flags=Flags.CHECK),
     ]
-    taps = [_TAP, _FORMAT, _REFUSED, _PRINT, _CHECK, _NONFINITE, _OTHER, _MISFIT]
+    taps = [_TAP, _FORMAT, _REFUSED, _PRINT, _CHECK, _NONFINITE, _OTHER, _MISFIT, _FOUND]
     writer.frames(f"cpu:0{HOSTILE}", block_of(*frames), {tap.consumer_id: tap for tap in taps})
     writer.lost(Lost(f"cpu:0{HOSTILE}", 20, 30, 11, 0, 1_700_000_000 * 10**9, HOSTILE))
     writer.close()
