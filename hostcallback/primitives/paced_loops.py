@@ -33,6 +33,9 @@ INTERVAL_US = 100_000
 STOP_LOOKS = 2
 """Looks of a loop that can be stopped in the time between two of a loop with a bar: on CPUs 0.5 ms between two."""
 
+STOP_US = 2_000
+"""Microseconds that are at most between two of these, where the clock is read through Python."""
+
 
 class Messages(NamedTuple):
     """Emits the messages of a loop.
@@ -106,7 +109,7 @@ def _look(pace: _Pace, step: Any, reading: Any, stopped: Any) -> tuple[_Pace, An
     # Returns the new pace and whether a message is due. Times wrap around, their differences do not.
     now, least_us = reading
     if not isinstance(stopped, tuple):
-        least_us = least_us // np.uint32(STOP_LOOKS)
+        least_us = jnp.minimum(least_us // np.uint32(STOP_LOOKS), np.uint32(STOP_US))
     # At least 1, because a clock of microseconds may stand still between two looks.
     steps, took_us = step - pace.step, jnp.maximum(now - pace.looked_us, np.uint32(1))
     size = steps.astype(np.float32) * (least_us.astype(np.float32) / took_us.astype(np.float32))
