@@ -183,23 +183,19 @@ def _lower_copies(ctx: compat.LoweringRuleContext, *operands: compat.IrValue) ->
     return _lower_reduction(ctx, operands, COPY_TARGET, {}, reference, dtypes=COPIED_DTYPES, in_place=count)
 
 
-NOT_TIMED = 'what="time"'
-"""How the errors about programs begin in which nothing is timed."""
-
-
 def _lower_edge(ctx: compat.LoweringRuleContext, *operands: compat.IrValue) -> Sequence[compat.IrValue]:
     # A call that takes the arrays and returns them: XLA:CPU drops barriers before it fuses and orders operations.
     context = compat.LoweringContext(ctx)
     if tuple(context.platforms) != ("cpu",):
         raise NotImplementedError(
-            f"{NOT_TIMED} is not yet confirmed on {', '.join(context.platforms)}: there the clock must be read on the "
+            f'what="time" is not yet confirmed on {", ".join(context.platforms)}: there the clock must be read on the '
             "device's stream (events), and not on the thread that enqueues its work; run the program on a CPU, or use "
             "jax.profiler"
         )
-    if context.for_export or context.automatic:
-        reason = "is exported" if context.for_export else "the compiler divides among devices"
+    if context.automatic:
         raise NotImplementedError(
-            f"{NOT_TIMED} cannot measure a program that {reason}: time it as a program of one device, or in a shard_map"
+            'what="time" cannot measure a program that the compiler divides among devices: time it as a program of one '
+            "device, or in a shard_map"
         )
     if transport.use_native("cpu"):
         _register()

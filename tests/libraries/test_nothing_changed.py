@@ -179,6 +179,26 @@ def test_wrapped_inside_of_nnx_jit_the_training_is_the_bare_one(
     looking.check(feature, trained, bare(nnx))
 
 
+@pytest.mark.slow_variants(every=9)
+@pytest.mark.parametrize(
+    "program", [p for p in PROGRAMS if p is not automatic_sharding], ids=lambda program: program.__name__
+)
+def test_with_its_places_timed_a_step_has_other_last_bits_at_most(program: Program) -> None:
+    # The networks are so small that XLA would fuse what the readings part. Later steps amplify this.
+    messages: list[Any] = []
+    with hcb.outfeed_receiver():
+        with hcb.observe(where=PLACES[program], what="time", tap_func=messages.append):
+            trained = program(lambda step: step, BATCHES[:1])
+        hcb.barrier_wait()
+    plain = bare(program, 1)
+    assert trained.calls == plain.calls
+    np.testing.assert_allclose(trained.losses, plain.losses, rtol=1e-6)
+    for got, expected in zip(trained.leaves, plain.leaves, strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-8)
+    assert all(np.all(value["seconds"] >= 0) for value in messages[-1].values())
+    assert len(messages[-1]) > 1
+
+
 def test_a_difference_is_found() -> None:
     trained = bare(haiku)
     other = copy.deepcopy(trained)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -11,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from collecting_writer import CollectingWriter
-from jax.sharding import Mesh, PartitionSpec as P
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 import hostcallback as hcb
 from hostcallback.api.observe.spans import Segment, arranged
@@ -286,6 +287,54 @@ def test_other_platforms_are_refused() -> None:
         pytest.raises(NotImplementedError, match=r"not yet confirmed on cuda.*\(events\)"),
     ):
         jax.jit(layers).trace(X).lower(lowering_platforms=("cuda",))
+
+
+def test_programs_that_the_compiler_divides_are_refused() -> None:
+    mesh = Mesh(np.array(jax.devices()[:2]), ("d",))
+    divided = jax.device_put(X, NamedSharding(mesh, P("d")))
+    with (
+        hcb.observe(what="time"),
+        pytest.raises(NotImplementedError, match="divides among devices: time it as"),
+    ):
+        jax.jit(layers)(divided)
+
+
+def test_times_go_with_taps_checks_and_other_observers(tmp_path: Path) -> None:
+    def body(x: Any, i: Any) -> Any:
+        with hcb.span("part"):
+            hcb.tap(seen.append, i, python_scalars=True)
+            hcb.check(jnp.all(jnp.isfinite(x)), "not finite")
+            return jnp.tanh(x @ W) * hcb.knob("scale", 0.5), i
+
+    def program(x: Any) -> Any:
+        return hcb.scan(body, x, jnp.arange(4), stop=True, progress=False)
+
+    seen: list[int] = []
+    values: list[Any] = []
+    looking = hcb.observe(where="part", what=["norm"], tap_func=values.append)
+    with hcb.watch_nonfinite(), looking, hcb.capsule(tmp_path, nonfinite=True):
+        out, messages = times_of(program, X)
+    assert_same(out, jax.jit(program)(X))
+    hcb.barrier_wait()
+    assert seen == [*range(4)] * 2
+    assert len(values) == 4
+    assert sum("part" in message for message in messages) == 4
+    assert not list(tmp_path.iterdir())
+
+
+def test_donated_inputs_and_keys_go_through_places() -> None:
+    def program(key: Any, x: Any) -> Any:
+        with hcb.span("draw"):
+            y, key = jax.random.normal(key, (4,)), jax.random.split(key)[0]
+        with hcb.span("add"):
+            return key, x + y
+
+    expected = jax.jit(program)(*jax.jit(program)(jax.random.key(0), X))
+    with hcb.outfeed_receiver(), hcb.observe(what="time"):
+        step = jax.jit(program, donate_argnums=1)
+        got = step(*step(jax.random.key(0), X + 0))
+    assert got[0] == expected[0]
+    assert_same(got[1], expected[1])
 
 
 def test_operations_of_a_place_follow_each_other() -> None:
