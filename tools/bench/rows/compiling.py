@@ -80,7 +80,7 @@ print(1e3 * (imported - began), 1e3 * (perf_counter() - imported))
 
 
 def starting(rounds: int) -> list[Row]:
-    """What a process pays once: the imports beside those of JAX, and the first tap, until its function has run.
+    """What a process pays once: the imports without those of JAX, and the first tap, until its function has run.
 
     The same call without a tap is made in other processes, in turn. Each has started JAX's backend before.
     """
