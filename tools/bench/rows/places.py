@@ -95,15 +95,22 @@ def known_work(rounds: int) -> list[Row]:
         found.append({name: float(np.sum(one["seconds"])) for name, one in times.items()})
 
     def once() -> list[float]:
-        with hcb.observe(what="time", tap_func=take):
-            program().block_until_ready()
+        # Of five runs of each, in turn, the fastest; of the program the fastest call.
+        found.clear()
+        seconds: dict[str, list[float]] = {name: [] for name in alone}
+        for _ in range(5):
+            with hcb.observe(what="time", tap_func=take):
+                program().block_until_ready()
+            for name, each in alone.items():
+                begun = perf_counter()
+                each().block_until_ready()
+                seconds[name].append(perf_counter() - begun)
         hcb.barrier_wait()
         figures = []
-        for name, each in alone.items():
-            begun = perf_counter()
-            each().block_until_ready()
-            figures += [found[-1][name] * 1e3, (perf_counter() - begun) * 1e3]
-        return [*figures, found[-1]["program"] * 1e3, (found[-1]["first"] + found[-1]["second"]) * 1e3]
+        for name in alone:
+            figures += [min(times[name] for times in found), min(seconds[name])]
+        fastest = min(found, key=lambda times: times["program"])
+        return [1e3 * each for each in (*figures, fastest["program"], fastest["first"] + fastest["second"])]
 
     first, first_alone, second, second_alone, whole, total = measure_together(once, rounds)
     return [
