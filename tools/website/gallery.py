@@ -126,7 +126,8 @@ def page(script: Path, result: Result, pictures: list[str]) -> tuple[str, str]:
     title = title.rstrip(".")
     code = source.partition('"""\n')[2].lstrip("\n")
     parts = [f"# {title}", description.strip(), *(f"![{title}]({picture})" for picture in pictures)]
-    parts.append(f'```python title="{script.relative_to(ROOT).as_posix()}"\n{code.rstrip()}\n```')
+    shown = script.relative_to(ROOT).as_posix() if script.is_relative_to(ROOT) else script.name
+    parts.append(f'```python title="{shown}"\n{code.rstrip()}\n```')
     if result.output:
         parts.append(f"It prints:\n\n```text\n{result.output.rstrip()}\n```")
     if result.is_slow:

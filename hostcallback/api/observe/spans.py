@@ -260,12 +260,14 @@ class Timer(Evaluator):
         if not position.equations:
             return list(values)
         equation = position.equations[-1]
-        kind, params = structure_of(equation).kind, equation.params
+        kind = structure_of(equation).kind
         flags = self._operands[id(equation)][-len(values) :] if values else []
-        if kind in ("scan", "while"):
-            consts = params["num_consts" if kind == "scan" else "body_nconsts"]
-            carried = params["num_carry"] if kind == "scan" else len(values) - consts
+        if kind == "scan":
+            consts, carried, _ = map(len, compat.scan_groups(equation.params, values))
             flags = [True] * consts + [False] * carried + flags[consts + carried :]
+        elif kind == "while":
+            consts = equation.params["body_nconsts"]
+            flags = [True] * consts + [False] * (len(values) - consts)
         return [value for value, is_given in zip(values, flags, strict=True) if is_given]
 
     def equation(
