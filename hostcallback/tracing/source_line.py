@@ -294,6 +294,8 @@ def _cure(function: Callable[..., Any], error: str, args: tuple[Any, ...]) -> st
     unexpected = _UNEXPECTED.search(error)
     if unexpected:
         return f": {suggestion(unexpected[1], options)}"
+    if not parameters:
+        return f": call hcb.{function.__name__}()"
     if args and all(p.kind is inspect.Parameter.KEYWORD_ONLY for p in parameters):
         return f". Its options are keyword arguments: {function.__name__}({options[0]}={args[0]!r})"
     return ""

@@ -121,6 +121,24 @@ def test_numbers_that_json_lacks_are_read_back_from_a_file_of_lines(tmp_path: Pa
     np.testing.assert_array_equal(pandas.read_json(path, lines=True)["loss"].to_numpy(), values)
 
 
+def test_a_csv_file_has_one_row_for_the_taps_of_each_step_of_a_loop_in_their_order(tmp_path: Path) -> None:
+    def step(x: Any, i: Any) -> Any:
+        hcb.metrics({"loss": x}, step=i)
+        jax.lax.cond(i % 10 == 0, lambda: emit(i), lambda: None)
+        return x + 1, None
+
+    def emit(i: Any) -> None:
+        hcb.metrics({"accuracy": i * 0.5}, step=i)
+
+    with hcb.outfeed_receiver(writers=[hcb.csv(tmp_path / "m.csv")]):
+        jax.jit(lambda x: jax.lax.scan(step, x, jnp.arange(50))[0])(jnp.float32(1))
+    with (tmp_path / "m.csv").open(newline="") as file:
+        rows = [*csv.DictReader(file)]
+    assert [int(row["step"]) for row in rows] == [*range(50)]
+    assert [float(row["loss"]) for row in rows] == [1.0 + i for i in range(50)]
+    assert [row["accuracy"] for row in rows] == [str(i * 0.5) if i % 10 == 0 else "" for i in range(50)]
+
+
 def test_a_csv_file_merges_the_taps_of_a_step_and_gets_new_columns(tmp_path: Path) -> None:
     path = tmp_path / "m.csv"
 

@@ -120,3 +120,11 @@ def test_an_unknown_transport_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
         ValueError, match=r"HOSTCALLBACK_TRANSPORT='pigeon': expected 'native', 'callback' or nothing"
     ):
         transport.use_native.__wrapped__("cpu")
+
+
+@pytest.mark.parametrize("function", [hcb.clear_stop, hcb.stop_on_signals])
+def test_a_function_without_arguments_says_so(function: Any) -> None:
+    with pytest.raises(
+        TypeError, match=rf"0 positional .*: call hcb\.{function.__name__}\(\), at .*test_argum"
+    ):
+        function("SIGTERM")

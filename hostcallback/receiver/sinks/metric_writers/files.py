@@ -6,8 +6,9 @@ import csv as csv_format
 import json
 import math
 import os
+import time
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -75,6 +76,19 @@ class JsonlWriter(_FileWriter):
             raise UnsupportedMetric("no images")
 
 
+MAX_ROWS = 1024
+"""Rows of a CSV file that wait for further metrics of their steps."""
+
+WAIT_SEC = 2.0
+"""Seconds for which a row waits, where further ones come."""
+
+
+class _Row(NamedTuple):
+    # A row, and when its first metric came.
+    since: float
+    values: dict[str, Any]
+
+
 class CsvWriter(_FileWriter):
     """See `csv`."""
 
@@ -82,7 +96,9 @@ class CsvWriter(_FileWriter):
         """As of the base class."""
         super().__init__(file, mode)
         self._columns: list[str] = []
-        self._row: dict[str, Any] = {}
+        self._rows: dict[
+            int, _Row
+        ] = {}  # by step, those that are not written yet, in the order of their first metrics
 
     def open(self) -> None:
         """Opens the file; to append, reads its header."""
@@ -92,31 +108,39 @@ class CsvWriter(_FileWriter):
         super().open()
 
     def write(self, record: MetricRecord) -> None:
-        """Adds to the row of a step. It is written once the next step begins."""
+        """Adds to the row of a step, which waits a while for metrics of other taps."""
         values: dict[str, Any] = {_inert(name): value for name, value in record.scalars.items()}
         values |= {_inert(name): _inert(text) for name, text in record.texts.items()}
         if values:
-            if self._row.get("step") != record.step or self._row.keys() & values.keys():
-                self._write_row()
-                self._row = {"step": record.step}
-            self._row.update(values)
+            row, now = self._rows.get(record.step), time.monotonic()
+            if len(self._rows) >= MAX_ROWS or (row is not None and row.values.keys() & values.keys()):
+                self._write_rows(now)
+                row = None
+            elif self._rows and next(iter(self._rows.values())).since < now - WAIT_SEC:
+                self._write_rows(now - WAIT_SEC)
+                row = self._rows.get(record.step)
+            if row is None:
+                row = self._rows[record.step] = _Row(now, {"step": record.step})
+            row.values.update(values)
         refused = [kind for kind in ("histograms", "images") if getattr(record, kind)]
         if refused:
             raise UnsupportedMetric(f"no {' and no '.join(refused)}")
 
     def flush(self) -> None:
-        """Writes the current row."""
-        self._write_row()
+        """Writes all rows."""
+        self._write_rows(math.inf)
         super().flush()
 
-    def _write_row(self) -> None:
-        if not self._row:
-            return
-        new = [name for name in self._row if name not in self._columns]
+    def _write_rows(self, until: float) -> None:
+        # Those that have waited since a time, in the order of their steps.
+        ready = sorted(step for step, row in self._rows.items() if row.since <= until)
+        rows = [self._rows.pop(step).values for step in ready]
+        new = dict.fromkeys(name for row in rows for name in row if name not in self._columns)
         if new:
-            self._extend(new)
-        csv_format.writer(self._opened()).writerow(_cell(self._row.get(name)) for name in self._columns)
-        self._row = {}
+            self._extend([*new])
+        if rows:
+            cells = ([_cell(row.get(name)) for name in self._columns] for row in rows)
+            csv_format.writer(self._opened()).writerows(cells)
 
     def _extend(self, new: list[str]) -> None:
         # A name that comes up later is a column more, so the rows so far are written again, in a new file.
@@ -147,9 +171,10 @@ def _inert(text: str) -> str:
 def csv(file: PathLike, *, mode: str = "w") -> CsvWriter:
     """Returns a writer of metrics to a CSV file: a row per step, and a column `step` and one per metric.
 
-    Metrics of one step that arrive one after the other share a row. A metric that comes up later is one more
-    column, empty in the rows before. Histograms and images are left out, and counted. Names and texts that a
-    spreadsheet would run as a formula (`=`, `+`, `-` or `@` first) have a `'` before them.
+    Metrics of one step share a row if they arrive within two seconds. Rows wait that long, a thousand at most, and are
+    then written in the order of their steps. A metric that comes up later is one more column, empty in the rows before.
+    Histograms and images are left out, and counted. Names and texts that a spreadsheet would run as a formula (`=`,
+    `+`, `-` or `@` first) have a `'` before them.
 
     Args:
         file: path of the file, in a folder that is made if it does not exist.
