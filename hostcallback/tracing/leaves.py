@@ -8,6 +8,7 @@ import operator
 import re
 import sys
 import types
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -153,8 +154,9 @@ def _describe_node(node: PyTreeDef, leaves: Iterator[tree.Description]) -> tree.
         return ["none"]
     if kind in (tuple, list):
         return [kind.__name__, children]
-    if kind is dict:
-        return ["dict", [tree.describe_value(key) for key in static], children]
+    if kind in (dict, OrderedDict, defaultdict):
+        keys = static[1] if kind is defaultdict else static
+        return ["dict", [tree.describe_value(key) for key in keys], children]
     if issubclass(kind, tuple) and hasattr(kind, "_fields"):
         return ["namedtuple", kind.__name__, list(kind._fields), children]
     return ["node", f"{kind.__module__}.{kind.__qualname__}", children]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -412,3 +415,25 @@ def test_haiku_modules_are_found_by_their_names() -> None:
     np.testing.assert_allclose(
         np.sum(message["grad mlp/~/linear_0"], 0), jax.grad(f)(params, X)["mlp/~/linear_0"]["b"], rtol=1e-5
     )
+
+
+def test_a_log_has_the_names_of_places_and_statistics(tmp_path: Path) -> None:
+    def inner(x: Any) -> Any:
+        with jax.named_scope("layer"):
+            return jnp.tanh(x)
+
+    with (
+        hcb.outfeed_receiver(record=tmp_path),
+        hcb.observe(where="layer", what=["norm", "mean"], name="seen"),
+    ):
+        jax.jit(lambda x: jnp.sin(inner(x)))(jnp.float32(0))
+    found = hcb.read(tmp_path)["seen"].to_numpy()
+    assert {"layer/norm", "layer/mean"} <= set(found)
+
+
+@pytest.mark.parametrize("kind", [OrderedDict, functools.partial(defaultdict, float)])
+def test_a_log_has_the_keys_of_dicts_of_other_classes(kind: Any, tmp_path: Path) -> None:
+    with hcb.outfeed_receiver(record=tmp_path):
+        hcb.id_tap(lambda value: None, kind({"b": jnp.float32(1), "a": jnp.float32(2)}), name="seen")
+    found = hcb.read(tmp_path)["seen"].to_numpy()
+    assert (float(found["b"][0]), float(found["a"][0])) == (1.0, 2.0)
