@@ -33,26 +33,39 @@ def exclude_from_source_lines(folder: str) -> None:
     _source_info_util.register_exclusion(folder)
 
 
-def hide_frames(function: F) -> F:
-    """Decorates a public function: tracebacks of its exceptions end at the user's line.
+def filtered(function: F) -> tuple[F, tuple[type[BaseException], ...]]:
+    """The function as JAX's public ones are, and the exceptions of it that `end_at_users_line` is for.
 
-    `JAX_TRACEBACK_FILTERING=off`, a setting of JAX, keeps all frames. JAX (0.8 to 0.12) leaves those of a
-    KeyboardInterrupt. In IPython it leaves them all to that, which does not hide frames of groups.
+    In IPython JAX leaves the frames to that, which does not hide those of groups.
     """
-    filtered = _traceback_util.api_boundary(function)
     get_ipython: Any = getattr(sys.modules.get("IPython"), "get_ipython", None)
     is_shell = get_ipython is not None and get_ipython() is not None
     kinds = (KeyboardInterrupt, BaseExceptionGroup) if is_shell else (Exception, KeyboardInterrupt)
+    return _traceback_util.api_boundary(function), kinds
+
+
+def end_at_users_line(error: BaseException) -> None:
+    """Has the traceback of an exception end at the user's line.
+
+    `JAX_TRACEBACK_FILTERING=off`, a setting of JAX, keeps all frames. JAX (0.8 to 0.12) leaves those of a
+    KeyboardInterrupt.
+    """
+    if _config.traceback_filtering.value != "off":
+        trace = error.__traceback__
+        trace = users_frames(trace) if isinstance(error, KeyboardInterrupt) else trace
+        error.with_traceback(trace and _traceback_util.filter_traceback(trace))
+
+
+def hide_frames(function: F) -> F:
+    """Decorates a public function: tracebacks of its exceptions end at the user's line."""
+    of_jax, kinds = filtered(function)
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
-            return filtered(*args, **kwargs)
+            return of_jax(*args, **kwargs)
         except kinds as error:
-            if _config.traceback_filtering.value != "off":
-                trace = error.__traceback__
-                trace = users_frames(trace) if isinstance(error, KeyboardInterrupt) else trace
-                error.with_traceback(trace and _traceback_util.filter_traceback(trace))
+            end_at_users_line(error)
             raise
 
     return cast(F, call)

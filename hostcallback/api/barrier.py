@@ -53,12 +53,8 @@ def barrier_wait(timeout_sec: float | None = None) -> None:
     """
     if timeout_sec is not None and (not isinstance(timeout_sec, int | float) or not timeout_sec >= 0):
         raise ValueError(f"timeout_sec is {timeout_sec!r}, expected a number of seconds, 0 or more, or None")
-    if compat.is_staging() and (line := str(user_source_line())) not in _told:
-        _told.add(line)
-        logger.warning(
-            "hcb.barrier_wait() at %s is in traced code: it waits now, while the program is traced, and never when the "
-            "program runs. Call it outside of jit, after the call of the program", line,
-        )  # fmt: skip
+    if compat.trace_context.trace is not compat.eval_trace and compat.is_staging():
+        _tell_of_trace(str(user_source_line()))
     deadline = None if timeout_sec is None else perf_counter() + timeout_sec
     wait_for_taps(deadline=deadline)
     for scope in dict.fromkeys(receiver.scope for receiver in runtime.receivers()):
@@ -70,6 +66,16 @@ def barrier_wait(timeout_sec: float | None = None) -> None:
     error = merge(runtime.take_deferred())
     if error is not None:
         raise error
+
+
+def _tell_of_trace(line: str) -> None:
+    if line not in _told:
+        _told.add(line)
+        logger.warning(
+            "hcb.barrier_wait() at %s is in traced code: it waits now, while the program is traced, and never when the "
+            "program runs. Call it outside of jit, after the call of the program",
+            line,
+        )
 
 
 def wait_for_taps(

@@ -285,7 +285,17 @@ def public(function: F) -> F:
             text = str(error).partition(". Did you mean ")[0]
             raise TypeError(f"hcb.{text}{_cure(function, text, args)}, at {user_source_line()}") from None
 
-    return compat.hide_frames(cast(F, call))
+    filtered, kinds = compat.filtered(call)
+
+    @functools.wraps(function)
+    def hidden(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return filtered(*args, **kwargs)
+        except kinds as error:
+            compat.end_at_users_line(error)
+            raise
+
+    return cast(F, hidden)
 
 
 def _cure(function: Callable[..., Any], error: str, args: tuple[Any, ...]) -> str:
