@@ -89,6 +89,7 @@ def capsule(
     Raises:
         TypeError: `step` is neither a function nor a path, or was compiled ahead of time; `directory` is no path.
         ValueError: a number is out of range.
+        NotADirectoryError: the folder is a file.
 
     Example:
         with hcb.capsule("capsules", nonfinite=True):
@@ -110,6 +111,10 @@ def capsule(
         )
     refuse_compiled("capsule", step)
     folder = Path(step if is_folder else directory).absolute()
+    if folder.exists() and not folder.is_dir():
+        raise NotADirectoryError(
+            f"hcb.capsule: {folder} is a file, expected a folder, made when it is needed, at {user_source_line()}"
+        )
     options = Capsules(folder, str(user_source_line()), nonfinite, exceptions, max_bytes, max_capsules)
     context = xray.Context(options, all_threads=all_threads)
     return context if is_folder else context.wrap(step)

@@ -186,6 +186,16 @@ def test_the_folder_and_the_function_in_the_wrong_order(tmp_path: Path) -> None:
         hcb.capsule(str(tmp_path), lambda x: x)  # type: ignore[call-overload]
 
 
+def test_a_folder_that_is_a_file_is_refused_at_once(tmp_path: Path) -> None:
+    file = tmp_path / "afile"
+    file.write_text("x")
+    for arguments in ((lambda x: x, file), (file,)):
+        with pytest.raises(
+            NotADirectoryError, match=r"afile is a file, expected a folder.*at .*test_capsule\.py"
+        ):
+            hcb.capsule(*arguments)
+
+
 @native
 def test_the_inputs_of_a_tap_that_raises_are_gone_by_default(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
