@@ -80,6 +80,7 @@ x = jnp.ones((300, 300))
 JITTED = "jax.jit(lambda x: jax.lax.fori_loop(0, 100_000, body, x))(x)"
 
 
+@pytest.mark.native_only  # through Python the interrupt comes in a callback of JAX, or the program goes on to its end
 @pytest.mark.parametrize(
     ("asynchronous", "work"),
     [

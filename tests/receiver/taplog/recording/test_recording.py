@@ -182,16 +182,22 @@ def test_a_log_tells_the_operation_that_made_nan_as_the_program_did(tmp_path: Pa
         1,
         reported.call,
     )
-    assert (again.check.count, again.check.first.step, again.check.last.step) == (2, 3, 4)
-    if how != "in a trace" and environment.TRANSPORT.read() != "callback":
+    # Through Python a message has no launch, and the step of a finding may be unknown.
+    unknown = [None] if environment.TRANSPORT.read() == "callback" else []
+    assert again.check.count == 2
+    assert again.check.first.step in (3, *unknown)
+    assert again.check.last.step in (4, *unknown)
+    if how != "in a trace" and not unknown:
         assert reported.call == 3
     shown = hcb_command.hcb(tmp_path, "errors", ".").stdout
     assert "log: 1 NaN and 0 infinite values in float32[]" in shown
     assert f"{__file__}:" in shown.partition("\n")[0]
-    assert ", step 3, " in shown
+    assert ", step 3, " in shown or unknown
     assert "2 failures (2 on cpu:0)" in shown
     lines = hcb_command.hcb(tmp_path, "cat", ".").stdout.splitlines()
-    assert [line.split()[2] for line in lines if "check failed: log: 1 NaN" in line] == ["3", "4"]
+    first, second = (line.split()[2] for line in lines if "check failed: log: 1 NaN" in line)
+    assert first in ("3", *["-" for _ in unknown])
+    assert second in ("4", *["-" for _ in unknown])
 
 
 def test_a_log_of_a_program_that_died_before_it_found_the_operation_tells_the_failed_call(
