@@ -335,6 +335,7 @@ class Modules:
             _labelled(one, of_products if one.site.primitive in _BILINEAR else owners, origins)
             for one in equations
         ]
+        result = _with_origins(result, origins)
         with_backward = {one.label for one in result if one.site.backward}
         only_entered = {
             v: label for v, label in entered.items() if v not in owners and label not in with_backward
@@ -351,6 +352,22 @@ def _labelled(one: Labelled, owners: Mapping[compat.Var, str], origins: Origins)
     known = origins.get(compat.equation_origin(one.equation), set())
     of_reads = (owners[variable] for variable in one.reads() if variable in owners)
     return replace(one, label=next(iter(known if len(known) == 1 else of_reads), None))
+
+
+def _with_origins(equations: Sequence[Labelled], origins: Origins) -> list[Labelled]:
+    # An operation that several modules run is of the one whose backward pass uses its result.
+    used_by: dict[compat.Var, set[str | None]] = {}
+    result = []
+    for one in reversed(equations):
+        if one.site.backward and one.label is None and not one.recomputed and not _is_large(one.equation):
+            known = origins.get(compat.equation_origin(one.equation), set())
+            users = set().union(*(used_by.get(v, ()) for v in one.equation.outvars)) & known
+            one = replace(one, label=users.pop() if len(users) == 1 else None)
+        if one.site.backward and one.label is not None:
+            for variable in one.reads():
+                used_by.setdefault(variable, set()).add(one.label)
+        result.append(one)
+    return result[::-1]
 
 
 def _is_large(equation: compat.JaxprEqn) -> bool:

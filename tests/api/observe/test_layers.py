@@ -164,3 +164,30 @@ def test_an_update_is_that_of_its_parameter_among_results_of_one_shape(step: Any
 def test_a_gradient_is_no_update() -> None:
     with pytest.raises(ValueError, match=r"where='params/\*' matches no update(.|\n)*params/a"):
         updates_of(lambda params, x: gradients_of_two(params, x), TWO, X, where="params/*")
+
+
+def test_a_module_whose_operations_other_layers_run_too_has_one_cotangent() -> None:
+    def norm(params: Any, x: Any) -> Any:
+        mean, square = x.mean(-1, keepdims=True), (x * x).mean(-1, keepdims=True)
+        centered = x - mean  # without a parameter: its backward pass must be found by where its result goes
+        return centered * (jax.lax.rsqrt(square - mean * mean + 1e-5) * params["scale"]) + params["bias"]
+
+    def of_layers(params: Any, added: Any, x: Any) -> Any:
+        for layer, more in zip(params, added, strict=True):
+            x = (norm(layer["norm"], x) + more) @ layer["linear"]["w"]
+        return jnp.mean(x**2)
+
+    one = {"scale": jnp.full(WIDTH, 1.1), "bias": jnp.full(WIDTH, 0.2)}
+    params = [{"norm": one, "linear": {"w": next(_normal)}} for _ in range(LAYERS)]
+    added = [jnp.zeros_like(X)] * LAYERS
+    messages: list[Any] = []
+    with hcb.outfeed_receiver():
+        with hcb.observe(where="*/norm", what=["norm"], what_of="grad", tap_func=messages.append):
+            jax.block_until_ready(jax.jit(jax.grad(of_layers))(params, added, X))
+    (found,) = messages
+    expected = {
+        f"grad {i}/norm": jnp.linalg.norm(g) for i, g in enumerate(jax.grad(of_layers, 1)(params, added, X))
+    }
+    assert {*found} == {*expected}
+    for label, value in expected.items():
+        np.testing.assert_allclose(found[label]["norm"], value, rtol=1e-5)

@@ -77,7 +77,7 @@ def body(i, x):
 x = jnp.ones((300, 300))
 {work}
 """
-JITTED = "jax.jit(lambda x: jax.lax.fori_loop(0, 100_000, body, x))(x)"
+JITTED = "jax.jit(lambda x: jax.lax.fori_loop(0, 10_000, body, x))(x)"
 
 
 @pytest.mark.native_only  # through Python the interrupt comes in a callback of JAX, or the program goes on to its end
