@@ -144,7 +144,10 @@ class While(NamedTuple):
 
     def _run(self, init: Any) -> Any:
         self.looks.send(Phase.BEGIN, 0)
-        if jax.make_jaxpr(self.condition)(init).effects:  # it must run once per step, and below it runs twice
+        traced = jax.make_jaxpr(self.condition)(init)
+        if [(aval.shape, aval.dtype) for aval in traced.out_avals] != [((), np.dtype(bool))]:
+            lax.while_loop(self.condition, self.body, init)  # raises what JAX says of it
+        if traced.effects:  # it must run once per step, and below it runs twice
             loop = self._with_condition_in_value()
             (_, value), count = loop._steps((jnp.asarray(self.condition(init)), init))
             return value, count

@@ -280,7 +280,7 @@ def scan(
     bar = chosen(progress)
     steps = None if bar is None and not stop else _length(xs, length)
     unknown = options.keys() - inspect.signature(lax.scan).parameters
-    if steps is None or unknown:  # with a wrong length or option, JAX raises
+    if steps is None or unknown or not callable(f):  # with a wrong length, option or function, JAX raises
         return lax.scan(f, init, xs, length, reverse, unroll, **options)
     looks = _looks(bar, steps, stop=stop)
     pairs = _returning_pairs(f, user_source_line())
@@ -348,7 +348,8 @@ def fori_loop(
         x = hcb.fori_loop(0, 1000, lambda i, x: jnp.cos(x), x, progress="iterate")
     """
     bar = chosen(progress)
-    if bar is None and not stop:
+    is_wrong = len({jnp.issubdtype(jnp.result_type(bound), jnp.integer) for bound in (lower, upper)}) > 1
+    if is_wrong or (bar is None and not stop):  # with bounds of two kinds, JAX raises
         return lax.fori_loop(lower, upper, body_fun, init_val, unroll=unroll)
     try:
         first, last = operator.index(lower), operator.index(upper)

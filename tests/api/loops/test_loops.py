@@ -341,3 +341,20 @@ def test_a_body_without_a_pair_and_a_postfix_of_other_arguments_are_refused_with
     two = hcb.Progress("x", postfix=lambda a, b: {"a": a})
     with pytest.raises(TypeError, match=r"is called as postfix\(value\): .*'b'"):
         hcb.fori_loop(0, 3, lambda i, x: x, 0, progress=two)
+
+
+@pytest.mark.parametrize(
+    ("loop", "arguments"),
+    [
+        ("scan", (0.0, lambda c, x: (c, x), jnp.arange(3.0))),
+        ("while_loop", (lambda x: x * 1.0, lambda x: x + 1, 0.0)),
+        ("while_loop", (lambda x: x < jnp.ones(2), lambda x: x + 1, 0.0)),
+        ("fori_loop", (0, 3.0, lambda i, x: x + 1, 0.0)),
+    ],
+)
+def test_what_jax_refuses_is_refused_with_its_words(loop: str, arguments: Any) -> None:
+    with pytest.raises(TypeError) as theirs:
+        getattr(lax, loop)(*arguments)
+    with pytest.raises(TypeError) as ours:
+        getattr(hcb, loop)(*arguments)
+    assert str(ours.value).partition("\n")[0] == str(theirs.value).partition("\n")[0]
