@@ -18,6 +18,7 @@ from hostcallback.receiver.taplog.diff.pairing import ComparedLog
 from hostcallback.receiver.taplog.reading import logged_message, reader, selection
 from hostcallback.receiver.taplog.render import plain_value
 from hostcallback.receiver.text import printable
+from hostcallback.receiver.ui.index.runs import configurations
 from hostcallback.receiver.wire.array_types import Array
 
 SAME, DIFFERENT, FAILED = 0, 1, 2
@@ -83,6 +84,8 @@ def run(arguments: argparse.Namespace) -> int:
         _show(difference_, arguments.json)
         _hint_at_moved_lines(difference_, a, b)
         found = 1
+    if not arguments.json:
+        _show_configurations(a.reader, b.reader)
     _conclude(compared.outcome, found, arguments)
     sys.stdout.flush()
     trouble = report_damage([*a.damaged, *b.damaged]) or compared.outcome.unaligned
@@ -105,6 +108,16 @@ def _hint_at_moved_lines(difference: comparison.Difference, a: ComparedLog, b: C
             f"hcb: the other log has a tap {printable(name)} at another line: --ignore-lines compares taps by name",
             file=sys.stderr,
         )
+
+
+def _show_configurations(a: reader.LogReader, b: reader.LogReader) -> None:
+    # What differs in the configurations of two runs that have one.
+    configured = [config for log in (a, b) for config in list(configurations(log).values())[:1]]
+    if len(configured) == 2:
+        for name in dict.fromkeys(name for config in configured for name in config):
+            in_a, in_b = (str(config.get(name, "not set")) for config in configured)
+            if in_a != in_b:
+                print(printable(f"  configuration: {name} is {in_a} in A, {in_b} in B"))
 
 
 def _refuse_one_run(a: reader.LogReader, b: reader.LogReader) -> None:

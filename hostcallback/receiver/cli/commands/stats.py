@@ -13,12 +13,11 @@ from hostcallback.receiver.cli.output.tables import print_table
 from hostcallback.receiver.sinks.times import table
 from hostcallback.receiver.taplog.format.layout import Damage
 from hostcallback.receiver.taplog.reading.merge import LostNote
-from hostcallback.receiver.taplog.reading.reader import LogReader
 from hostcallback.receiver.taplog.reading.segment_reader import Writer
 from hostcallback.receiver.taplog.render import process_text
 from hostcallback.receiver.taplog.tap_stats import TapStats, gather
 from hostcallback.receiver.text import printable
-from hostcallback.receiver.ui.index.runs import Settings, flat
+from hostcallback.receiver.ui.index.runs import configurations
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -40,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
     thinned = [tap for tap in log.reader.thinned().values() if log.wanted.wants_name(tap.name)]
     taps = sorted(found.taps.values(), key=lambda tap: (-tap.messages, tap.name))
     if arguments.json:
-        for run, config in _configurations(log.reader).items():
+        for run, config in configurations(log.reader).items():
             print(json.dumps({"run": run, "config": config}))
         for tap in taps:
             print(json.dumps(tap.as_dict()))
@@ -52,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
         for one in thinned:
             print(json.dumps({"thinned": one._asdict()}))
     else:
-        for run, config in _configurations(log.reader).items():
+        for run, config in configurations(log.reader).items():
             print(
                 f"run {printable(run)}: {printable(', '.join(f'{name}={value}' for name, value in config.items()))}"
             )
@@ -70,16 +69,6 @@ def run(arguments: argparse.Namespace) -> int:
     sys.stdout.flush()
     log.damaged += found.damaged
     return log.status(taps)
-
-
-def _configurations(reader: LogReader) -> dict[str, Settings]:
-    # Of each run that has one.
-    found: dict[str, Settings] = {}
-    for writer, segment in reader.segments():
-        config = segment.info.get("config")
-        if writer.run not in found and isinstance(config, dict):
-            found[writer.run] = flat(config)
-    return found
 
 
 def _summed(notes: list[LostNote]) -> list[LostNote]:

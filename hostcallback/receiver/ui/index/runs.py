@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from hostcallback.receiver.taplog.reading.reader import LogReader
 from hostcallback.receiver.text import printable
 from hostcallback.receiver.ui.index.buckets import MAX, MIN
 from hostcallback.receiver.ui.index.log_files import Segment
@@ -46,6 +47,16 @@ def runs(index: LogIndex) -> dict[str, list[Segment]]:
 def settings(segments: list[Segment]) -> Settings:
     """The configuration of a run."""
     return next((flat(segment.config) for segment in segments if isinstance(segment.config, dict)), {})
+
+
+def configurations(reader: LogReader) -> dict[str, Settings]:
+    """The configurations of the runs in a log that have one, by run."""
+    found: dict[str, Settings] = {}
+    for writer, segment in reader.segments():
+        config = segment.info.get("config")
+        if writer.run not in found and isinstance(config, dict):
+            found[writer.run] = flat(config)
+    return found
 
 
 def flat(config: dict[Any, Any]) -> Settings:

@@ -58,6 +58,21 @@ def diff(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[in
     return status, [json.loads(line) for line in out.splitlines()], err
 
 
+def test_what_differs_in_the_configurations_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, config in (("a", {"lr": 0.01, "seed": 1, "note": "wide"}), ("b", {"lr": 0.02, "seed": 1})):
+        with hcb.outfeed_receiver(sinks=[hcb.record(tmp_path / name, config=config)]):
+            train(jnp.ones((2, 3)), jnp.float32(0), 7)
+    capsys.readouterr()
+    assert main(["diff", str(tmp_path / "a"), str(tmp_path / "b")]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "  configuration: lr is 0.01 in A, 0.02 in B",
+        "  configuration: note is wide in A, not set in B",
+        f"{4 * STEPS} message(s) compared: no difference",
+    ]
+
+
 def test_two_runs_alike(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a, b = record(tmp_path / "a"), record(tmp_path / "b")
     capsys.readouterr()
