@@ -56,6 +56,7 @@ def test_no_other_module_reads_a_variable_of_ours() -> None:
     assert set().union(*found.values()) <= {
         "COMP_LINE",
         "FORCE_COLOR",
+        "JAX_TRACEBACK_FILTERING",
         "NO_COLOR",
         "NPROC",
         "OTEL_EXPORTER_OTLP_ENDPOINT",

@@ -461,7 +461,7 @@ def span(name: str) -> AbstractContextManager[None]:
 
     Example:
         with hcb.span("attention"):
-            x = x + attention(x)
+            x = x + jnp.tanh(x)
     """
     if not isinstance(name, str):
         raise TypeError(
