@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import jax
 from jax._src import (
@@ -54,21 +54,6 @@ def end_at_users_line(error: BaseException) -> None:
         trace = error.__traceback__
         trace = users_frames(trace) if isinstance(error, KeyboardInterrupt) else trace
         error.with_traceback(trace and _traceback_util.filter_traceback(trace))
-
-
-def hide_frames(function: F) -> F:
-    """Decorates a public function: tracebacks of its exceptions end at the user's line."""
-    of_jax, kinds = filtered(function)
-
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return of_jax(*args, **kwargs)
-        except kinds as error:
-            end_at_users_line(error)
-            raise
-
-    return cast(F, call)
 
 
 @contextlib.contextmanager

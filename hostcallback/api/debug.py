@@ -21,7 +21,7 @@ from hostcallback.receiver.sinks.tap import takes_keyword
 from hostcallback.receiver.tap_arguments import refuse_async
 from hostcallback.receiver.wire import tap_descriptor
 from hostcallback.tracing import arguments, stack_frames, tap_spec
-from hostcallback.tracing.source_line import SourceLine, place_name, public, user_source_line
+from hostcallback.tracing.source_line import SourceLine, hide_frames, place_name, public, user_source_line
 
 PRINT_OPTIONS = ("output_stream", "name", "processes")
 LOG_OPTIONS = ("logger", "level", "name", "processes")
@@ -348,7 +348,7 @@ def _one_or_two_calls(
             f"options only (in addition to JAX's: {', '.join(known)}), the second one everything else, at "
             f"{user_source_line()}"
         )
-    return compat.hide_frames(lambda first, /, *args, **more: tap(first, args, more, **kwargs))
+    return hide_frames(lambda first, /, *args, **more: tap(first, args, more, **kwargs))
 
 
 def _is_value(key: str, first: Any) -> bool:

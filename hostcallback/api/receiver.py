@@ -15,7 +15,6 @@ from typing import Any, Literal, Self
 
 import jax
 
-from hostcallback import _jax_compat as compat
 from hostcallback.api import receiver_options
 from hostcallback.api.barrier import wait_for_taps
 from hostcallback.api.receiver_options import ReceiverSink, ReceiverSinks, RecordTo
@@ -40,7 +39,7 @@ from hostcallback.receiver.sinks.times import new_tables, table
 from hostcallback.receiver.sources.back_pressure import BackPressure, Policy
 from hostcallback.receiver.taplog.writing.recorder import Recorder, record as record_to
 from hostcallback.sync import inflight
-from hostcallback.tracing.source_line import public, user_source_line
+from hostcallback.tracing.source_line import hide_frames, public, user_source_line
 
 DRAIN_SEC = 0.3
 """Seconds that the collector and the writers of metrics have after an interrupt. The rest stays in the spool."""
@@ -128,7 +127,7 @@ class OutfeedReceiver(ShownAsSummary):
         tables = [table(rows) for rows in self.stats.times.values()]
         return "\n".join([summarize(self._scope.name, self.stats), *tables])
 
-    @compat.hide_frames
+    @hide_frames
     def __enter__(self) -> Self:
         """Waits for earlier computations on the devices, then takes the devices over from the default receiver.
 
@@ -186,7 +185,7 @@ class OutfeedReceiver(ShownAsSummary):
         if self._metrics is not None:
             self._metrics.close()
 
-    @compat.hide_frames
+    @hide_frames
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:

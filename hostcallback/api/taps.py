@@ -6,7 +6,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-from hostcallback import _jax_compat as compat
 from hostcallback.receiver.control.endpoints import endpoints
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.runtime.rules.rules import (
@@ -20,7 +19,7 @@ from hostcallback.receiver.runtime.rules.rules import (
 )
 from hostcallback.receiver.runtime.runtime import runtime
 from hostcallback.receiver.text import table
-from hostcallback.tracing.source_line import public
+from hostcallback.tracing.source_line import hide_frames, public
 
 
 class TapSelection:
@@ -66,7 +65,7 @@ class TapSelection:
         """By name, the number of messages that rules have suppressed since the process began."""
         return {name: count for name, count in runtime.suppressed().items() if matching(self.pattern, [name])}
 
-    @compat.hide_frames
+    @hide_frames
     def disable(self) -> list[str]:
         """Switches the taps off: they send nothing, and their functions are not called.
 
@@ -75,12 +74,12 @@ class TapSelection:
         """
         return self._say(enabled=False)
 
-    @compat.hide_frames
+    @hide_frames
     def enable(self) -> list[str]:
         """Switches the taps on again. See `disable`."""
         return self._say(enabled=True)
 
-    @compat.hide_frames
+    @hide_frames
     def every(self, count: int) -> list[str]:
         """Sends the first message of each tap on each device, and every `count`-th after it; 1 sends all of them.
 
@@ -91,7 +90,7 @@ class TapSelection:
         """
         return self._say(every=count)
 
-    @compat.hide_frames
+    @hide_frames
     def rate(self, per_sec: float | None) -> list[str]:
         """Sends at most `per_sec` messages per second of each tap on each device, at least 1/`per_sec` s apart.
 
@@ -102,7 +101,7 @@ class TapSelection:
         """
         return self._say(rate=per_sec)
 
-    @compat.hide_frames
+    @hide_frames
     def truncate(self, elements: int | None) -> list[str]:
         """Sends only the first `elements` elements of each larger array, in row-major order, as one dimension.
 
@@ -114,7 +113,7 @@ class TapSelection:
         """
         return self._say(truncate=elements)
 
-    @compat.hide_frames
+    @hide_frames
     def when(
         self, predicate: Predicate | None, *, probe_every: int = 100, probe_sec: float = 1.0
     ) -> list[str]:
@@ -211,7 +210,7 @@ class Taps:
         hcb.taps["layer*/grad"].every(100)
     """
 
-    @compat.hide_frames
+    @hide_frames
     def __getitem__(self, pattern: str) -> TapSelection:
         """Selects the taps whose names match a glob (`*`, `?`, `[seq]`, as in `fnmatch`, case-sensitive).
 

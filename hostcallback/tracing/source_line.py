@@ -270,6 +270,21 @@ F = TypeVar("F", bound=Callable[..., Any])
 _UNEXPECTED = re.compile(r"got an unexpected keyword argument '(\w+)'")
 
 
+def hide_frames(function: F) -> F:
+    """Decorates a public function: tracebacks of its exceptions end at the user's line."""
+    filtered, kinds = compat.filtered(function)
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return filtered(*args, **kwargs)
+        except kinds as error:
+            compat.end_at_users_line(error)
+            raise
+
+    return cast(F, call)
+
+
 def public(function: F) -> F:
     """Returns the function with hidden frames and checked arguments; the signature stays."""
 
@@ -285,17 +300,7 @@ def public(function: F) -> F:
             text = str(error).partition(". Did you mean ")[0]
             raise TypeError(f"hcb.{text}{_cure(function, text, args)}, at {user_source_line()}") from None
 
-    filtered, kinds = compat.filtered(call)
-
-    @functools.wraps(function)
-    def hidden(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return filtered(*args, **kwargs)
-        except kinds as error:
-            compat.end_at_users_line(error)
-            raise
-
-    return cast(F, hidden)
+    return hide_frames(cast(F, call))
 
 
 def _cure(function: Callable[..., Any], error: str, args: tuple[Any, ...]) -> str:

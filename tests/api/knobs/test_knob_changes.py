@@ -95,13 +95,19 @@ def test_a_steered_run_is_repeated_bit_for_bit_and_diff_names_the_first_change(t
     assert "step 7: knob/lr" in parted.stdout
 
 
-def test_a_replay_in_the_same_process_counts_from_the_call_on(name: str, tmp_path: Path) -> None:
+def recorded_change(name: str, log: Path) -> Any:
+    """Records a change between two runs of a program that reads the knob four times, and returns the program."""
     f = jax.jit(lambda: jax.lax.scan(lambda c, _: (c, hcb.knob(name, 1.0)), 0.0, None, length=4)[1])
     f().block_until_ready()
-    with hcb.outfeed_receiver(record=tmp_path):
+    with hcb.outfeed_receiver(record=log):
         f().block_until_ready()
         hcb.knobs[name] = 5
         f().block_until_ready()
+    return f
+
+
+def test_a_replay_in_the_same_process_counts_from_the_call_on(name: str, tmp_path: Path) -> None:
+    f = recorded_change(name, tmp_path)
     hcb.knobs[name] = 9
     assert hcb.knobs.replay(tmp_path)[name] == 1
     assert np.asarray(f()).tolist() == [1] * 4
@@ -119,12 +125,7 @@ def test_a_replay_may_come_before_the_knob_is_declared(name: str, tmp_path: Path
 
 
 def test_a_replay_before_the_end_of_another_is_refused(name: str, tmp_path: Path) -> None:
-    f = jax.jit(lambda: jax.lax.scan(lambda c, _: (c, hcb.knob(name, 1.0)), 0.0, None, length=4)[1])
-    f().block_until_ready()
-    with hcb.outfeed_receiver(record=tmp_path):
-        f().block_until_ready()
-        hcb.knobs[name] = 5
-        f().block_until_ready()
+    f = recorded_change(name, tmp_path)
     hcb.knobs.replay(tmp_path)
     with pytest.raises(ValueError, match=r"changes of the knob .* wait that an earlier replay has planned"):
         hcb.knobs.replay(tmp_path)
