@@ -158,13 +158,17 @@ def _add_times(
     found: LogStats, run: Stretch, described: TapDescriptor, places: list[int], decoder: MessageDecoder
 ) -> None:
     times = found.times.setdefault(described.name, Times())
+    # What is no message of times is counted, like every other message.
+    try:
+        sink = TimeSink.of(described)
+    except (LookupError, ValueError):
+        return
     for place in places:
         one = run._replace(start=run.start + place, stop=run.start + place + 1)
         for logged in decoder.messages(one):
-            # What is no message of times is counted, like every other message.
             with contextlib.suppress(LookupError, ValueError):
                 if isinstance(logged, LoggedMessage):
-                    times.add(TimeSink.of(described).seconds(logged.message))
+                    times.add(sink.seconds(logged.message))
 
 
 def _tap(found: LogStats, described: TapDescriptor | None, consumer_id: int) -> TapStats:
