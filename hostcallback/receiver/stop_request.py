@@ -15,7 +15,7 @@ def request_stop(reason: str) -> None:
     """Asks all loops with `stop=True` of this process to end after the iteration that runs. docs/stopping.md has more.
 
     Such a loop returns what it has computed, and how many iterations it ran. Loops that begin later end before their
-    first iteration, until `clear_stop`. The standard error output says once who asked. A further request does nothing.
+    first iteration, until `clear_stop`. The standard error output says once who asked, and only the first counts.
     In a program of several processes (`jax.distributed`) all that run taps get the request, within some seconds. Any
     thread: a tap function may call it, and so may the handler of a signal, at any time. Not in traced code, where it
     would ask while it is traced.
