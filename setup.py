@@ -99,6 +99,9 @@ def page() -> dict[str, Any]:
 setup(
     **page(),
     packages=find_packages(include=["hostcallback", "hostcallback.*"]),
+    # An editable install then is a path, not a finder: Python looks in paths first, and a script that lies next to the
+    # checkout, a folder of the package's name, would import the folder.
+    package_dir={"": "."},
     py_modules=["hostcallback_pytest"],
     ext_modules=extensions(),
     data_files=[("share/man/man1", ["docs/hcb.1"])],  # where man finds the page of a command in bin/

@@ -6,6 +6,7 @@ import ast
 import configparser
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -175,3 +176,12 @@ def test_the_commands_of_developers_install_what_tests_need() -> None:
     assert {"test", "lint", "type", "matrix", "bench"} <= needed
     assert "\ncheck: lint type test" in text
     assert "make check" in (ROOT / ".ci" / "run").read_text()
+
+
+def test_the_readme_names_every_extra_of_users() -> None:
+    ours = {"browser", "demo", "dev", "docs", "libraries", "nothing-changed", "test", "wheel"}
+    (line,) = re.findall(
+        r"^`pip install '\.\[.*$", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    named = set(re.findall(r"`(\w+)`", line))
+    assert named == set(CONFIG["options.extras_require"]) - ours

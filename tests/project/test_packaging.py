@@ -173,7 +173,9 @@ def install(checkout: Path, site: Path, kind: str) -> None:
 
 @pytest.mark.parametrize("links", [True, False], ids=["links", "no links"])
 @pytest.mark.parametrize("kind", ["wheel", "editable, lenient", "editable, strict", "editable, compat"])
-def test_a_program_has_a_receiver_module_too(checkout: Path, tmp_path: Path, kind: str, links: bool) -> None:
+def test_a_program_has_a_receiver_module_and_lies_next_to_a_checkout(
+    checkout: Path, tmp_path: Path, kind: str, links: bool
+) -> None:
     site, folder = tmp_path / "site", tmp_path / "program"
     if not links and (checkout / "receiver").is_symlink():
         # What git writes where it makes no symbolic links.
@@ -182,6 +184,7 @@ def test_a_program_has_a_receiver_module_too(checkout: Path, tmp_path: Path, kin
     install(checkout, site, kind)
     folder.mkdir()
     (folder / "receiver.py").write_text("MINE = True")
+    (folder / "hostcallback").mkdir()  # a clone has the name of the package, and is none
     (folder / "program.py").write_text(PROGRAM)
     # Without the site-packages of these tests (-S), whose .pth files may find another hostcallback; its dependencies
     # come last.
