@@ -49,15 +49,27 @@ class TreeTemplate:
     them at their indices.
     """
 
-    __slots__ = ("_keys", "_static", "tree")
+    __slots__ = ("_keys", "_names", "_static", "tree")
 
     def __init__(
-        self, tree: PyTreeDef, static: Sequence[tuple[int, Any]], keys: Sequence[KeyLeaf] = ()
+        self,
+        tree: PyTreeDef,
+        static: Sequence[tuple[int, Any]],
+        keys: Sequence[KeyLeaf] = (),
+        names: Sequence[tuple[Any, ...]] = (),
     ) -> None:
-        """Takes the pytree's structure, the (leaf index, value) pairs of its static leaves, and its typed keys."""
+        """Makes a template.
+
+        Args:
+            tree: the pytree's structure.
+            static: the (leaf index, value) pairs of its static leaves.
+            keys: its typed keys.
+            names: what `names_of_nodes` yields.
+        """
         self.tree = tree
         self._static = tuple(static)
         self._keys = tuple(keys)
+        self._names = tuple(names)
 
     @property
     def static_values(self) -> tuple[Any, ...]:
@@ -141,25 +153,72 @@ class TreeTemplate:
         fixed: dict[int, tree.Description] = {i: tree.describe_value(value) for i, value in self._static}
         sent = [i for i in range(self.tree.num_leaves) if i not in fixed]
         fixed.update((sent[position], ["float0", list(shape)]) for position, shape in float0_leaves)
-        return _describe_node(self.tree, iter(fixed.get(i, ["array"]) for i in range(self.tree.num_leaves)))
+        leaves = iter(fixed.get(i, ["array"]) for i in range(self.tree.num_leaves))
+        return _describe_node(self.tree, leaves, iter(self._names))
 
 
-def _describe_node(node: PyTreeDef, leaves: Iterator[tree.Description]) -> tree.Description:
+def _describe_node(
+    node: PyTreeDef, leaves: Iterator[tree.Description], names: Iterator[tuple[Any, ...]]
+) -> tree.Description:
     data = node.node_data()
     if data is None:
         return next(leaves)
     kind, static = data
-    children = [_describe_node(child, leaves) for child in node.children()]
+    keys = () if _names_its_children(kind) else next(names)
+    children = [_describe_node(child, leaves, names) for child in node.children()]
     if kind is type(None):
         return ["none"]
     if kind in (tuple, list):
         return [kind.__name__, children]
     if kind in (dict, OrderedDict, defaultdict):
-        keys = static[1] if kind is defaultdict else static
-        return ["dict", [tree.describe_value(key) for key in keys], children]
-    if issubclass(kind, tuple) and hasattr(kind, "_fields"):
+        known = static[1] if kind is defaultdict else static
+        return ["dict", [tree.describe_value(key) for key in known], children]
+    if _is_namedtuple(kind):
         return ["namedtuple", kind.__name__, list(kind._fields), children]
+    return _describe_registered(kind, keys, children)
+
+
+def _describe_registered(
+    kind: type, keys: Sequence[Any], children: list[tree.Description]
+) -> tree.Description:
+    # A reader has no such class. It shows a namedtuple or a dict, whose children have names, if JAX knows them.
+    if keys and all(isinstance(key, jax.tree_util.GetAttrKey) for key in keys):
+        fields = [key.name for key in keys]
+        if not any(field.startswith("_") for field in fields):  # a namedtuple cannot have those
+            return ["namedtuple", kind.__name__, fields, children]
+        return ["dict", [["value", field] for field in fields], children]
+    if keys and all(isinstance(key, jax.tree_util.DictKey) for key in keys):
+        described = [tree.describe_value(key.key) for key in keys]
+        if len(set(map(repr, described))) == len(keys):
+            return ["dict", described, children]
     return ["node", f"{kind.__module__}.{kind.__qualname__}", children]
+
+
+_BUILTIN = (type(None), tuple, list, dict, OrderedDict, defaultdict)
+
+
+def _is_namedtuple(kind: Any) -> bool:
+    return issubclass(kind, tuple) and hasattr(kind, "_fields")
+
+
+def _names_its_children(kind: type) -> bool:
+    # Whether a pytree node of that class and the structure alone tell the names of its children.
+    return kind in _BUILTIN or _is_namedtuple(kind)
+
+
+def names_of_nodes(value: Any, tree: PyTreeDef) -> Iterator[tuple[Any, ...]]:
+    """Yields JAX's keys of the children of each node that is of a registered class, outer nodes first.
+
+    Only the value tells them: `tree`, its structure, does not have them.
+    """
+    data = tree.node_data()
+    if data is None:
+        return
+    children = jax.tree_util.tree_flatten_with_path(value, is_leaf=lambda node: node is not value)[0]
+    if not _names_its_children(data[0]):
+        yield tuple(path[0] for path, _ in children)
+    for (_, child), structure in zip(children, tree.children(), strict=True):
+        yield from names_of_nodes(child, structure)
 
 
 class _CannotBeSent(Exception):
@@ -208,7 +267,9 @@ def split_leaves(
         else:
             arrays.append(array)
     # JAX treats an equation without operands as a constant, so an empty array is added. `unflatten_with` skips it.
-    return arrays or [jnp.zeros(0, np.uint8)], TreeTemplate(tree, static, keys)
+    return arrays or [jnp.zeros(0, np.uint8)], TreeTemplate(
+        tree, static, keys, [*names_of_nodes(value, tree)]
+    )
 
 
 _OR_KEEP_IT_ON_THE_HOST = "or pass it as a keyword argument of the tap, which stays on the host"
