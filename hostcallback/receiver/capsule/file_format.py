@@ -154,12 +154,15 @@ class Archive:
             OSError: the file cannot be read.
         """
         self._path = path
-        found = path.stat()
+        expected = f"expected a capsule (*{SUFFIX}), which hcb.capsule or on_failure='capsule' writes"
+        try:
+            found = path.stat()
+        except FileNotFoundError as error:
+            raise FileNotFoundError(error.errno, f"no such file: {expected}", str(path)) from None
         if not stat.S_ISREG(found.st_mode):
             files = sorted(file.name for file in path.glob(f"*{SUFFIX}"))[-5:] if path.is_dir() else []
-            raise CapsuleError(
-                f"{path}: not a file" + (f"; the folder has {', '.join(files)}" if files else "")
-            )
+            there = f"; the folder has {', '.join(files)}" if files else ""
+            raise CapsuleError(f"{path}: not a file, {expected}{there}")
         self._nbytes = found.st_size
         try:
             with _Bounded(io.FileIO(path)) as file, zipfile.ZipFile(file) as archive:
@@ -172,7 +175,7 @@ class Archive:
             ArithmeticError,
             RuntimeError,
         ) as error:
-            raise CapsuleError(f"{path}: not a capsule, or cut off: {error}") from None
+            raise CapsuleError(f"{path}: not a capsule, or cut off ({error}): {expected}") from None
 
     def _checked(self, members: list[zipfile.ZipInfo]) -> list[zipfile.ZipInfo]:
         if len(members) > limits.CAPSULE_MEMBERS:

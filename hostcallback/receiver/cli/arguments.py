@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -10,13 +11,14 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from hostcallback.receiver.cli import CommandError
-from hostcallback.receiver.cli.output.messages import report_damage, show_progress
+from hostcallback.receiver.cli.output.messages import report_damage, show_progress, time_text
 from hostcallback.receiver.cli.output.tables import report_unmatched
 from hostcallback.receiver.remote.brokers import DIRECT
 from hostcallback.receiver.remote.options import Forward
 from hostcallback.receiver.taplog.format.layout import Damage
 from hostcallback.receiver.taplog.reading.reader import LogReader
 from hostcallback.receiver.taplog.reading.selection import LoggedRun, Selection
+from hostcallback.receiver.taplog.tap_stats import gather
 from hostcallback.receiver.text import printable
 
 Found = TypeVar("Found")
@@ -130,8 +132,37 @@ class SelectedLog:
                 yield record
 
     def status(self, found: object) -> int:
-        """Reports the damage, and patterns that match nothing if nothing is found; returns the exit status."""
-        return report_damage(self.damaged) or (0 if found else report_unmatched(self.reader, self.wanted))
+        """Reports the damage, and, if nothing is found, what the log has instead; returns the exit status."""
+        return report_damage(self.damaged) or (0 if found else report_nothing(self.reader, self.wanted))
+
+
+def report_nothing(reader: LogReader, wanted: Selection) -> int:
+    """Reports on standard error why nothing of a log was selected; returns the exit status: 1 for a mistyped name."""
+    status = report_unmatched(reader, wanted)
+    if not status:
+        report_extent(reader, wanted)
+    return status
+
+
+def report_extent(reader: LogReader, wanted: Selection, what: str = "the log") -> None:
+    """Reports on standard error the steps and times that a log has, if no message is of the wanted ones."""
+    anytime = dataclasses.replace(wanted, first_step=None, last_step=None, since_ns=None, until_ns=None)
+    if wanted == anytime or gather(reader.message_runs(wanted, by_time=False), wanted).taps:
+        return
+    taps = gather(reader.message_runs(anytime, by_time=False), anytime).taps.values()
+    steps = {step for tap in taps for step in (tap.first_step, tap.last_step) if step is not None}
+    times = {time for tap in taps for time in (tap.first_time_ns, tap.last_time_ns)}
+    kinds, has = [], []
+    if wanted.by_step:
+        kinds.append("steps")
+        span = f"steps {min(steps)} to {max(steps)}" if len(steps) > 1 else f"step {min(steps, default=0)}"
+        has.append(span if steps else "no steps")
+    if wanted.since_ns is not None or wanted.until_ns is not None:
+        kinds.append("times")
+        has.append(f"times from {time_text(min(times, default=0))} to {time_text(max(times, default=0))}")
+    named = ", of these taps and devices" if wanted.names or wanted.devices else ""
+    shown = " and ".join(has) if taps else "no messages"
+    print(f"hcb: no message is of these {' and '.join(kinds)}: {what} has {shown}{named}", file=sys.stderr)
 
 
 def name_other_runs(runs: Sequence[LoggedRun], read: Collection[str]) -> None:

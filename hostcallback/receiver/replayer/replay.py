@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import difflib
-import errno
 import functools
-import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -216,12 +214,6 @@ def replay(
     Example:
         receiver.replay("run/taps", bind={"loss": losses.append})
     """
-    for item in [path] if isinstance(path, str | os.PathLike) else path:
-        if not os.path.exists(item):
-            raise FileNotFoundError(
-                errno.ENOENT, "there is no such tap log: give the folder that record= wrote, or files of it",
-                os.fspath(item),
-            )  # fmt: skip
     if speed is not None and not speed > 0:
         raise ValueError(f"speed is {speed!r}, expected more than 0: 1.0 for the original timing")
     if on_error not in (OnError.DEFER, OnError.WARN):

@@ -324,7 +324,7 @@ def test_a_file_that_is_not_a_log_is_reported_in_one_line(
     newer[8] = 2
     (tmp_path / "newer.hcblog").write_bytes(newer)
     for name, text in {
-        "missing": "missing: No such file or directory",
+        "missing": "missing: no such tap log: give the folder that record= wrote",
         "empty": "this folder has no tap log",
         "nothing.hcblog": "nothing.hcblog: empty or cut off"
         if command != ["tail"]
@@ -338,6 +338,38 @@ def test_a_file_that_is_not_a_log_is_reported_in_one_line(
         assert text in result.stderr
         assert len(result.stderr.splitlines()) == 1
         assert result.stderr.startswith("hcb: ")
+
+
+@pytest.mark.parametrize(
+    "command", [["cat"], ["cat", "--json"], ["tail"], ["stats"], ["replay"]], ids=" ".join
+)
+def test_steps_and_times_that_the_log_does_not_have(tmp_path: Path, log: Path, command: list[str]) -> None:
+    no = "hcb: no message is of these"
+    for options, text in (
+        (["--step", "500:600"], f"{no} steps: the log has steps 0 to 19\n"),
+        (
+            ["--step", "500", "--name", "loss"],
+            f"{no} steps: the log has steps 0 to 19, of these taps and devices\n",
+        ),
+        (["--step", "3", "--name", "print"], f"{no} steps: the log has step 18, of these taps and devices\n"),
+        (["--until", "2001-01-01"], f"{no} times: the log has times from 2023-11-14T22:13:20"),
+        (
+            ["--since", "2030-01-01", "--step", "1"],
+            f"{no} steps and times: the log has steps 0 to 19 and times from ",
+        ),
+    ):
+        result = hcb(tmp_path, *command, log, *options)
+        assert result.returncode == 0
+        assert text in result.stderr
+    assert "of these" not in hcb(tmp_path, *command, log, "--step", "3").stderr
+    # Steps without a failed check are in the log.
+    none = hcb(tmp_path, "errors", log, "--step", "3:5")
+    assert (none.returncode, none.stderr) == (0, "")
+
+
+def test_a_mistyped_log_gets_the_nearest_name(tmp_path: Path, log: Path) -> None:
+    result = hcb(tmp_path, "cat", f"{log}s")
+    assert result.stderr.endswith(f"or files *.hcblog of it; did you mean {log}?\n")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")

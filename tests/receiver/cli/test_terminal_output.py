@@ -114,7 +114,7 @@ def test_force_color_colors_a_pipe_but_no_json(
     main(["cat", logs[0], "--json"])
     assert ESCAPE not in capsys.readouterr().out
     main(["cat", "missing"])
-    assert capsys.readouterr().err.startswith(f"{ESCAPE}[1;31mhcb:{ESCAPE}[0m missing: No such file")
+    assert capsys.readouterr().err.startswith(f"{ESCAPE}[1;31mhcb:{ESCAPE}[0m missing: no such tap log")
 
 
 @pytest.mark.parametrize("command", ["stats", "diff", "convert", "errors", "replay", "cat"])

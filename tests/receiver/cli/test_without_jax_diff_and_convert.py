@@ -41,7 +41,10 @@ def test_diff(tmp_path: Path) -> None:
     )
     assert hcb(tmp_path, "diff", "a", "a").returncode == 0
     missing = hcb(tmp_path, "diff", "a", "nothing")
-    assert (missing.returncode, missing.stderr) == (2, "hcb: nothing: No such file or directory\n")
+    assert missing.returncode == 2
+    assert missing.stderr == (
+        "hcb: nothing: no such tap log: give the folder that record= wrote, or files *.hcblog of it\n"
+    )
 
 
 @pytest.mark.parametrize("to", ["npz", "parquet", "tensorboard", "trace"])

@@ -31,7 +31,7 @@ Serve = Callable[..., Any]
     [
         (["--host", "0.0.0.0"], "--host 0.0.0.0 is reached from other machines"),
         (["--tls-cert", "cert.pem"], "--tls-cert and --tls-key belong together"),
-        (["nowhere"], "nowhere: No such file or directory"),
+        (["nowhere"], "nowhere: no such tap log: give the folder"),
         (["4194305"], "no process 4194305 exists"),
     ],
 )

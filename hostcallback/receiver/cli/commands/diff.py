@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from hostcallback.receiver.cli import CommandError
-from hostcallback.receiver.cli.arguments import number, steps
+from hostcallback.receiver.cli.arguments import number, report_extent, steps
 from hostcallback.receiver.cli.output.messages import make_safe, report_damage, show_progress
 from hostcallback.receiver.cli.output.tables import BOLD, has_color, painted, report_unmatched_names
 from hostcallback.receiver.taplog.diff import comparison
@@ -96,6 +96,8 @@ def run(arguments: argparse.Namespace) -> int:
         )
         devices = {device.device for device in a.devices | b.devices}
         report_unmatched_names(wanted, a.tap_names | b.tap_names, devices)
+        for name, log in (("A", a), ("B", b)):
+            report_extent(log.reader, wanted, name)
         trouble = 1
     return DIFFERENT if found else FAILED if trouble else SAME
 

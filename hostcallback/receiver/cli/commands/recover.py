@@ -11,7 +11,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hostcallback.receiver.cli.arguments import add_run, add_selection, count, name_other_runs, selection
+from hostcallback.receiver.cli.arguments import (
+    add_run,
+    add_selection,
+    count,
+    name_other_runs,
+    report_extent,
+    selection,
+)
 from hostcallback.receiver.cli.output.messages import Show, report_damage
 from hostcallback.receiver.cli.output.tables import report_unmatched_names
 from hostcallback.receiver.taplog.flight.recorder import RingContents
@@ -63,8 +70,9 @@ def run(arguments: argparse.Namespace) -> int:
     for problem in problems:
         print(f"hcb: {printable(problem)}", file=sys.stderr)
     status = report_damage(found.damaged) or bool(problems)
-    nothing = arguments.to is None and not found.messages
-    return status or (report_unmatched_names(wanted, found.taps, found.devices) if nothing else 0)
+    if arguments.to is not None or found.messages:
+        return status
+    return status or report_unmatched_names(wanted, found.taps, found.devices)
 
 
 @dataclass
@@ -135,6 +143,8 @@ def _show(flight: Flight, log: Path, arguments: argparse.Namespace, wanted: Sele
             found.messages += 1
         else:
             show.lost(record, several=False)
+    if not last and arguments.last != 0:
+        report_extent(reader, wanted, "the flight recorder")
     for logged in last:
         had = (logged.message.device, logged.message.seq) in delivered
         show.message(logged, several=False, delivered=had)

@@ -9,7 +9,6 @@ from collections.abc import Iterable
 
 from hostcallback.receiver.cli import CommandError, arguments as shared
 from hostcallback.receiver.cli.output.messages import Show, report_damage
-from hostcallback.receiver.cli.output.tables import report_unmatched
 from hostcallback.receiver.taplog.format.layout import Damage
 from hostcallback.receiver.taplog.reading.follow import Follower, Found
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
@@ -50,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
     last = follower.last(arguments.lines)
     status = _show(follower, show, last)
     if not last and arguments.lines and not arguments.follow:
-        status = status or report_unmatched(shared.open_log(arguments.log, arguments.of_run), wanted)
+        status = status or shared.report_nothing(shared.open_log(arguments.log, arguments.of_run), wanted)
     while arguments.follow:
         status = _show(follower, show, follower.poll()) or status
         time.sleep(POLL_SEC)

@@ -333,11 +333,4 @@ def read(paths: Paths, *, run: str | None = None) -> LogData:
         data = hcb.read("logs")
         data["loss"].to_pandas().plot(x="step", y="loss")
     """
-    try:
-        return LogData(LogReader(paths, run=run))
-    except FileNotFoundError as error:
-        raise FileNotFoundError(
-            error.errno,
-            "there is no log: expected the folder that record= of a receiver has written",
-            error.filename,
-        ) from None
+    return LogData(LogReader(paths, run=run))

@@ -88,9 +88,15 @@ def find_flights(directory: Path) -> list[Flight]:
     """Finds the flights in a flight recorder's folder, or in the folder of one process; the oldest first.
 
     Raises:
-        NoFlightError: no process has left files there.
+        NoFlightError: no process has left files there, or it is no folder.
         OSError: the folder cannot be read.
     """
+    if not directory.is_dir():
+        what = "is a file" if directory.exists() else "does not exist"
+        raise NoFlightError(
+            f"{directory} {what}: give the folder of HOSTCALLBACK_FLIGHT_RECORDER or of flight_recorder= (hcb cat "
+            "shows the logs of record=)"
+        )
     folders = [directory, *sorted(entry for entry in directory.iterdir() if entry.is_dir())]
     flights = [_read(folder) for folder in folders if any(folder.glob(f"*{recorder.SUFFIX}"))]
     if not flights:

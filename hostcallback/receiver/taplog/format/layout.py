@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import enum
+import errno
 import functools
 import os
 import struct
@@ -104,6 +106,25 @@ def _logs_below(path: Path) -> str:
     )
 
 
+def existing(path: str | os.PathLike[str]) -> Path:
+    """Returns the path of a log, as a `Path`.
+
+    Raises:
+        FileNotFoundError: it does not exist; the text says what a log is, and has the nearest name.
+        OSError: it cannot be read.
+    """
+    found = Path(path)
+    try:
+        found.stat()
+    except FileNotFoundError:
+        names = [entry.name for entry in found.parent.iterdir()] if found.parent.is_dir() else []
+        near = difflib.get_close_matches(found.name, names, n=1)
+        meant = f"; did you mean {found.parent / near[0]}?" if near else ""
+        text = f"no such tap log: give the folder that record= wrote, or files *{SUFFIX} of it{meant}"
+        raise FileNotFoundError(errno.ENOENT, text, str(found)) from None
+    return found
+
+
 def segments_of(path: str | os.PathLike[str]) -> list[Path]:
     """The segments of a path, oldest first: the file itself, or those in a folder.
 
@@ -111,14 +132,13 @@ def segments_of(path: str | os.PathLike[str]) -> list[Path]:
         NotATapLogError: the folder has none.
         OSError: the path does not exist, or cannot be read.
     """
-    path = Path(path)
+    path = existing(path)
     if not path.is_dir():
-        path.stat()
         return [path]
     found = sorted(entry for entry in path.iterdir() if entry.suffix == SUFFIX)
     if not found:
         raise errors.NotATapLogError(
-            f"{path}: this folder has no tap log, expected files *{SUFFIX}{_logs_below(path)}"
+            f"{path}: this folder has no tap log, expected files *{SUFFIX}, which record= writes{_logs_below(path)}"
         )
     return found
 

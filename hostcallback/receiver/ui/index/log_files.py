@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -16,6 +17,7 @@ from hostcallback.receiver.taplog.format.layout import (
     CHUNK_HEADER_BYTES,
     Damage,
     decode_chunk_header,
+    existing,
     segments_of,
 )
 from hostcallback.receiver.taplog.reading.chunk_reader import Chunk
@@ -98,11 +100,14 @@ class LogFiles:
 
         Raises:
             OSError: a path does not exist.
+            NotATapLogError: a file is no segment of a log.
         """
-        self._paths = [Path(path) for path in paths]
+        self._paths = [existing(path) for path in paths]
         self._unpack = unpack
         for path in self._paths:
-            path.stat()
+            if path.is_file():
+                with suppress(CutOffLogError):  # its header is still written
+                    SegmentReader(path, unpack).close()
         self._known: dict[Path, Segment | None] = {}
         # Folders of which all segments are known: their time of change, and when they were listed.
         self._listed: dict[Path, tuple[int, float]] = {}

@@ -270,7 +270,7 @@ def test_damage_is_trouble_and_no_difference(tmp_path: Path, capsys: pytest.Capt
 def test_trouble(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a = record(tmp_path / "a")
     assert main(["diff", str(a), str(tmp_path / "nowhere")]) == 2
-    assert "No such file" in capsys.readouterr().err
+    assert "no such tap log: give the folder" in capsys.readouterr().err
     (tmp_path / "text").write_text("no log")
     assert main(["diff", str(a), str(tmp_path / "text")]) == 2
 
