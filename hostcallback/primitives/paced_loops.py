@@ -137,6 +137,8 @@ class While(NamedTuple):
     condition: Callable[[Any], Any]
     body: Callable[[Any], Any]
     looks: Looks
+    jaxs: Callable[[Any], Any]
+    """The loop without messages, which raises what JAX says of a wrong body, with the user's names."""
 
     def run(self, init: Any) -> Any:
         """Runs the loop; returns its last value and the number of its steps."""
@@ -146,12 +148,15 @@ class While(NamedTuple):
         self.looks.send(Phase.BEGIN, 0)
         traced = jax.make_jaxpr(self.condition)(init)
         if [(aval.shape, aval.dtype) for aval in traced.out_avals] != [((), np.dtype(bool))]:
-            lax.while_loop(self.condition, self.body, init)  # raises what JAX says of it
+            self.jaxs(init)
+        body, value = jax.make_jaxpr(self.body, return_shape=True)(init)
+        if not _keeps_types(body, init, value):
+            jax.eval_shape(self.jaxs, init)
         if traced.effects:  # it must run once per step, and below it runs twice
             loop = self._with_condition_in_value()
-            (_, value), count = loop._steps((jnp.asarray(self.condition(init)), init))
+            (_, value), count = loop._steps((jnp.asarray(self.condition(init)), init), has_taps=True)
             return value, count
-        return self._steps(init)
+        return self._steps(init, has_taps=bool(body.effects))
 
     def _with_condition_in_value(self) -> While:
         def both(state: Any) -> Any:
@@ -160,13 +165,13 @@ class While(NamedTuple):
 
         messages = self.looks.messages
         if messages is None:
-            return While(lambda state: state[0], both, self.looks)
+            return self._replace(condition=lambda state: state[0], body=both)
         only_value = messages._replace(postfix=lambda state: messages.postfix(state[1]))
-        return While(lambda state: state[0], both, self.looks._replace(messages=only_value))
+        looks = self.looks._replace(messages=only_value)
+        return self._replace(condition=lambda state: state[0], body=both, looks=looks)
 
-    def _steps(self, init: Any) -> Any:
-        condition, body, looks = self
-        has_taps = bool(jax.make_jaxpr(body)(init).effects)
+    def _steps(self, init: Any, *, has_taps: bool) -> Any:
+        condition, body, looks, _ = self
 
         def goes_on(state: Any) -> Any:
             end, step, value = state
@@ -207,6 +212,8 @@ class Scan(NamedTuple):
     length: int
     looks: Looks
     options: dict[str, Any]
+    jaxs: Callable[[Any, Any], Any]
+    """As of `While`."""
 
     def run(self, init: Any, xs: Any) -> tuple[Any, Any, Any]:
         """Runs the scan; returns its last carry, its outputs, and the number of its steps."""
@@ -216,7 +223,11 @@ class Scan(NamedTuple):
     def _run(self, init: Any, xs: Any) -> tuple[Any, Any, Any]:
         self.looks.send(Phase.BEGIN, 0)
         blocks = _Blocks.of(self, init, xs) if self.options.get("unroll", 1) == 1 else None
-        carry, ys, count = self.asking(init, xs) if blocks is None else blocks.run(init, xs)
+        if blocks is None:
+            jax.eval_shape(self.jaxs, init, xs)
+            carry, ys, count = self.asking(init, xs)
+        else:
+            carry, ys, count = blocks.run(init, xs)
         shown = (carry, jax.tree.map(lambda y: y[self._last(count)], ys)) if self.length else ()
         self.looks.send(Phase.END, count, *shown)
         return carry, ys, count
@@ -277,12 +288,8 @@ class _Blocks:
             carry = out[0]
         except (TypeError, ValueError, IndexError):
             return None  # JAX's own scan raises it again, or is more lenient
-        leaves = jax.tree.leaves(init)
-        before, after = closed.in_avals[: len(leaves)], closed.out_avals[: len(leaves)]
-        same = bool(jax.tree.structure(carry) == jax.tree.structure(init))  # type: ignore[operator]
-        same = same and list(map(_type_of, before)) == list(map(_type_of, after))
         avals = [*closed.in_avals, *closed.out_avals, *map(jax.typeof, closed.consts)]
-        if not same or not all(map(_is_plain, avals)):
+        if not _keeps_types(closed, init, carry) or not all(map(_is_plain, avals)):
             return None
         return cls(scan, closed, (jax.tree.structure(init), jax.tree.structure(out)))
 
@@ -377,6 +384,14 @@ class _Blocks:
 def _typed_as(value: jax.Array, aval: Aval) -> Any:
     # What was stored in a buffer is not weakly typed any more; the outputs of JAX's scan are.
     return compat.weakly_typed(value) if aval.weak_type else value
+
+
+def _keeps_types(traced: ClosedJaxpr, init: Any, carry: Any) -> bool:
+    # Whether the body of a loop, which was traced, returns a carry of the type that it takes.
+    count = len(jax.tree.leaves(init))
+    if jax.tree.structure(carry) != jax.tree.structure(init):  # type: ignore[operator]
+        return False
+    return [*map(_type_of, traced.in_avals[:count])] == [*map(_type_of, traced.out_avals[:count])]
 
 
 def _type_of(aval: Aval) -> tuple[Any, ...]:

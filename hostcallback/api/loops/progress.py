@@ -284,9 +284,12 @@ def scan(
         return lax.scan(f, init, xs, length, reverse, unroll, **options)
     looks = _looks(bar, steps, stop=stop)
     pairs = _returning_pairs(f, user_source_line())
-    carry, ys, count = Scan(pairs, steps, looks, {"reverse": reverse, "unroll": unroll, **options}).run(
-        init, xs
-    )
+    settings = {"reverse": reverse, "unroll": unroll, **options}
+
+    def jaxs(init: Any, xs: Any) -> Any:
+        return lax.scan(pairs, init, xs, length, **settings)
+
+    carry, ys, count = Scan(pairs, steps, looks, settings, jaxs).run(init, xs)
     return (carry, ys, count) if stop else (carry, ys)
 
 
@@ -370,9 +373,12 @@ def fori_loop(
     steps = max(last - first, 0)
     looks = _looks(bar, steps, view=lambda carry, y: (carry[1],), stop=stop)
 
+    def jaxs(init: Any, _: Any) -> Any:
+        return lax.fori_loop(lower, upper, body_fun, init[1], unroll=unroll)
+
     def loop(value: Any) -> Any:
         init = (jnp.asarray(lower, dtype), value)
-        (_, value), _, count = Scan(step, steps, looks, {"unroll": unroll or 1}).run(init, None)
+        (_, value), _, count = Scan(step, steps, looks, {"unroll": unroll or 1}, jaxs).run(init, None)
         return value, count
 
     value, count = as_one_program(loop, init_val)
@@ -395,7 +401,10 @@ def _traced_fori_loop(
         index, value = carry
         return index + 1, body_fun(index, value)
 
-    (_, value), count = While(lambda carry: carry[0] < upper, step, looks).run((lower, init_val))
+    def jaxs(init: Any) -> Any:
+        return lax.fori_loop(lower, upper, body_fun, init[1])
+
+    (_, value), count = While(lambda carry: carry[0] < upper, step, looks, jaxs).run((lower, init_val))
     return value, count
 
 
@@ -433,7 +442,11 @@ def while_loop(
     bar = chosen(progress)
     if bar is None and not stop:
         return lax.while_loop(cond_fun, body_fun, init_val)
-    value, count = While(cond_fun, body_fun, _looks(bar, None, stop=stop)).run(init_val)
+
+    def jaxs(init: Any) -> Any:
+        return lax.while_loop(cond_fun, body_fun, init)
+
+    value, count = While(cond_fun, body_fun, _looks(bar, None, stop=stop), jaxs).run(init_val)
     return (value, count) if stop else value
 
 

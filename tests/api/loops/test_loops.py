@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import sys
 from collections.abc import Callable
@@ -54,6 +55,55 @@ LOOPS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
 def assert_equal(found: Any, expected: Any) -> None:
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), found, expected)
     assert jax.tree.structure(found) == jax.tree.structure(expected)
+
+
+def wrong(carry: Any) -> Any:
+    return {**carry, "mean": carry["mean"][None]}
+
+
+WRONG: dict[str, Callable[[Any, Any], Any]] = {
+    "scan": lambda loops, init: loops.scan(lambda carry, x: (wrong(carry), x), init, jnp.arange(3)),
+    "unrolled": lambda loops, init: loops.scan(
+        lambda carry, x: (wrong(carry), x), init, jnp.arange(4), unroll=2
+    ),
+    "scan over another structure": lambda loops, init: loops.scan(lambda c, x: ([c], x), init, jnp.arange(3)),
+    "fori_loop": lambda loops, init: loops.fori_loop(0, 3, lambda i, carry: wrong(carry), init),
+    "fori_loop with a traced bound": lambda loops, init: loops.fori_loop(
+        0, init["mean"].astype(int), lambda i, carry: wrong(carry), init
+    ),
+    "while_loop": lambda loops, init: loops.while_loop(lambda carry: carry["mean"] < 3, wrong, init),
+}
+
+
+@pytest.mark.parametrize("loop", WRONG)
+@pytest.mark.parametrize("stop", [False, True])
+@pytest.mark.parametrize("is_jitted", [False, True])
+def test_a_wrong_carry_is_reported_as_by_jax(loop: str, stop: bool, is_jitted: bool) -> None:
+    class Ours:
+        scan = functools.partial(hcb.scan, stop=stop)
+        fori_loop = functools.partial(hcb.fori_loop, stop=stop)
+        while_loop = functools.partial(hcb.while_loop, stop=stop)
+
+    init = {"mean": jnp.float32(0), "count": jnp.int32(0)}
+    told = []
+    for loops in (Ours, lax):
+        run = functools.partial(WRONG[loop], loops)
+        with pytest.raises(TypeError) as caught:
+            (jax.jit(run) if is_jitted else run)(init)
+        told.append(str(caught.value))
+    assert told[0] == told[1]
+    assert "state[" not in told[0]
+
+
+@pytest.mark.parametrize("loop", ["scan", "fori_loop", "while_loop"])
+def test_a_python_number_in_the_carry_becomes_what_the_body_makes_of_it(loop: str) -> None:
+    run: dict[str, Callable[[Any], Any]] = {
+        "scan": lambda loops: loops.scan(lambda c, x: (c + x, None), 0, jnp.arange(3.0))[0],
+        "fori_loop": lambda loops: loops.fori_loop(0, 3, lambda i, c: c + jnp.float32(0.5), 0),
+        "while_loop": lambda loops: loops.while_loop(lambda c: c < 3, lambda c: c + jnp.float32(1), 0),
+    }
+    found, expected = run[loop](hcb), run[loop](lax)
+    assert (found.dtype, float(found)) == (expected.dtype, float(expected))
 
 
 @pytest.mark.parametrize("loop", LOOPS)
