@@ -192,6 +192,8 @@ def test_hcb_ctl_lists_and_sets_knobs(tmp_path: Path) -> None:
 
         while "lr" not in ctl("set").stdout:
             assert process.poll() is None
+        assert ctl("set", "lr", "3e-4").stdout.splitlines()[1].split()[1] == "0.0003"
+        assert '"value": 0.0003, ' in ctl("set", "--json").stdout
         answer = ctl("set", "lr", "0.25")
         assert answer.returncode == 0, answer.stderr
         assert answer.stdout.splitlines()[1].split()[:5] == ["lr", "0.25", "0.1", "0", "1"]

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import hostcallback as hcb
+from hostcallback.receiver.runtime import knobs as registry
 
 
 def test_a_knob_has_its_default_until_it_is_set(name: str, jit: Any) -> None:
@@ -108,6 +109,29 @@ def test_an_integer_takes_whole_numbers_that_fit(name: str) -> None:
     for value, error in ((1.5, TypeError), (128, ValueError), (-129, ValueError)):
         with pytest.raises(error):
             hcb.knobs[name] = value
+
+
+@pytest.mark.parametrize(
+    ("default", "shown"),
+    [
+        (np.float32(3e-4), 0.0003),
+        (np.float16(0.1), 0.1),
+        (jnp.bfloat16(0.1), 0.100098),
+        (np.array([1e-3, 2.5], np.float32), [0.001, 2.5]),
+        (np.float32(1e30), 1e30),
+        (np.int32(7), 7),
+        (True, True),
+        (np.complex64(0.1 + 2j), "(0.1+2j)"),
+    ],
+)
+def test_a_value_is_shown_as_short_as_its_dtype_allows(name: str, default: Any, shown: Any) -> None:
+    hcb.knob(name, default)
+    (described,) = (knob for knob in registry.knobs.described() if knob["name"] == name)
+    assert (described["value"], described["default"]) == (shown, shown)
+    assert f"{name}={np.asarray(default)!s}" in repr(hcb.knobs)
+    if not isinstance(shown, str):
+        hcb.knobs[name] = shown  # what is shown can be set, and changes nothing
+        assert (hcb.knobs[name] == np.asarray(default)).all()
 
 
 def test_an_unknown_name_gets_the_nearest(name: str) -> None:
