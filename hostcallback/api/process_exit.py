@@ -22,6 +22,7 @@ from hostcallback.receiver.errors import ReentrantWaitError, TapFunctionExceptio
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.native import bindings as native
 from hostcallback.receiver.runtime import signals
+from hostcallback.receiver.runtime.dispatch.scope import never_entered, tell_never_entered
 from hostcallback.receiver.runtime.runtime import runtime
 from hostcallback.receiver.sinks.progress.bars import bars
 from hostcallback.receiver.text import say
@@ -52,6 +53,8 @@ def _end_program() -> None:
 
 
 def _deliver_at_exit() -> None:
+    if getattr(sys, "last_type", None) is None:  # otherwise the program has ended before it
+        tell_never_entered([*never_entered])
     with suppress(KeyboardInterrupt):  # then without it
         hold_daemon_threads()  # also because the wait below would be longer
     leave_effects_barrier()

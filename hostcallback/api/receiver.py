@@ -28,7 +28,7 @@ from hostcallback.receiver.log import logger
 from hostcallback.receiver.messages import Sink
 from hostcallback.receiver.remote.forwarder import Forwarder
 from hostcallback.receiver.remote.options import Forward
-from hostcallback.receiver.runtime.dispatch.scope import Scope, ScopeSinks
+from hostcallback.receiver.runtime.dispatch.scope import Scope, ScopeSinks, never_entered, tell_never_entered
 from hostcallback.receiver.runtime.knobs import knobs
 from hostcallback.receiver.runtime.rules.rule_table import RuleNotes
 from hostcallback.receiver.runtime.runtime import runtime
@@ -80,17 +80,14 @@ class OutfeedReceiver(ShownAsSummary):
         self._flight_recorder = flight_recorder
         self._scope = scope
         self._devices = tuple(devices)
-        self._entered = False
+        never_entered[scope] = None
         self._names = [transport.device_name(device) for device in devices]
         self._ids = [device.id for device in devices]
 
     def __del__(self) -> None:
-        """Logs that the receiver was never entered: none of its options had an effect."""
-        if not getattr(self, "_entered", True) and not sys.is_finalizing():
-            logger.warning(
-                "the outfeed_receiver made at %s was never entered, and none of its options had an effect: "
-                "with hcb.outfeed_receiver(...):", self._scope.made_at,
-            )  # fmt: skip
+        """Logs that the receiver was never entered."""
+        if not sys.is_finalizing():
+            tell_never_entered([scope for scope in [getattr(self, "_scope", None)] if scope is not None])
 
     @property
     def devices(self) -> tuple[jax.Device, ...]:
@@ -136,7 +133,7 @@ class OutfeedReceiver(ShownAsSummary):
             OSError: the log or the flight recorder's folder cannot be made.
             HostCallbackError: the spool cannot be made, or a file is not a certificate or key.
         """
-        self._entered = True
+        never_entered.pop(self._scope, None)
         self._wait_for_earlier_work()
         if self._flight_recorder is not None:
             runtime.record_flight(self._flight_recorder)

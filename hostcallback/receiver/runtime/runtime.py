@@ -17,7 +17,7 @@ from hostcallback.receiver.messages import Message, Registry, device_text
 from hostcallback.receiver.native import bindings as native
 from hostcallback.receiver.runtime.device_receiver import DeviceReceiver, MakeCalls
 from hostcallback.receiver.runtime.dispatch.calls import CallThreads
-from hostcallback.receiver.runtime.dispatch.scope import Scope, ScopeSinks, Totals
+from hostcallback.receiver.runtime.dispatch.scope import Scope, ScopeSinks, Totals, never_entered
 from hostcallback.receiver.runtime.rules.rule_table import RuleNotes, RuleTable, TakesRuleNotes
 from hostcallback.receiver.runtime.stats import DeviceStats
 from hostcallback.receiver.sinks import batches, factory
@@ -139,7 +139,10 @@ class Runtime:
         scope = self.scope_of(device_text(message.device))
         if scope.batch_sinks or scope.message_sinks is not None:
             return False
-        if scope is self.default_scope:
+        made = [*never_entered]
+        if scope is self.default_scope and made:
+            why, cure = f"the outfeed_receiver made at {made[0].made_at} is not entered", "with receiver:"
+        elif scope is self.default_scope:
             why, cure = "no receiver is open", "put the training into with hcb.outfeed_receiver({}):"
         else:
             why, cure = "the open receiver has no writers", "give it outfeed_receiver({})"

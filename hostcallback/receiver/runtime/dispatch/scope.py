@@ -18,12 +18,13 @@ import functools
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from hostcallback.receiver import limits
 from hostcallback.receiver.failures.check_report import OTHERS
 from hostcallback.receiver.failures.deferred_errors import MAX_KEPT, DeferredErrors, MultipleFailures, OnError
+from hostcallback.receiver.log import logger
 from hostcallback.receiver.messages import Consumer, Find, Message, Registry, Sink
 from hostcallback.receiver.runtime.stats import DeviceStats
 from hostcallback.receiver.sinks.batches import masking
@@ -335,6 +336,20 @@ class Scope:
             return self._changed.wait_for(
                 lambda: device not in self._open_devices and not self._calls[device], timeout_sec
             )
+
+
+never_entered: dict[Scope, None] = {}
+"""Scopes of the receivers that users have made and not entered so far."""
+
+
+def tell_never_entered(scopes: Iterable[Scope]) -> None:
+    """Warns once of each receiver that was made and not entered: none of its options has an effect. Any thread."""
+    for scope in scopes:
+        if never_entered.pop(scope, scope) is None:
+            logger.warning(
+                "the outfeed_receiver made at %s is not entered, and none of its options has an effect: "
+                "with hcb.outfeed_receiver(...):", scope.made_at,
+            )  # fmt: skip
 
 
 class Totals:
