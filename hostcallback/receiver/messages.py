@@ -148,6 +148,19 @@ def step_place(described: TapDescriptor) -> StepSource | None:
     return StepSource(-1, value) if type(value) is int and _fits(value) else None
 
 
+def own_step(message: Message) -> int | None:
+    """The step that a message itself has, see `step_place`; None if it has none. Never raises."""
+    try:
+        described = None if message.consumer.describe is None else message.consumer.describe()
+        place = None if described is None else step_place(described)
+        if place is None or place.array < 0:
+            return None if place is None else place.value
+        value = np.asarray(message.arrays[place.array])
+    except (ValueError, LookupError):  # the tap cannot be described
+        return None
+    return int(value) if not value.ndim and value.dtype.kind in "iu" and _fits(int(value)) else None
+
+
 def _fits(value: int) -> bool:
     return -(2**63) < value < 2**63
 

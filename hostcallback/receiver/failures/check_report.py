@@ -35,6 +35,7 @@ class Occurrence(NamedTuple):
         seq: the message's sequence number on that device.
         time_ns: Unix time of the failure in nanoseconds.
         run_id: the launch of the program, equal on all its devices.
+        step: of the failure; None if it is not known.
     """
 
     device: str
@@ -199,6 +200,8 @@ class CheckError(HostCallbackError, AssertionError):
 
     Attributes:
         check: the failures.
+        step: the step of the first one: its own, if a value or argument of the check is called `step`, or that which
+            the receiver's log shows; None if it is not known.
 
     Example:
         hcb.check(x > 0, "x is {}", x)
@@ -212,6 +215,11 @@ class CheckError(HostCallbackError, AssertionError):
         """`also` is a line about other failures."""
         super().__init__(check.report() + (f"\n  {also}" if also else ""))
         self.check = check
+
+    @property
+    def step(self) -> int | None:
+        """The step of the first failure; None if it is not known."""
+        return self.check.first.step
 
     def _repr_html_(self) -> str:
         return preformatted(str(self))
@@ -281,6 +289,16 @@ class FailedChecks:
         group.count += count
         group.by_device[device] += count
         return group if new else None
+
+    def without_step(self) -> list[Occurrence]:
+        """The first failures whose step is not known."""
+        return [group.first for group in self._groups.values() if group.first.step is None]
+
+    def set_steps(self, found: Mapping[Occurrence, int]) -> None:
+        """Gives first failures the steps that were found for them."""
+        for group in self._groups.values():
+            if group.first in found:
+                group.first = group.first._replace(step=found[group.first])
 
     def merge(self, earlier: FailedChecks) -> None:
         """Adds the failures of another object, which were collected before this one's."""

@@ -7,14 +7,14 @@ import enum
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 
 from hostcallback.receiver import errors
 from hostcallback.receiver.failures import check_report, failure_report
 from hostcallback.receiver.log import logger
-from hostcallback.receiver.messages import Consumer, Message
+from hostcallback.receiver.messages import Consumer, Message, own_step
 
 MAX_KEPT = 100
 
@@ -90,14 +90,18 @@ class DeferredErrors:
         """Called as those of `listen` are, with failures for which none of them returns True. It must not raise."""
         self.on_exception: Callable[[errors.TapFailure], None] | None = None
         """Called with each exception of a tap function. It must not raise."""
-        self.step_of: Callable[[Message], int | None] = lambda message: None
+        self.step_of: Callable[[Message], int | None] = own_step
         """Returns the step of a message whose check failed. It must not raise."""
+        self.steps_of: Callable[[Sequence[check_report.Occurrence]], Mapping[check_report.Occurrence, int]]
+        """Returns the steps of failures that other messages show, before they are reported. It must not raise."""
+        self.steps_of = lambda failures: {}
         self.max_kept = max_kept
         self._lock = threading.RLock()  # protects everything below; signal handlers may wait for taps
         self._found: failure_report.Deferred | None = (
             None  # what no thread has taken; made at the first failure
         )
         self._all_checks = check_report.FailedChecks(max_kept)
+        self._looked_for: set[check_report.Occurrence] = set()
         self._raised_by_callers = 0
         self._log = failure_report.FailureLog() if log_failures else None
 
@@ -135,6 +139,17 @@ class DeferredErrors:
             for tell in _stop_watchers:
                 tell(group)
 
+    def _find_steps(self) -> None:
+        # Without the lock: it reads files.
+        with self._lock:
+            unknown = [] if self._found is None else self._found.checks.without_step()
+            new = [failure for failure in unknown if failure not in self._looked_for]
+            self._looked_for.update(new)
+        if new and (found := self.steps_of(new)):
+            with self._lock:
+                for checks in (self._all_checks, *([] if self._found is None else [self._found.checks])):
+                    checks.set_steps(found)
+
     @contextlib.contextmanager
     def raised_by_caller(self) -> Iterator[None]:
         """Within the block, failed checks are not logged: the thread of the block raises or reports them afterwards."""
@@ -168,6 +183,7 @@ class DeferredErrors:
 
     def take_checks(self) -> check_report.FailedChecks:
         """Removes and returns the failed checks."""
+        self._find_steps()
         taken = check_report.FailedChecks(self.max_kept)
         with self._lock:
             if self._found is not None:
@@ -258,6 +274,8 @@ class DeferredErrors:
     def _note(self, failure: errors.TapFailure) -> None:
         error = failure.exception
         error.__traceback__ = _without_receiver_frames(error.__traceback__)
+        if isinstance(error, errors.CallResultError):  # of the result: it has no frame of the user's
+            error.__traceback__ = None
         failure_report.failure_history.add_exception(failure)
         if self.on_exception is not None:
             self.on_exception(failure)
@@ -281,6 +299,7 @@ class DeferredErrors:
         Args:
             ends: whether this is the last time. What was only warned of stays until then, and is summed up there.
         """
+        self._find_steps()
         with self._lock:
             found, self._found = self._found, None
             if found is not None and self.on_error is OnError.WARN and not ends:

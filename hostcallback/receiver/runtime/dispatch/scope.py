@@ -22,7 +22,8 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from hostcallback.receiver import limits
-from hostcallback.receiver.failures.check_report import OTHERS
+from hostcallback.receiver.errors import HostCallbackError
+from hostcallback.receiver.failures.check_report import OTHERS, Occurrence
 from hostcallback.receiver.failures.deferred_errors import MAX_KEPT, DeferredErrors, MultipleFailures, OnError
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.messages import Consumer, Find, Message, Registry, Sink
@@ -34,6 +35,9 @@ from hostcallback.receiver.sinks.metric_writers.sink import MetricsSink
 from hostcallback.receiver.sinks.sharding.sinks import shard_sink
 from hostcallback.receiver.sources.back_pressure import BackPressure
 from hostcallback.receiver.sources.source import Batch
+from hostcallback.receiver.taplog.reading.merge import Stretch
+from hostcallback.receiver.taplog.reading.reader import LogReader
+from hostcallback.receiver.taplog.reading.selection import ALL, Selection
 from hostcallback.receiver.taplog.writing.recorder import Recorder
 from hostcallback.receiver.wire.tap_descriptor import KINDS, TapDescriptor, TapKind
 
@@ -264,6 +268,7 @@ class Scope:
         """
         self.recorder = recorder
         self.deferred.on_exception = recorder.note_exception
+        self.deferred.steps_of = functools.partial(_logged_steps, recorder)
         self.add_batch_sink(recorder)
         self._unrecorded_before = self._unrecorded()
 
@@ -336,6 +341,28 @@ class Scope:
             return self._changed.wait_for(
                 lambda: device not in self._open_devices and not self._calls[device], timeout_sec
             )
+
+
+MOST_LOOKED_FOR = 16
+"""Failed checks of one report whose steps are looked for in the log."""
+
+
+def _logged_steps(recorder: Recorder, failures: Sequence[Occurrence]) -> dict[Occurrence, int]:
+    # The steps of failures, as the log shows them.
+    found: dict[Occurrence, int] = {}
+    try:
+        recorder.flush()
+        log = LogReader(recorder.directory, run=ALL)
+        for failure in failures[:MOST_LOOKED_FOR]:
+            only = Selection(since_ns=failure.time_ns, until_ns=failure.time_ns + 1)
+            for record in log.message_runs(only, by_time=False):
+                if isinstance(record, Stretch) and record.device == failure.device:
+                    step = record.step_at(failure.seq, failure.time_ns)
+                    if step is not None:
+                        found[failure] = step
+    except (OSError, HostCallbackError):  # it was deleted, or is damaged
+        logger.debug("the log of %s has no steps", recorder.directory, exc_info=True)
+    return found
 
 
 never_entered: dict[Scope, None] = {}

@@ -50,8 +50,12 @@ class Stretch(NamedTuple):
 
     def step_of(self, message: Message) -> int | None:
         """The step of one of its messages; None if it is not known, or the message is another's."""
-        place = int(np.searchsorted(self.block.seqs, message.seq))
-        if place == len(self.steps) or self.block.times[place] != message.time_ns:
+        return self.step_at(message.seq, message.time_ns)
+
+    def step_at(self, seq: int, time_ns: int) -> int | None:
+        """The same for a message of that number, emitted at that time."""
+        place = int(np.searchsorted(self.block.seqs, seq))
+        if place == len(self.steps) or self.block.times[place] != time_ns:
             return None
         step = int(self.steps[place])
         return None if step == layout.NO_STEP else step
