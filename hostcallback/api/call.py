@@ -9,7 +9,7 @@ from hostcallback.primitives.call import emit_call
 from hostcallback.receiver.tap_arguments import refuse_async
 from hostcallback.tracing.arguments import check_arguments
 from hostcallback.tracing.source_line import public, user_source_line
-from hostcallback.tracing.tap_spec import TapOptions, default_name
+from hostcallback.tracing.tap_spec import TapOptions, default_name, name_or
 
 VMAP_METHODS = ("sequential", "sequential_unrolled", "expand_dims", "broadcast_all", None)
 
@@ -94,7 +94,7 @@ def call(
     check_arguments("hcb.call", host_func, kwargs, ["name", "ordered", "result_shape", "vmap_method"])
     if vmap_method not in VMAP_METHODS:
         raise ValueError(f"vmap_method={vmap_method!r}, expected one of {', '.join(map(repr, VMAP_METHODS))}")
-    options = TapOptions(name or default_name(host_func), ordered, tap_tangents=False)
+    options = TapOptions(name_or(name, default_name(host_func)), ordered, tap_tangents=False)
     return emit_call(host_func, arg, kwargs, result_shape, vmap_method, options)
 
 

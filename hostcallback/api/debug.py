@@ -130,7 +130,9 @@ def print(
                 f"{output_stream!r}: pass an open text file, io.StringIO() or None for standard output, at "
                 f"{user_source_line()}"
             )
-        options = tap_spec.callback_options(name or place_name("print"), ordered, partitioned, processes)
+        options = tap_spec.callback_options(
+            tap_spec.name_or(name, place_name("print")), ordered, partitioned, processes
+        )
         emit_text(
             "hcb.print", fmt, args, kwargs, skip_format_check, ("print", output_stream),
             {"output_stream": output_stream}, options,
@@ -222,7 +224,9 @@ def log(
                 f"pass such as logging.getLogger(...) and logging.WARNING, at {user_source_line()}"
             )
 
-        options = tap_spec.callback_options(name or place_name("log"), ordered, partitioned, processes)
+        options = tap_spec.callback_options(
+            tap_spec.name_or(name, place_name("log")), ordered, partitioned, processes
+        )
         emit_text(
             "hcb.log", fmt, args, kwargs, skip_format_check, ("log", logger, level), {"logger": logger},
             replace(options, params={"logger": logger.name, "level": level}),
@@ -317,7 +321,9 @@ def callback(
         refuse_async(func, "hcb.callback", user_source_line())
         tap_spec.check_switch("python_scalars", python_scalars)
         options = replace(
-            tap_spec.callback_options(name or tap_spec.default_name(func), ordered, partitioned, processes),
+            tap_spec.callback_options(
+                tap_spec.name_or(name, tap_spec.default_name(func)), ordered, partitioned, processes
+            ),
             kind=tap_descriptor.CALLBACK,
             params={"python_scalars": True} if python_scalars else {},
         )

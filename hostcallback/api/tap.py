@@ -14,8 +14,8 @@ from hostcallback.receiver.sinks.printing import SupportsWrite
 from hostcallback.receiver.tap_arguments import refuse_async
 from hostcallback.receiver.wire import tap_descriptor
 from hostcallback.tracing.arguments import check_arguments
-from hostcallback.tracing.source_line import place_name, public, user_source_line
-from hostcallback.tracing.tap_spec import TapOptions, check_switch, default_name
+from hostcallback.tracing.source_line import place_name, public, used_name, user_source_line
+from hostcallback.tracing.tap_spec import TapOptions, check_switch, default_name, name_or
 
 _OPTIONS = ["batched", "name", "ordered", "processes", "python_scalars", "result", "sharding", "tap_tangents"]
 
@@ -138,18 +138,19 @@ def id_tap(
     Example:
         x = hcb.id_tap(lambda arg, *, step: log(step, arg), x, step=3)
     """
+    what = f"hcb.{used_name('tap', 'id_tap')}"
     if not callable(tap_func):
         raise TypeError(
-            f"id_tap takes a function to call on the host as its first argument, got {type(tap_func).__name__} "
-            f"{tap_func!r}: call id_tap(tap_func, arg), at {user_source_line()}"
+            f"{what} takes a function to call on the host as its first argument, got {type(tap_func).__name__} "
+            f"{tap_func!r}: call {what}(tap_func, arg), at {user_source_line()}"
         )
     if more:
         raise TypeError(
-            f"hcb.tap sends one value, got {1 + len(more)}: put them into a tuple, tap(tap_func, (x, y)), at "
+            f"{what} sends one value, got {1 + len(more)}: put them into a tuple, {what}(tap_func, (x, y)), at "
             f"{user_source_line()}"
         )
-    refuse_async(tap_func, "hcb.tap", user_source_line())
-    check_arguments("hcb.tap", tap_func, kwargs, _OPTIONS)
+    refuse_async(tap_func, what, user_source_line())
+    check_arguments(what, tap_func, kwargs, _OPTIONS)
     if not isinstance(batched, bool):
         raise TypeError(
             f"batched is {batched!r}, expected True or False: a stack has as many messages as were waiting"
@@ -159,7 +160,12 @@ def id_tap(
     switches = {"batched": batched, "python_scalars": python_scalars}
     params = {switch: True for switch, on in switches.items() if on}
     options = TapOptions(
-        name or default_name(tap_func), ordered, tap_tangents, sharding, params=params, processes=processes
+        name_or(name, default_name(tap_func)),
+        ordered,
+        tap_tangents,
+        sharding,
+        params=params,
+        processes=processes,
     )
     identity = (" ".join([*params, "tap"]), tap_func)
     return bind_tap(arg, result, kwargs, Binding(tap_func), identity=identity, options=options)
@@ -249,7 +255,7 @@ def id_print(
         )
 
     options = TapOptions(
-        name or place_name("id_print"),
+        name_or(name, place_name("id_print")),
         ordered,
         tap_tangents,
         sharding,

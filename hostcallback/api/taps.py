@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hostcallback.receiver.control.endpoints import endpoints
+from hostcallback.receiver.files import paths_of
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.runtime.rules.rules import (
     Predicate,
@@ -191,12 +192,14 @@ def control_file(path: str | os.PathLike[str] | None) -> None:
         path: the file, which replaces an earlier one; None for no file.
 
     Raises:
+        TypeError: `path` is not a path.
         RuleFileError: the file is not valid now. It is watched all the same.
 
     Example:
         hcb.control_file("taps.toml")
     """
-    endpoints.watch(None if path is None else Path(path))
+    expected = "the path of a file of rules, or None: hcb.control_file('taps.toml')"
+    endpoints.watch(None if path is None else Path(*paths_of([path], expected)))
 
 
 class Taps:

@@ -3,14 +3,52 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 _OWNER = 0o600
 _OTHERS = 0o066
+
+
+def paths_of(given: Any, expected: str) -> list[str | os.PathLike[str]]:
+    """Returns a path, or several, as a list.
+
+    Raises:
+        TypeError: it is something else than `expected`.
+    """
+    found = [given] if isinstance(given, str | os.PathLike) or not isinstance(given, Iterable) else [*given]
+    for path in found:
+        if not isinstance(path, str | os.PathLike):
+            raise TypeError(f"got {type(path).__name__} {path!r:.80}, expected {expected}")
+    return found
+
+
+def refuse_unwritable(path: Path, what: str) -> None:
+    """Refuses a path below which nothing can be made: the nearest one that exists is a file, or may not be written.
+
+    Raises:
+        OSError: it is. The text begins with `what`.
+    """
+    if path.exists():
+        if not os.access(path, os.W_OK):
+            raise PermissionError(
+                errno.EACCES, f"{what} may not write this: give a path that you may write", str(path)
+            )
+        return
+    above = next(parent for parent in path.absolute().parents if parent.exists())
+    if not above.is_dir():
+        text = f"{what} cannot make this, because {above} is a file: give a path in a folder"
+        raise NotADirectoryError(errno.ENOTDIR, text, str(path))
+    if not os.access(above, os.W_OK):
+        text = (
+            f"{what} cannot make this, because you may not write {above}: give a path in a folder of your own"
+        )
+        raise PermissionError(errno.EACCES, text, str(path))
 
 
 @dataclass(frozen=True, slots=True)

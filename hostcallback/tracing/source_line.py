@@ -98,11 +98,22 @@ def is_user_frame(frame: FrameType, *, runs_it: bool = True) -> bool:
 
 def user_source_line() -> SourceLine:
     """Returns the line of the calling thread's innermost user frame (see `is_user_frame`)."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and not is_user_frame(frame):
-        frame = frame.f_back
+    frame = _user_frame()
     code = frame.f_code
     return SourceLine(code.co_filename, frame.f_lineno, code.co_qualname, frame.f_globals.get("__name__", ""))
+
+
+def used_name(*names: str) -> str:
+    """Returns by which of its names a function is called in the user's code; the first one if that is not known."""
+    used = _user_frame().f_code.co_names
+    return next((name for name in names if name in used), names[0])
+
+
+def _user_frame() -> FrameType:
+    frame = sys._getframe(2)
+    while frame.f_back is not None and not is_user_frame(frame):
+        frame = frame.f_back
+    return frame
 
 
 def user_place() -> CallSite:

@@ -71,11 +71,7 @@ class TapOptions:
             TypeError: the name is not a text, or a switch is not a bool.
             ValueError: `sharding` is neither "global" nor "local", or `processes` is none of those above.
         """
-        if not isinstance(self.name, str):
-            raise TypeError(
-                f"a tap's name is a text, got {type(self.name).__name__} {self.name!r}: name='loss', at "
-                f"{user_source_line()}"
-            )
+        check_name(self.name)
         check_switch("ordered", self.ordered)
         for switch in ("tap_tangents", "tap_transposed"):
             check_switch(switch, getattr(self, switch), or_none=True)
@@ -95,6 +91,27 @@ class TapOptions:
         tangents = environment.TAP_TANGENTS.read() if self.tap_tangents is None else self.tap_tangents
         transposed = tangents if self.tap_transposed is None else self.tap_transposed
         return replace(self, tap_tangents=tangents, tap_transposed=transposed)
+
+
+def check_name(name: Any) -> None:
+    """Raises TypeError if the name of a tap is not a text."""
+    if not isinstance(name, str):
+        traced = " (traced values go into the tap's value)" if isinstance(name, jax.core.Tracer) else ""
+        raise TypeError(
+            f"a tap's name is a text, got {type(name).__name__} {name!r}: name='loss'{traced}, at {user_source_line()}"
+        )
+
+
+def name_or(name: Any, default: str) -> str:
+    """Returns the name that a user gives a tap, or `default` for None and for an empty text.
+
+    Raises:
+        TypeError: it is not a text.
+    """
+    if name is None:
+        return default
+    check_name(name)
+    return str(name) or default
 
 
 def check_switch(name: str, value: Any, *, or_none: bool = False) -> None:

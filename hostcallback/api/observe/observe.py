@@ -27,6 +27,7 @@ from hostcallback.receiver.log import logger
 from hostcallback.receiver.sinks.times import new_tables
 from hostcallback.tracing import arguments, source_line
 from hostcallback.tracing.source_line import place_name, public, user_source_line
+from hostcallback.tracing.tap_spec import name_or
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -159,7 +160,7 @@ def observe(
         statistics=statistics,
         directions=tuple(directions),
         tap_func=tap_func,
-        name=name or place_name("time" if is_timed else "observe"),
+        name=name_or(name, place_name("time" if is_timed else "observe")),
         ordered=ordered,
     )
     context = Context(xray, all_threads=all_threads)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from hostcallback.receiver.control.endpoints import endpoints
 from hostcallback.receiver.errors import HostCallbackError
-from hostcallback.receiver.files import Closing
+from hostcallback.receiver.files import Closing, paths_of
 from hostcallback.tracing.source_line import public
 
 Log = str | os.PathLike[str]
@@ -86,7 +86,10 @@ def ui(log: Log | Sequence[Log] | None = None, *, control: bool = True, height: 
             )
         given = [str(os.getpid()), *(["--control"] if control else [])]
     else:
-        given = [os.fspath(log)] if isinstance(log, str | os.PathLike) else [os.fspath(each) for each in log]
+        given = [
+            os.fspath(each)
+            for each in paths_of(log, "the folder of a tap log, or several: hcb.ui('run/taps')")
+        ]
     command = [
         sys.executable,
         "-m",

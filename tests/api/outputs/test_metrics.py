@@ -5,9 +5,11 @@ from __future__ import annotations
 import csv
 import json
 import logging
+import os
 import subprocess
 import sys
 import threading
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -452,12 +454,40 @@ def test_things_that_are_no_writers_are_refused(writers: Any, says: str) -> None
         hcb.outfeed_receiver(writers=writers)
 
 
-def test_a_file_that_cannot_be_made_is_an_error_of_entering(tmp_path: Path) -> None:
+@pytest.mark.parametrize("make", [hcb.csv, hcb.jsonl, hcb.tensorboard])
+def test_a_file_that_cannot_be_made_is_an_error_of_the_call(make: Any, tmp_path: Path) -> None:
+    if make is hcb.tensorboard:
+        pytest.importorskip("tensorboardX")
+    name = f"hcb.{make.__name__}"
     (tmp_path / "file").write_text("")
-    with pytest.raises(OSError, match="file"):
-        with hcb.outfeed_receiver(writers=[hcb.csv(tmp_path / "file" / "m.csv")]):
-            pass
+    with pytest.raises(
+        NotADirectoryError, match=rf"{name} cannot make this, because {tmp_path}/file is a file: give"
+    ):
+        make(tmp_path / "file" / "deeper" / "m")
+    with pytest.raises(TypeError, match=rf"{name}: (file|folder) is int 3, expected the path of a f"):
+        make(3)
+    kind, wrong = (
+        (NotADirectoryError, tmp_path / "file") if make is hcb.tensorboard else (IsADirectoryError, tmp_path)
+    )
+    with pytest.raises(kind, match=f"{name} writes .*, and this is a (file|folder): (give|add) a") as caught:
+        make(wrong)
+    assert traceback.extract_tb(caught.value.__traceback__)[-1].filename == __file__
+    with hcb.outfeed_receiver(writers=[make(tmp_path / "new" / "folder" / "m")]):
+        pass
+    assert (tmp_path / "new" / "folder" / "m").exists()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everything")
+@pytest.mark.parametrize("make", [hcb.csv, hcb.jsonl])
+def test_a_file_that_may_not_be_written_is_an_error_of_the_call(make: Any, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "file").chmod(0o400)
+    tmp_path.chmod(0o500)
+    for path in (tmp_path / "file", tmp_path / "folder" / "m"):
+        with pytest.raises(PermissionError, match="may not write"):
+            make(path)
+
+
+def test_a_file_has_one_of_two_modes(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="mode is 'x'"):
         hcb.jsonl(tmp_path / "m.jsonl", mode="x")
-    with pytest.raises(TypeError, match="file is a int"):
-        hcb.csv(3)  # type: ignore[arg-type]

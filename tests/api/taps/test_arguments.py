@@ -65,7 +65,7 @@ def test_a_tap_function_is_refused_if_the_call_would_not_bind(number: int, kwarg
     try:
         signature.bind(None, **{**named, **kwargs})
     except TypeError:
-        with pytest.raises(TypeError, match=r"hcb\.tap (calls|passes)"):
+        with pytest.raises(TypeError, match=r"hcb\.id_tap (calls|passes)"):
             hcb.id_tap(function, 1.0, **kwargs)
     else:
         hcb.id_tap(function, 1.0, **kwargs)
@@ -102,7 +102,7 @@ def test_a_function_whose_call_would_not_run_is_refused(number: int) -> None:
 
 def test_a_tap_function_that_is_not_callable_is_refused() -> None:
     with pytest.raises(
-        TypeError, match=r"id_tap takes a function .* got float 3.0: call id_tap\(tap_func, arg\)"
+        TypeError, match=r"hcb.id_tap takes a function .* got float 3.0: call hcb.id_tap\(tap_func, arg\)"
     ):
         hcb.id_tap(3.0, print)  # type: ignore[arg-type]
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import hostcallback as hcb
@@ -179,6 +180,25 @@ def test_a_call_and_a_tap_take_one_value() -> None:
         hcb.tap(print, 1.0, 2.0, 3.0)  # type: ignore[call-overload]
 
 
+async def awaited(value: Any) -> None: ...
+
+
+@pytest.mark.parametrize(
+    "misuse",
+    [
+        lambda tap: tap(print, 1.0, 2.0, 3.0),
+        lambda tap: tap(3, 1.0),
+        lambda tap: tap(lambda: None, 1.0),
+        lambda tap: tap(awaited, 1.0),
+    ],
+)
+def test_an_error_has_the_name_that_the_user_calls_the_tap_by(misuse: Any) -> None:
+    with pytest.raises(TypeError, match=r"^hcb\.id_tap "):
+        misuse(lambda *args: hcb.id_tap(*args))
+    with pytest.raises(TypeError, match=r"^hcb\.tap "):
+        misuse(lambda *args: hcb.tap(*args))
+
+
 def test_a_barrier_in_traced_code_says_that_it_waits_there(caplog: pytest.LogCaptureFixture) -> None:
     @jax.jit
     def step(x: Any) -> Any:
@@ -200,3 +220,26 @@ def test_a_name_is_a_text() -> None:
         TypeError, match=r"a tap's name is a text, got int 3: name='loss', at .*test_misuses.py"
     ):
         hcb.tap(print, 1.0, name=3)  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize(
+    "tap",
+    [
+        lambda name: hcb.tap(print, 1.0, name=name),
+        lambda name: hcb.id_print(1.0, name=name),
+        lambda name: hcb.print("a", name=name),
+        lambda name: hcb.log("a", name=name),
+        lambda name: hcb.callback(print, 1.0, name=name),
+        lambda name: hcb.call(print, 1.0, result_shape=1.0, name=name),
+        lambda name: hcb.check(jnp.array(True), "a", name=name),
+        lambda name: hcb.metrics({"a": 1.0}, name=name),
+        lambda name: hcb.observe(where="a", name=name),
+    ],
+)
+def test_a_traced_value_is_no_name(tap: Any) -> None:
+    with pytest.raises(
+        TypeError, match=r"a tap's name is a text, got \w*Tracer .*traced values.*test_misuses.py"
+    ):
+        jax.jit(tap)(1.0)
+    with pytest.raises(TypeError, match=r"a tap's name is a text, got ndarray .*: name='loss', at .*misuses"):
+        tap(np.zeros(2))

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import importlib
 import inspect
 import logging
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
 from hostcallback.receiver.errors import HostCallbackError
+from hostcallback.receiver.files import refuse_unwritable
+from hostcallback.receiver.public_names import hide_frames
 from hostcallback.receiver.sinks.metric_writers.reduction import MetricRecord, RecordWriter, UnsupportedMetric
 from hostcallback.receiver.sinks.tap import takes_keyword
 
@@ -281,8 +285,16 @@ class TensorBoardWriter:
         """Imports tensorboardX."""
         if not isinstance(folder, str | os.PathLike):
             raise TypeError(
-                f"folder is a {type(folder).__name__} {folder!r:.80}, expected the path of a folder"
+                f"hcb.tensorboard: folder is {type(folder).__name__} {folder!r:.80}, expected the path of a folder, "
+                "such as 'runs/1'"
             )
+        if Path(folder).is_file():
+            raise NotADirectoryError(
+                errno.ENOTDIR,
+                "hcb.tensorboard writes files into a folder, and this is a file: give a folder",
+                str(folder),
+            )
+        refuse_unwritable(Path(folder), "hcb.tensorboard")
         self._folder, self._options = os.fspath(folder), options
         self._library = _tensorboardx()
         self._writer: Any = None
@@ -317,6 +329,7 @@ class TensorBoardWriter:
             self._writer = self._adapter = None
 
 
+@hide_frames
 def tensorboard(folder: str | os.PathLike[str], **options: Any) -> TensorBoardWriter:
     """Returns a writer of metrics to TensorBoard's event files, through tensorboardX.
 
@@ -329,7 +342,7 @@ def tensorboard(folder: str | os.PathLike[str], **options: Any) -> TensorBoardWr
     Raises:
         HostCallbackError: the package tensorboardX is missing.
         TypeError: `folder` is not a path.
-        OSError: (on entering the receiver) the folder cannot be made.
+        OSError: the folder cannot be made there: it is a file, or the folder above it cannot be written.
 
     Example:
         with hcb.outfeed_receiver(writers=[hcb.tensorboard("runs/1")]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv as csv_format
+import errno
 import json
 import math
 import os
@@ -12,6 +13,8 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from hostcallback.receiver.files import refuse_unwritable
+from hostcallback.receiver.public_names import hide_frames
 from hostcallback.receiver.sinks.metric_writers.reduction import MetricRecord, UnsupportedMetric
 
 PathLike = str | os.PathLike[str]
@@ -23,8 +26,19 @@ class _FileWriter:
     takes_records: ClassVar[bool] = True
 
     def __init__(self, file: PathLike, mode: str) -> None:
+        what = f"hcb.{type(self).__name__.removesuffix('Writer').lower()}"
         if not isinstance(file, str | os.PathLike):
-            raise TypeError(f"file is a {type(file).__name__} {file!r:.80}, expected the path of a file")
+            raise TypeError(
+                f"{what}: file is {type(file).__name__} {file!r:.80}, expected the path of a file, as in "
+                f"{what}('metrics')"
+            )
+        if Path(file).is_dir():
+            raise IsADirectoryError(
+                errno.EISDIR,
+                f"{what} writes a file, and this is a folder: add a name, such as metrics.csv",
+                str(file),
+            )
+        refuse_unwritable(Path(file), what)
         if mode not in ("w", "a"):
             raise ValueError(f"mode is {mode!r}, expected 'w' (a new file) or 'a' (append)")
         self._path, self._mode = Path(file), mode
@@ -168,6 +182,7 @@ def _inert(text: str) -> str:
     return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
 
 
+@hide_frames
 def csv(file: PathLike, *, mode: str = "w") -> CsvWriter:
     """Returns a writer of metrics to a CSV file: a row per step, and a column `step` and one per metric.
 
@@ -183,7 +198,7 @@ def csv(file: PathLike, *, mode: str = "w") -> CsvWriter:
     Raises:
         TypeError: `file` is not a path.
         ValueError: `mode` is something else.
-        OSError: (on entering the receiver) the file cannot be made.
+        OSError: the file cannot be made there: it is a folder, or its folder cannot be written.
 
     Example:
         with hcb.outfeed_receiver(writers=[hcb.csv("metrics.csv")]):
@@ -192,6 +207,7 @@ def csv(file: PathLike, *, mode: str = "w") -> CsvWriter:
     return CsvWriter(file, mode)
 
 
+@hide_frames
 def jsonl(file: PathLike, *, mode: str = "w") -> JsonlWriter:
     """Returns a writer of metrics to a file of JSON lines: `{"step": 3, "loss": 0.5}`.
 
@@ -206,7 +222,7 @@ def jsonl(file: PathLike, *, mode: str = "w") -> JsonlWriter:
     Raises:
         TypeError: `file` is not a path.
         ValueError: `mode` is something else.
-        OSError: (on entering the receiver) the file cannot be made.
+        OSError: the file cannot be made there: it is a folder, or its folder cannot be written.
 
     Example:
         with hcb.outfeed_receiver(writers=[hcb.jsonl("metrics.jsonl")]):

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from hostcallback.receiver import errors
+from hostcallback.receiver.files import paths_of
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.taplog.format import layout
 from hostcallback.receiver.taplog.format.layout import Damage, ThinnedTap
@@ -58,12 +59,13 @@ class LogReader:
             run: the name of a run, a pattern of names, or "all"; None for the last run of each folder.
 
         Raises:
+            TypeError: something else than paths is given.
             NotATapLogError: a path is not a log.
             NoSuchRunError: no run has that name.
             UnsupportedVersionError: a segment's writer was newer.
             OSError: a path does not exist, or cannot be read.
         """
-        given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+        given = paths_of(paths, "the folder of a tap log, which record= wrote, or several")
         files = [Path(item) for item in given]
         self.strays: list[Path] = []
         self.watch: Watch | None = None

@@ -297,7 +297,7 @@ def record(
     Raises:
         OSError: the folder or its first file cannot be created.
         TapLogError: `compress` without the package zstandard.
-        TypeError: `config` is not a mapping.
+        TypeError: `path` is not a path, or `config` not a mapping.
         ValueError: a size or a time is not positive, a log cannot have the mode, `run` cannot name a run, or `config`
             takes more than 64 KiB.
 
@@ -306,6 +306,7 @@ def record(
             with hcb.outfeed_receiver(record=log):
                 train()
     """
+    files.paths_of([path], "the path of a folder, as in hcb.record('run/taps')")
     options = rotation.LogOptions(
         segment_bytes, segment_sec, keep_bytes, compress, fsync, process_index, job=job, mode=mode,
         run=processes.checked_run(run) if run else processes.own_run(),
