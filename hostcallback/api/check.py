@@ -22,7 +22,7 @@ from hostcallback.receiver.runtime.runtime import runtime
 from hostcallback.receiver.sinks.factory import Binding
 from hostcallback.receiver.wire import tap_descriptor
 from hostcallback.tracing import arguments, tap_spec
-from hostcallback.tracing.source_line import SourceLine, public, user_place, user_source_line
+from hostcallback.tracing.source_line import SourceLine, hide_frames, public, user_place, user_source_line
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -191,6 +191,7 @@ def checked(step: Callable[P, R]) -> Callable[P, R]:
         )
 
     @functools.wraps(step)
+    @hide_frames
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         if not compat.outside_traces():
             return step(*args, **kwargs)

@@ -186,6 +186,7 @@ class Context:
         self.notes: dict[str, Any] = {}  # of the X-ray
         self._all_threads = all_threads
 
+    @source_line.hide_frames
     def __enter__(self) -> Context:
         if compat.is_staging():
             raise RuntimeError(
@@ -202,6 +203,7 @@ class Context:
         _set_key_here()
         return self
 
+    @source_line.hide_frames
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:

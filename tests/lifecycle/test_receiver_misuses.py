@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gc
 import logging
+import re
 import traceback
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import hostcallback as hcb
@@ -67,6 +69,84 @@ def test_a_receiver_that_is_never_entered_says_so(caplog: pytest.LogCaptureFixtu
         pass
     gc.collect()
     assert len(logged(caplog)) == 1
+
+
+NOT_ENTERED = "receiver made at .*test_receiver_misuses.py:.* is not entered"
+
+
+def test_a_barrier_tells_once_of_a_receiver_that_is_not_entered(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second = hcb.outfeed_receiver(record=tmp_path), hcb.outfeed_receiver(receiver_name="second")
+    hcb.tap(lambda value: None, jnp.float32(1))
+    with second:  # devices may have receivers one after the other
+        hcb.barrier_wait()
+    assert logged(caplog) == []
+    for _ in range(2):
+        hcb.barrier_wait()
+    (text,) = logged(caplog)
+    assert re.search(NOT_ENTERED, text)
+    del first
+    gc.collect()
+    assert len(logged(caplog)) == 1
+
+
+def test_metrics_that_nothing_writes_name_the_receiver_that_is_not_entered(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    receiver = hcb.outfeed_receiver(writers=[hcb.csv(tmp_path / "metrics.csv")])
+    hcb.metrics({"loss": jnp.float32(1)}, step=0)
+    hcb.barrier_wait()
+    assert any(re.search(f"nothing writes .*{NOT_ENTERED}: with receiver:", text) for text in logged(caplog))
+    with receiver:
+        hcb.metrics({"loss": jnp.float32(2)}, step=0)
+    assert (tmp_path / "metrics.csv").read_text() == "step,loss\n0,2.0\n"
+
+
+@pytest.mark.parametrize("ending", ["", "raise SystemExit(3)", "1 / 0"])
+def test_the_end_of_a_program_tells_of_a_receiver_that_was_not_entered(tmp_path: Path, ending: str) -> None:
+    (tmp_path / "train.py").write_text(
+        "import hostcallback as hcb\n"
+        "rx = hcb.outfeed_receiver(record='log')\n"
+        f"hcb.id_tap(lambda value: None, 1.0)\n{ending}\n"
+    )
+    done = run_python("train.py", cwd=tmp_path)
+    # A program that fails may have been about to enter it.
+    expected = 0 if "/" in ending else 1
+    assert done.stderr.count("train.py:2 (<module>) is not entered, and none of its options") == expected
+    assert done.returncode == {"": 0, "1 / 0": 1}.get(ending, 3)
+
+
+@pytest.mark.parametrize(
+    "take",
+    [hcb.read, receiver.replay, receiver.LogReader, hcb.record, hcb.control_file, hcb.ui, hcb.knobs.replay],
+)
+def test_what_is_no_path_is_refused_with_what_is_expected(take: Any) -> None:
+    with pytest.raises(TypeError, match=r"got int 3, expected the (folder of a tap log|path of a f)"):
+        take(3)
+
+
+def test_observe_forward_and_otlp_end_at_the_users_line() -> None:
+    def observed() -> None:
+        with hcb.observe(where="sine"):
+            jax.jit(jnp.sin)(1.0)
+
+    for misuse in (observed, lambda: hcb.forward("host"), lambda: hcb.otlp(3)):  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match=r"expected|nearest") as caught:
+            misuse()
+        assert traceback.extract_tb(caught.value.__traceback__)[-1].filename == __file__
+
+
+def test_a_wrong_result_of_a_call_shows_no_frames_of_the_package() -> None:
+    with pytest.raises(
+        jax.errors.JaxRuntimeError, match=r"returned float64\[3\] as result, expected float32"
+    ) as caught:
+        hcb.call(lambda x: np.zeros(3), jnp.float32(1), result_shape=jnp.float32(1))
+    assert "sinks/call.py" not in str(caught.value)
+    assert "test_receiver_misuses.py:" in str(caught.value)
+    with pytest.raises(hcb.TapFunctionException) as group:
+        hcb.barrier_wait()
+    assert "sinks/call.py" not in "".join(traceback.format_exception(group.value))
 
 
 @pytest.mark.parametrize("address", ["http://host:7070", "https://host:7070", "grpc://host:7070"])

@@ -17,7 +17,7 @@ from hostcallback.receiver.messages import Find
 from hostcallback.receiver.sources.source import Batch
 from hostcallback.receiver.taplog.columns.log_data import LogData, TapData, read
 from hostcallback.receiver.taplog.writing.recorder import Recorder, record
-from hostcallback.tracing.source_line import public
+from hostcallback.tracing.source_line import hide_frames, public
 
 SHARED_MEMORY = Path("/dev/shm")
 RUN = "capture"
@@ -95,6 +95,7 @@ class Capture(OwnReceiver, Mapping[str, TapData]):
         self._recorder.flush()
         return read(self._folder)
 
+    @hide_frames
     def __getitem__(self, name: str) -> TapData:
         """The tap of that name. Raises UnknownTapError, which lists what there is."""
         return self.data()[name]

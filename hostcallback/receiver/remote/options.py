@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hostcallback.receiver import environment, errors, processes
+from hostcallback.receiver.public_names import hide_frames
 from hostcallback.receiver.remote import brokers, credentials
 from hostcallback.receiver.text import representation, without_password
 
@@ -164,6 +165,7 @@ class Forward:
         return path
 
 
+@hide_frames
 def forward(
     address: str, *, spool: str | os.PathLike[str] | None = None, run: str = "", **options: Any
 ) -> Forward:

@@ -52,6 +52,12 @@ MISUSES = {
     "knobs": lambda: hcb.knobs["nope"],
     "setting a knob": lambda: operator.setitem(hcb.knobs, "nope", 1),
     "replaying knobs": lambda: hcb.knobs.replay("nope"),
+    "csv": lambda: hcb.csv(3),  # type: ignore[arg-type]
+    "a failed check of a step": lambda: hcb.checked(lambda: hcb.check(jnp.array(False), "no"))(),
+    "an exception of a checked step": lambda: hcb.checked(lambda: hcb.print("{} {}", 1))(),
+    "scan": lambda: hcb.scan(lambda c, x: (c + 0.5, x), jnp.int32(0), jnp.arange(3)),
+    "fori_loop": lambda: hcb.fori_loop(0, 3, lambda i, x: x + 0.5, jnp.int32(0)),
+    "while_loop": lambda: hcb.while_loop(lambda x: x < 3, lambda x: x + 0.5, jnp.int32(0)),
     "jit": lambda: jax.jit(lambda x: hcb.print("{} {}", x))(1.0),
     "vmap": lambda: jax.vmap(lambda x: hcb.tap(3, x))(jnp.ones(2)),  # type: ignore[call-overload]
 }

@@ -14,6 +14,7 @@ from typing import Any
 from hostcallback.receiver import files, processes
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.messages import Consumer, Message
+from hostcallback.receiver.public_names import hide_frames
 from hostcallback.receiver.remote.otlp.client import ExportResult, OtlpClient, OtlpOptions
 from hostcallback.receiver.remote.otlp.mapping import Event, MessageMapper, Point
 from hostcallback.receiver.remote.sending.sender import BackOff
@@ -244,6 +245,7 @@ class OtlpExporter(files.Closing):
                     return
 
 
+@hide_frames
 def otlp(endpoint: str | None = None, **options: Any) -> OtlpExporter:
     """Creates a sink that exports to an OpenTelemetry Collector over gRPC, for receivers and replays.
 
