@@ -162,7 +162,7 @@ class Archive:
         if not stat.S_ISREG(found.st_mode):
             files = sorted(file.name for file in path.glob(f"*{SUFFIX}"))[-5:] if path.is_dir() else []
             there = f"; the folder has {', '.join(files)}" if files else ""
-            raise CapsuleError(f"{path}: not a file, {expected}{there}")
+            raise CapsuleError(f"{path}: not a file{there or f', {expected}'}")
         self._nbytes = found.st_size
         try:
             with _Bounded(io.FileIO(path)) as file, zipfile.ZipFile(file) as archive:

@@ -102,7 +102,7 @@ def _logs_below(path: Path) -> str:
     return (
         f"; its subfolders {', '.join(folders[:5])}{' and others' * (len(folders) > 5)} have one"
         if folders
-        else ""
+        else ", which record= writes"
     )
 
 
@@ -138,7 +138,7 @@ def segments_of(path: str | os.PathLike[str]) -> list[Path]:
     found = sorted(entry for entry in path.iterdir() if entry.suffix == SUFFIX)
     if not found:
         raise errors.NotATapLogError(
-            f"{path}: this folder has no tap log, expected files *{SUFFIX}, which record= writes{_logs_below(path)}"
+            f"{path}: this folder has no tap log, expected files *{SUFFIX}{_logs_below(path)}"
         )
     return found
 

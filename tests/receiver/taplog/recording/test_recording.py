@@ -143,8 +143,7 @@ def test_failing_checks_are_counted_exactly_however_many_were_folded(tmp_path: P
     assert isinstance(reported, hcb.CheckError)
     assert isinstance(again, hcb.CheckError)
     assert reported.check.count == again.check.count == 4_990
-    # With the line, its source, and the stack. A log knows the steps of messages, too.
-    assert str(reported) == str(again).replace(", step 10,", ",").replace(", step 4999,", ",")
+    assert str(reported) == str(again)  # with the line, its source, the stack, and the steps
     assert (again.check.first.step, again.check.last.step) == (10, 4999)
     assert "x is 10.0 at 10" in str(again)
 
