@@ -13,7 +13,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from types import CodeType, FrameType
+from types import CodeType, FrameType, FunctionType
 from typing import Any, TypeVar, cast
 
 from hostcallback import _jax_compat as compat
@@ -320,6 +320,8 @@ def _cure(function: Callable[..., Any], error: str, args: tuple[Any, ...]) -> st
     unexpected = _UNEXPECTED.search(error)
     if unexpected:
         return f": {suggestion(unexpected[1], options)}"
+    if len(args) == 1 and isinstance(args[0], FunctionType) and "0 positional" in error:
+        return f": it is no decorator, with hcb.{function.__name__}(): {args[0].__name__}(...)"
     if not parameters:
         return f": call hcb.{function.__name__}()"
     if args and all(p.kind is inspect.Parameter.KEYWORD_ONLY for p in parameters):

@@ -23,6 +23,9 @@ def logged(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
 
 
+def run() -> None: ...
+
+
 @pytest.mark.parametrize(
     ("misuse", "text"),
     [
@@ -35,6 +38,14 @@ def logged(caplog: pytest.LogCaptureFixture) -> list[str]:
             r"'timeout_secs': did you mean timeout_sec=\?, at .*misuses.py",
         ),
         (lambda: hcb.error_collector(max_error=3), r"did you mean max_errors=\?"),
+        (
+            lambda: hcb.outfeed_receiver(run),
+            r"it is no decorator, with hcb.outfeed_receiver\(\): run\(\.\.\.\), at",
+        ),
+        (
+            lambda: hcb.capture(run),
+            r"it is no decorator, with hcb.capture\(\): run\(\.\.\.\), at .*misuses.py",
+        ),
         (lambda: hcb.barrier_wait(timeout=3), r"did you mean timeout_sec=\?"),
         (lambda: hcb.call(print, 1, result_shapes=1), r"needs result_shape="),
         (
