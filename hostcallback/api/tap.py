@@ -58,6 +58,16 @@ def id_tap(
 ) -> R: ...
 
 
+class _Called:
+    # `hcb.tap` or `hcb.id_tap`, as the user's line has it. It is found when an error takes its text.
+
+    def __str__(self) -> str:
+        return f"hcb.{used_name('tap', 'id_tap')}"
+
+
+_CALLED: Any = _Called()
+
+
 @public
 def id_tap(
     tap_func: Callable[..., Any],
@@ -138,7 +148,7 @@ def id_tap(
     Example:
         x = hcb.id_tap(lambda arg, *, step: log(step, arg), x, step=3)
     """
-    what = f"hcb.{used_name('tap', 'id_tap')}"
+    what = _CALLED
     if not callable(tap_func):
         raise TypeError(
             f"{what} takes a function to call on the host as its first argument, got {type(tap_func).__name__} "
