@@ -24,6 +24,16 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+class _Called:
+    # `hcb.tap` or `hcb.id_tap`, as the user's line has it. It is found when an error takes its text.
+
+    def __str__(self) -> str:
+        return f"hcb.{used_name('tap', 'id_tap')}"
+
+
+_CALLED: Any = _Called()
+
+
 @overload
 def id_tap(
     tap_func: Callable[..., object],
@@ -56,16 +66,6 @@ def id_tap(
     processes: str | None = ...,
     **kwargs: Any,
 ) -> R: ...
-
-
-class _Called:
-    # `hcb.tap` or `hcb.id_tap`, as the user's line has it. It is found when an error takes its text.
-
-    def __str__(self) -> str:
-        return f"hcb.{used_name('tap', 'id_tap')}"
-
-
-_CALLED: Any = _Called()
 
 
 @public
