@@ -16,15 +16,16 @@ import hostcallback as hcb
 from hostcallback.receiver.ui.server.serving import Listening, serve_logs
 
 IMAGES = Path(__file__).resolve().parents[1] / "docs" / "images"
-STEPS = 3000
+STEPS, TIMED_STEPS = 3000, 400
 
 PICTURES = (
-    # name, tab, color scheme, width, height, scale
-    ("ui-errors", "Errors", "light", 1200, 620, 1),
-    ("ui-charts", "Charts", "dark", 1200, 980, 1),
-    ("ui-runs", "Runs", "light", 1200, 420, 1),
-    ("ui-compare", "Compare", "light", 1200, 760, 1),
-    ("ui-phone", "Charts", "light", 390, 760, 2),
+    # log, name, tab, color scheme, width, height, scale
+    ("runs", "ui-errors", "Errors", "light", 1200, 620, 1),
+    ("runs", "ui-charts", "Charts", "dark", 1200, 980, 1),
+    ("runs", "ui-runs", "Runs", "light", 1200, 420, 1),
+    ("runs", "ui-compare", "Compare", "light", 1200, 760, 1),
+    ("runs", "ui-phone", "Charts", "light", 390, 760, 2),
+    ("timed", "ui-time", "Time", "light", 1200, 1000, 1),
 )
 
 
@@ -50,6 +51,36 @@ def train(rate: Any, key: Any) -> Any:
     return jax.lax.fori_loop(0, STEPS, step, (4.0 * jnp.linspace(-1, 2, 64), key))
 
 
+@jax.jit
+def step(weights: Any, batch: Any, number: Any) -> Any:
+    """A training step of six layers, which are places that are timed."""
+
+    def loss_of(weights: Any) -> Any:
+        x = batch
+        for i, (mixing, out) in enumerate(weights):
+            with jax.named_scope(f"layers/{i}"):
+                x = x + jax.nn.softmax(x @ mixing @ x.T) @ x
+                x = x / jnp.linalg.norm(x, axis=1, keepdims=True) + jnp.tanh(x @ out)
+        return jnp.mean((x - batch[::-1]) ** 2)
+
+    loss, gradients = jax.value_and_grad(loss_of)(weights)
+    hcb.metrics({"loss": loss}, step=number)
+    return jax.tree.map(lambda weight, gradient: weight - 0.3 * gradient, weights, gradients)
+
+
+def record_times(folder: Path) -> None:
+    """Records a training with the times of its layers."""
+    keys = jax.random.split(jax.random.key(0), 13)
+    matrices = [jax.random.normal(key, (256, 256)) / 16 for key in keys]
+    weights = list(zip(matrices[:6], matrices[6:12], strict=True))
+    with (
+        hcb.outfeed_receiver(record=folder),
+        hcb.observe(where="layers/*", what="time", name="layers", tap_func=ignore),
+    ):
+        for number in range(TIMED_STEPS):
+            weights = jax.block_until_ready(step(weights, matrices[12], number))
+
+
 def ignore(value: Any) -> None:
     """A tap function: the log is what is looked at."""
 
@@ -70,16 +101,18 @@ def main() -> None:
     folder = Path(tempfile.mkdtemp())
     os.chdir(folder)
     record(folder / "runs")
-    server = serve_logs(["runs"], Listening())
+    record_times(folder / "timed")
+    servers = {log: serve_logs([log], Listening()) for log in ("runs", "timed")}
     try:
         with sync_playwright() as playwright:
             program = shutil.which("chromium") or shutil.which("google-chrome")
             browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
-            for picture in PICTURES:
-                take(browser, server.address, *picture)
+            for log, *picture in PICTURES:
+                take(browser, servers[log].address, *picture)
             browser.close()
     finally:
-        server.close()
+        for server in servers.values():
+            server.close()
         shutil.rmtree(folder)
 
 

@@ -24,6 +24,27 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
+def text_table(head: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> list[str]:
+    """Formats a table whose columns are as wide as their longest text.
+
+    Args:
+        head: titles of the columns.
+        rows: texts.
+        left: indices of the columns that are aligned to the left; the others are aligned to the right.
+    """
+    rows = [[*map(printable, row)] for row in rows]
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+
+    def line(cells: Sequence[str]) -> str:
+        aligned = (
+            cell.ljust(width) if number in left else cell.rjust(width)
+            for number, (cell, width) in enumerate(zip(cells, widths, strict=True))
+        )
+        return "  ".join(aligned).rstrip()
+
+    return [line(head), *map(line, rows)]
+
+
 def say(text: str) -> None:
     """Writes a text and a line end to the standard error output at once; nothing where it is closed.
 

@@ -13,7 +13,7 @@ from hostcallback.receiver.cli.arguments import reaching
 from hostcallback.receiver.cli.output import tables
 from hostcallback.receiver.cli.output.messages import make_safe
 from hostcallback.receiver.runtime.rules.rules import matching, settings_text
-from hostcallback.receiver.text import printable
+from hostcallback.receiver.text import printable, text_table
 
 if TYPE_CHECKING:
     from hostcallback.receiver.remote.control.client import Answers, CollectorControl, ProcessAnswer
@@ -321,11 +321,9 @@ def lines(shown: dict[str, Any]) -> list[str]:
     return [
         f"{len(processes)} process(es){silent}",
         "",
-        *tables.text_table(("process", "host", "pid", *tables.DEVICE_HEAD), processes, left=(0, 1)),
+        *text_table(("process", "host", "pid", *tables.DEVICE_HEAD), processes, left=(0, 1)),
         "",
-        *tables.text_table(
-            ("tap", "processes", *tables.TAP_HEAD), _tap_rows(shown["processes"]), left=(0, 1, 7, 8)
-        ),
+        *text_table(("tap", "processes", *tables.TAP_HEAD), _tap_rows(shown["processes"]), left=(0, 1, 7, 8)),
     ]
 
 

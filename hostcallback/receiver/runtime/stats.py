@@ -10,7 +10,7 @@ from typing import Any
 
 from hostcallback.receiver.messages import Consumer, Message, Sink
 from hostcallback.receiver.sinks.times import TimeRow, times_by_tap
-from hostcallback.receiver.text import preformatted, table
+from hostcallback.receiver.text import preformatted, table, text_table
 
 
 @dataclasses.dataclass(slots=True)
@@ -116,11 +116,7 @@ def summarize(name: str, stats: Sequence[DeviceStats]) -> str:
     active = [s for s in stats if s.delivered or s.dropped or s.unknown]
     if not active:
         return f"{title}: no messages"
-    head, rows = HEAD, [_texts(row) for row in active]
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    lines = [
-        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in (head, *rows)
-    ]
+    lines = text_table(HEAD, [_texts(row) for row in active], left=())
     unknown = sum(s.unknown for s in active)
     if unknown:
         lines.append(f"{unknown:,} message(s) for unknown consumers")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from hostcallback.receiver.messages import Message, device_text
 from hostcallback.receiver.sinks.tap import Unflatten
-from hostcallback.receiver.text import printable
+from hostcallback.receiver.text import text_table
 from hostcallback.receiver.wire.pytree import unflatten_with
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 
@@ -25,7 +25,7 @@ ITERATION, DEVICE = "iteration", "device"
 PROGRAM = "program"
 """The name of the place that is the whole program."""
 
-_BINS_PER_OCTAVE = 64  # a percentile is within 0.6 %
+BINS_PER_OCTAVE = 64  # a percentile is within 0.6 %
 
 
 class Segment(NamedTuple):
@@ -81,14 +81,14 @@ class _Distribution:
     def add(self, seconds: np.ndarray[Any, Any]) -> None:
         self.total += float(seconds.sum(dtype=np.float64))
         self.count += seconds.size
-        self.bins.update(np.round(np.log2(np.maximum(seconds, 1e-9)) * _BINS_PER_OCTAVE).astype(int).tolist())
+        self.bins.update(np.round(np.log2(np.maximum(seconds, 1e-9)) * BINS_PER_OCTAVE).astype(int).tolist())
 
     def percentile(self, percent: int) -> float:
         left = math.ceil(self.count * percent / 100)
         for number in sorted(self.bins):
             left -= self.bins[number]
             if left <= 0:
-                return math.exp2(number / _BINS_PER_OCTAVE)
+                return math.exp2(number / BINS_PER_OCTAVE)
         return math.nan
 
 
@@ -120,6 +120,14 @@ class Times:
         whole = totals.get(PROGRAM) or math.nan
         rows = [replace(row, share=totals[row.place] / whole) for row in found]
         return sorted(rows, key=lambda row: row.place == PROGRAM)
+
+    def bins(self) -> dict[str, Counter[int]]:
+        """How often each place took about 2 ** (n / BINS_PER_OCTAVE) seconds, by n."""
+        with self._lock:
+            return {
+                place: sum((one.bins for one in each.values()), Counter())
+                for place, each in self._found.items()
+            }
 
     def take_new(self) -> bool:
         """Whether times were added since the last call."""
@@ -154,17 +162,14 @@ def new_tables(name: str | None = None) -> list[str]:
 def table(rows: list[TimeRow]) -> str:
     """Returns rows as a text table."""
     spread = any(row.slowest for row in rows)
-    lines = [("place", "count", "mean", "p50", "p90", "p99", "share", *(["slowest"] if spread else []))]
+    head = ("place", "count", "mean", "p50", "p90", "p99", "share", *(["slowest"] if spread else []))
+    lines = []
     for row in rows:
         share = "" if math.isnan(row.share) else f"{100 * row.share:.1f} %"
         slowest = f"{row.slowest} {100 * row.spread:+.1f} %" if row.slowest else ""
         texts = map(duration_text, (row.mean, row.p50, row.p90, row.p99))
-        lines.append((printable(row.place), f"{row.count:,}", *texts, share, *([slowest] if spread else [])))
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join(
-        "  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]).rstrip()
-        for line in lines
-    )
+        lines.append((row.place, f"{row.count:,}", *texts, share, *([slowest] if spread else [])))
+    return "\n".join(text_table(head, lines))
 
 
 def duration_text(seconds: float) -> str:
@@ -175,6 +180,39 @@ def duration_text(seconds: float) -> str:
         return f"{seconds:.0f} s"
     size, unit = next((each for each in ((1.0, "s"), (1e-3, "ms")) if seconds >= each[0]), (1e-6, "us"))
     return f"{seconds / size:.3g} {unit}"
+
+
+def first_device(message: Message) -> int:
+    """The index of the first device that a message has times of: logs have a message of each device."""
+    return max((part.start or 0 for place in message.shard_index or () for part in place or ()), default=0)
+
+
+def _device(index: Sequence[int], first: int) -> str:
+    # The name of a device of several, by its index on the axes of devices.
+    return f"[{index[0] + first}]" if len(index) == 1 else f"[{','.join(map(str, index))}]"
+
+
+def runs_by_device(
+    seconds: np.ndarray[Any, Any], axes: Sequence[str], device: str, first: int = 0
+) -> dict[str, np.ndarray[Any, Any]]:
+    """The seconds of a place by device: its index in the program, such as `[0]`, or else `device`.
+
+    Args:
+        seconds: float32, shape (messages, *axes, segments).
+        axes: of the place.
+        device: that of the messages.
+        first: see `first_device`.
+
+    Returns:
+        Arrays of shape (messages, iterations); NaN where it did not run.
+    """
+    whole = seconds.sum(axis=-1)
+    where = [i + 1 for i, axis in enumerate(axes) if axis == DEVICE]
+    moved = np.moveaxis(whole, where, range(len(where)))
+    return {
+        _device(index, first) if index else device: moved[index].reshape(len(seconds), -1)
+        for index in np.ndindex(moved.shape[: len(where)])
+    }
 
 
 class TimeSink:
@@ -209,24 +247,20 @@ class TimeSink:
     def seconds(self, message: Message) -> dict[str, dict[str, np.ndarray[Any, Any]]]:
         """The seconds of a message by place and device; none for what did not run."""
         found: dict[str, dict[str, np.ndarray[Any, Any]]] = {}
-        for place, axes, times in self._places(message):
-            whole = times[SECONDS].sum(axis=-1)
-            where = [i for i, axis in enumerate(axes) if axis == DEVICE]
-            moved = np.moveaxis(whole, where, range(len(where)))
-            for index in np.ndindex(moved.shape[: len(where)]):
-                device = f"[{','.join(map(str, index))}]" if index else device_text(message.device)
-                ran = np.ravel(moved[index])
-                found.setdefault(place, {})[device] = ran[~np.isnan(ran)]
+        for place, axes, times in self.places(message):
+            of_one, first = times[SECONDS][np.newaxis], first_device(message)
+            runs = runs_by_device(of_one, axes, device_text(message.device), first)
+            found[place] = {device: ran[~np.isnan(ran)] for device, ran in runs.items()}
         return found
 
     def segments(self, message: Message) -> Iterator[Segment]:
         """The segments of the places of a message, for traces."""
-        for place, axes, times in self._places(message):
+        for place, axes, times in self.places(message):
             stamps = np.ascontiguousarray(times[START]).view(np.uint64)[..., 0]
             for index in np.ndindex(stamps.shape):
                 if not math.isnan(seconds := float(times[SECONDS][index])):
                     where = [index[i] for i, axis in enumerate(axes) if axis == DEVICE]
-                    device = f"[{','.join(map(str, where))}]" if where else ""
+                    device = _device(where, first_device(message)) if where else ""
                     inner = tuple(index[i] for i, axis in enumerate(axes) if axis == ITERATION)
                     yield Segment(place, int(stamps[index]), seconds, device, inner)
 
@@ -237,7 +271,7 @@ class TimeSink:
                 SECONDS: times[SECONDS].sum(axis=-1),
                 "start_ns": np.ascontiguousarray(times[START]).view(np.int64)[..., 0, 0],
             }
-            for place, _, times in self._places(message)
+            for place, _, times in self.places(message)
         }
 
     def texts(self, message: Message) -> list[str]:
@@ -248,7 +282,12 @@ class TimeSink:
             parts.append(f"{place} {duration_text(sum(means) / len(means))}" if means else f"{place} -")
         return [", ".join(parts)]
 
-    def _places(self, message: Message) -> Iterator[tuple[str, list[str], dict[str, np.ndarray[Any, Any]]]]:
+    def places(self, message: Message) -> Iterator[tuple[str, list[str], dict[str, np.ndarray[Any, Any]]]]:
+        """The places of a message: their names, the axes of their times, and these by `SECONDS` and `START`.
+
+        Raises:
+            ValueError: the message has other values.
+        """
         value = self._unflatten(message.arrays)
         for place, axes in self._axes.items():
             try:

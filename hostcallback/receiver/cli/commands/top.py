@@ -9,6 +9,7 @@ from hostcallback.receiver.cli.arguments import add_reaching, number
 from hostcallback.receiver.cli.output import tables
 from hostcallback.receiver.cli.via_collector import look
 from hostcallback.receiver.control.client import ControlClient
+from hostcallback.receiver.text import text_table
 
 EXAMPLES = """\
 Rates and times are of the last interval. "time" is the share of a second spent in the tap's function, "errors" are
@@ -70,9 +71,9 @@ def lines(shown: dict[str, Any]) -> list[str]:
     return [
         f"process {process['pid']} on {process['host']}, up {up}: {process['command'][:100]}",
         "",
-        *tables.text_table(("device", *tables.DEVICE_HEAD, "running"), devices, left=(0, 7)),
+        *text_table(("device", *tables.DEVICE_HEAD, "running"), devices, left=(0, 7)),
         "",
-        *tables.text_table(("tap", *tables.TAP_HEAD), taps, left=(0, 6, 7)),
+        *text_table(("tap", *tables.TAP_HEAD), taps, left=(0, 6, 7)),
     ]
 
 

@@ -17,7 +17,7 @@ from typing import Any, TextIO
 from hostcallback.receiver.tap_arguments import matches
 from hostcallback.receiver.taplog.reading.reader import LogReader
 from hostcallback.receiver.taplog.reading.selection import Selection
-from hostcallback.receiver.text import printable
+from hostcallback.receiver.text import printable, text_table
 
 BOLD, DIM, RED, YELLOW, CYAN = "1", "2", "31", "33", "36"
 
@@ -40,27 +40,6 @@ def has_color(stream: TextIO | None = None) -> bool:
 def painted(text: str, *styles: str) -> str:
     """Returns the text between control sequences; the text itself has to be safe."""
     return f"\x1b[{';'.join(styles)}m{text}\x1b[0m" if text else text
-
-
-def text_table(head: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> list[str]:
-    """Formats a table whose columns are as wide as their longest text.
-
-    Args:
-        head: titles of the columns.
-        rows: texts.
-        left: indices of the columns that are aligned to the left; the others are aligned to the right.
-    """
-    rows = [[*map(printable, row)] for row in rows]
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-
-    def line(cells: Sequence[str]) -> str:
-        aligned = (
-            cell.ljust(width) if number in left else cell.rjust(width)
-            for number, (cell, width) in enumerate(zip(cells, widths, strict=True))
-        )
-        return "  ".join(aligned).rstrip()
-
-    return [line(head), *map(line, rows)]
 
 
 def print_table(head: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> None:

@@ -154,7 +154,15 @@ def _is_between(index: LogIndex, tap: Tap, chunk: int, bounds: tuple[float, floa
 
 
 def _messages(index: LogIndex, tap: Tap, numbers: list[int]) -> Iterator[Found]:
-    # The messages with these numbers, ascending: by the chunks' times, and in the order of each chunk.
+    # The messages with these numbers, and the tap's leaf of each.
+    for logged in messages(index, tap, numbers):
+        names = logged.tap.leaf_names(len(logged.message.arrays))
+        if tap.leaf in names:
+            yield logged, np.asarray(logged.message.arrays[names.index(tap.leaf)])
+
+
+def messages(index: LogIndex, tap: Tap, numbers: list[int]) -> Iterator[LoggedMessage]:
+    """The messages of what is no scalar with these numbers, ascending: by the chunks' times, in the order of each."""
     chunks, ends = _located(index, tap)
     wanted: dict[int, list[int]] = {}
     for number in numbers:
@@ -170,7 +178,7 @@ def _messages(index: LogIndex, tap: Tap, numbers: list[int]) -> Iterator[Found]:
             yield from _in_chunk(origin, tap, set(places), decoder)
 
 
-def _in_chunk(origin: Origin, tap: Tap, places: set[int], decoder: MessageDecoder) -> Iterator[Found]:
+def _in_chunk(origin: Origin, tap: Tap, places: set[int], decoder: MessageDecoder) -> Iterator[LoggedMessage]:
     run = origin.run
     candidates, decodes_all = origin.places(partial(_is_of, tap))
     number = -1
@@ -184,9 +192,8 @@ def _in_chunk(origin: Origin, tap: Tap, places: set[int], decoder: MessageDecode
             if decodes_all and not _is_of(tap, logged.tap.described):
                 number -= 1
                 continue
-            names = logged.tap.leaf_names(len(logged.message.arrays))
-            if number in places and tap.leaf in names:
-                yield logged, np.asarray(logged.message.arrays[names.index(tap.leaf)])
+            if number in places:
+                yield logged
 
 
 def _is_of(tap: Tap, described: Any) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -11,6 +11,7 @@ from hostcallback.receiver.errors import WireError
 from hostcallback.receiver.sinks.batches import LaneMask
 from hostcallback.receiver.sinks.call import SHARDS_ID, WHOLE_ID
 from hostcallback.receiver.sinks.metric_writers.reduction import SCALAR, TEXT
+from hostcallback.receiver.sinks.times import SECONDS, first_device, runs_by_device
 from hostcallback.receiver.taplog.columns.column_batches import Column, Layouts, array_views
 from hostcallback.receiver.taplog.columns.tables import kept_columns
 from hostcallback.receiver.taplog.format.block import FrameBlock, alike_groups
@@ -22,7 +23,7 @@ from hostcallback.receiver.ui.index.taps import LANES, Tap, TapTable, kind_of
 from hostcallback.receiver.wire.array_types import Array
 from hostcallback.receiver.wire.decoder import Decoder, Plan
 from hostcallback.receiver.wire.frame import Flags
-from hostcallback.receiver.wire.tap_descriptor import METRICS, TapDescriptor
+from hostcallback.receiver.wire.tap_descriptor import METRICS, TIME, TapDescriptor
 
 _TRUNCATED = np.uint64(int(Flags.TRUNCATED))
 
@@ -32,8 +33,8 @@ MAX_CONSUMERS = 65_536
 MAX_KNOWN = 4096
 """Layouts of which the leaves are remembered."""
 
-Leaves = list[tuple[int, Tap]]
-"""The shown leaves of a message: index of the array, and the row."""
+Leaves = list[tuple[int, Tap, Sequence[str]]]
+"""The shown leaves of a message: index of the array, the row, and of a place that is timed the axes of its seconds."""
 
 
 class Taker(Protocol):
@@ -44,6 +45,9 @@ class Taker(Protocol):
 
     def other(self, tap: Tap, count: int) -> None:
         """Takes the number of messages of a leaf that is not a scalar."""
+
+    def times(self, tap: Tap, part: ScalarPart, by_device: dict[str, Array]) -> None:
+        """Takes messages of a place that is timed: the seconds of each call, and of each of its runs by device."""
 
     def check(self, run: Stretch, described: TapDescriptor, places: Array) -> None:
         """Takes the failures of a check: their places in the run's block."""
@@ -77,6 +81,7 @@ class _Group(NamedTuple):
     starts: Array
     steps: Array
     times: Array
+    device: str
 
 
 class BlockReader:
@@ -155,7 +160,15 @@ class BlockReader:
         made: dict[int, tuple[Array, Array, bool]] = {}
         has_steps = not (group.steps == NO_STEP).any()
         for number, (start, stop, leaves) in enumerate(slices):
-            for index, tap in leaves:
+            part = slice(start, stop)
+            for index, tap, axes in leaves:
+                if tap.kind == "time":
+                    starts = first[bounds[number] : bounds[number + 1]] - start
+                    runs = runs_by_device(group.views[index][part], axes, group.device)
+                    taker.times(
+                        tap, _of_calls(runs, group.steps[part], group.times[part], starts, has_steps), runs
+                    )
+                    continue
                 if tap.kind != "scalar":
                     taker.other(tap, stop - start)
                     continue
@@ -164,7 +177,6 @@ class BlockReader:
                     rows = buckets.of_messages(values, group.steps, group.times, first)
                     made[index] = values, rows, bool(np.isfinite(values).all())
                 values, rows, is_finite = made[index]
-                part = slice(start, stop)
                 mine = ScalarPart(
                     rows[bounds[number] : bounds[number + 1]], values[part], group.steps[part],
                     group.times[part], has_steps, is_finite,
@@ -191,7 +203,13 @@ class BlockReader:
         shapes = tuple((shape, dtype) for shape, dtype, _, _ in plan.entries)
         steps = run.steps[places].astype(np.float64)
         return _Group(
-            array_views(block, places, plan), shapes, ids, starts, steps, block.times_ns[places] / 1e9
+            array_views(block, places, plan),
+            shapes,
+            ids,
+            starts,
+            steps,
+            block.times_ns[places] / 1e9,
+            run.device,
         )
 
     def _known(self, run: Stretch, run_name: str, shapes: tuple[Any, ...]) -> dict[int, Leaves]:
@@ -213,20 +231,34 @@ class BlockReader:
         # the first of them at `start`.
         if described is None:
             return []
-        found: list[tuple[int, Tap | None]] = []
+        found: list[tuple[int, Tap | None, Sequence[str]]] = []
         if has_texts(described):
-            found.append((-1, self._taps.of(run_name, described.name, "", "text", described.source_line)))
+            found.append((-1, self._taps.of(run_name, described.name, "", "text", described.source_line), ()))
+        if described.tap_kind is TIME:
+            found += self._places(run_name, described, columns)
         is_metric = described.tap_kind is METRICS
         for place in kept_columns(columns) or range(len(columns)):
             form = form_of(described, columns[place].name)
             if form is not None:
                 kind = kind_of(form, columns[place], views[place][start])
                 key = run_name, described.name, columns[place].name, kind, described.source_line
-                found.append((place, self._taps.of(*key, is_metric=is_metric)))
-        leaves = [(place, tap) for place, tap in found if tap is not None]
+                found.append((place, self._taps.of(*key, is_metric=is_metric), ()))
+        leaves = [(place, tap, axes) for place, tap, axes in found if tap is not None]
         if len(known) < MAX_CONSUMERS:
             known[described.consumer_id] = leaves
         return leaves
+
+    def _places(
+        self, run_name: str, described: TapDescriptor, columns: Sequence[Column]
+    ) -> Iterator[tuple[int, Tap | None, Sequence[str]]]:
+        # The seconds of the places that are timed, in the order of the program.
+        shapes = {column.name: (number, len(column.shape)) for number, column in enumerate(columns)}
+        axes_of = described.params.get("axes")
+        for place, axes in axes_of.items() if isinstance(axes_of, dict) else ():
+            number, rank = shapes.get(f"{place}/{SECONDS}", (0, 0))
+            if isinstance(axes, list) and rank == len(axes) + 1 and columns[number].dtype == np.float32:
+                tap = self._taps.of(run_name, described.name, str(place), "time", described.source_line)
+                yield number, tap, axes
 
     def _one(self, run: Stretch, run_name: str, logged: LoggedMessage, place: int, taker: Taker) -> None:
         described = logged.tap.described
@@ -243,19 +275,34 @@ class BlockReader:
         known = self._known(run, run_name, tuple((value.shape, value.dtype, None) for value in arrays))
         steps = np.array([float(NO_STEP) if logged.step is None else float(logged.step)])
         times = np.array([logged.message.time_ns / 1e9])
+        has_step = logged.step is not None
         leaves = known.get(described.consumer_id)
         if leaves is None:
             views = [value[np.newaxis] for value in arrays]
             leaves = self._new_leaves(known, run_name, described, columns, views, 0)
-        for index, tap in leaves:
+        for index, tap, axes in leaves:
             value = arrays[index] if index >= 0 else np.empty(0)
+            if tap.kind == "time":
+                runs = runs_by_device(value[np.newaxis], axes, run.device, first_device(logged.message))
+                taker.times(tap, _of_calls(runs, steps, times, np.zeros(1, np.int64), has_step), runs)
+                continue
             if tap.kind != "scalar" or not 0 < value.size <= LANES or value.dtype.kind not in "biufV":
                 taker.other(tap, 1)
                 continue
             values = value.reshape(1, -1).astype(np.float64)
             rows = buckets.of_messages(values, steps, times, np.zeros(1, np.int64))
             finite = bool(np.isfinite(values).all())
-            taker.scalar(tap, ScalarPart(rows, values, steps, times, logged.step is not None, finite))
+            taker.scalar(tap, ScalarPart(rows, values, steps, times, has_step, finite))
+
+
+def _of_calls(
+    by_device: dict[str, Array], steps: Array, times: Array, starts: Array, has_steps: bool
+) -> ScalarPart:
+    # The seconds of each call of a place, on each device; NaN where it did not run.
+    calls = np.stack([np.nansum(runs, axis=1, dtype=np.float64) for runs in by_device.values()], axis=1)
+    calls[np.stack([np.isnan(runs).all(axis=1) for runs in by_device.values()], axis=1)] = np.nan
+    rows = buckets.of_messages(calls, steps, times, starts)
+    return ScalarPart(rows, calls, steps, times, has_steps, is_finite=True)
 
 
 def has_texts(described: TapDescriptor) -> bool:

@@ -13,6 +13,7 @@ import numpy as np
 
 from hostcallback.receiver.processes import is_alive
 from hostcallback.receiver.sinks.call import SHARDS_ID, WHOLE_ID
+from hostcallback.receiver.sinks.times import Times
 from hostcallback.receiver.taplog.format.block import FrameBlock
 from hostcallback.receiver.taplog.format.layout import ALL_CONSUMERS, NO_STEP, Damage, Kind
 from hostcallback.receiver.taplog.format.step_finder import (
@@ -106,6 +107,7 @@ class LogIndex:
         devices: counts by process and device.
         messages: messages that were read, by run.
         texts: messages with texts that were read.
+        distributions: the times of places, by run, name and source line of the tap that measured them.
         version: grows with each change.
         is_looking: whether not all segments have been looked at so far.
     """
@@ -125,6 +127,7 @@ class LogIndex:
         self.devices = DeviceTable()
         self.messages: dict[str, int] = {}
         self.texts = 0
+        self.distributions: dict[tuple[str, str, str], Times] = {}
         self.version = 0
         self._pending: deque[tuple[int, Chunk | None]] = deque()
         self._looked_ahead: dict[tuple[int, int], Columns] = {}
@@ -364,6 +367,12 @@ class LogIndex:
             tap.last, tap.last_time = part.values.item(-1), last
         if not part.is_finite:
             tap.note_nonfinite(part.values, part.steps, part.times)
+
+    def times(self, tap: Tap, part: ScalarPart, by_device: dict[str, Array]) -> None:
+        """Takes messages of a place that is timed."""
+        self.scalar(tap, part)
+        ran = {device: runs[~np.isnan(runs)] for device, runs in by_device.items()}
+        self.distributions.setdefault((tap.run, tap.name, tap.place), Times()).add({tap.leaf: ran})
 
     def other(self, tap: Tap, count: int) -> None:
         """Takes messages of a leaf that is not a scalar."""

@@ -22,22 +22,27 @@ DETAIL_CHUNKS = 96
 MAX_POINTS = 10_000
 
 
-class _Detail:
-    # Collects the messages of one tap from chunks that are read again.
+class Detail:
+    """Collects the messages of some taps from chunks that are read again: by the number of the tap, as buckets."""
 
-    def __init__(self, tap: Tap) -> None:
-        self.tap = tap
-        self.rows: list[Array] = []
+    def __init__(self, *taps: Tap) -> None:
+        """There are none yet."""
+        self.rows: dict[int, list[Array]] = {tap.number: [] for tap in taps}
 
     def scalar(self, tap: Tap, part: ScalarPart) -> None:
-        if tap is self.tap:
-            self.rows.append(part.rows)
+        """Takes messages."""
+        if tap.number in self.rows:
+            self.rows[tap.number].append(part.rows)
+
+    def times(self, tap: Tap, part: ScalarPart, by_device: dict[str, Array]) -> None:
+        """Takes messages of a place that is timed."""
+        self.scalar(tap, part)
 
     def other(self, tap: Tap, count: int) -> None:
-        pass
+        """Leaves out other taps."""
 
     def check(self, run: Any, described: Any, places: Array) -> None:
-        pass
+        """Leaves out checks."""
 
 
 def chart(
@@ -151,12 +156,12 @@ def _read_detail(index: LogIndex, tap: Tap, low: float, high: float, *, by_step:
     numbers = index.with_tap(tap, numbers)
     if len(numbers) > DETAIL_CHUNKS:
         return None
-    found = _Detail(tap)
+    found = Detail(tap)
     for number in numbers.tolist():
         index.read_again(number, found)
-    if not found.rows:
+    if not found.rows[tap.number]:
         return None
-    rows = np.concatenate(found.rows)
+    rows = np.concatenate(found.rows[tap.number])
     column = STEP if by_step else TIME
     if by_step:
         rows = rows[rows[:, STEP] != float(NO_STEP)]

@@ -74,12 +74,12 @@ class Tap:
         name: of the tap.
         leaf: the leaf's path; empty if the value is one leaf.
         is_metric: whether its leaf is a metric, which readers know by the leaf's name alone.
-        kind: "scalar", "histogram", "image", "array" or "text".
+        kind: "scalar", "histogram", "image", "array", "text", or "time": of a place that is timed.
         place: source line of the tap.
         count: messages so far.
         last: last value of a scalar, and its time in Unix seconds.
         without_step: messages of a scalar whose step is not known.
-        buckets: summary of a scalar.
+        buckets: summary of a scalar, or of the seconds of each call.
         nonfinite: (step or time, value) of the first values that are not finite.
         nonfinite_count: messages with such values.
         chunks: of what is no scalar: the number of each chunk with messages, ...

@@ -15,6 +15,7 @@ import { Devices } from "./views/devices.js";
 import { Errors, toldErrors } from "./views/errors.js";
 import { Runs } from "./views/runs.js";
 import { Texts } from "./views/texts.js";
+import { TimeView } from "./views/times.js";
 
 /** @typedef {import("./core/types.js").Change} Change */
 
@@ -36,13 +37,17 @@ const page = {
   saved: () => writeAddress(tab),
   toggleRun,
   pinRun,
+  showStep: (/** @type {string} */ name, /** @type {number} */ step) => {
+    show(name);
+    (name === "charts" ? charts : texts).showStep(step);
+  },
   say: (/** @type {string} */ text) => (byId("said", HTMLElement).textContent = text),
 };
 const charts = new Charts(page);
 const errors = new Errors(page);
 const texts = new Texts(page);
 const views = /** @type {Record<string, {setActive: (active: boolean) => void}>} */ ({
-  errors, charts, runs: new Runs(page), texts, devices: new Devices(page), compare: new Compare(page), control: new Control(page),
+  errors, charts, runs: new Runs(page), texts, time: new TimeView(page), devices: new Devices(page), compare: new Compare(page), control: new Control(page),
 });
 const tabs = /** @type {HTMLButtonElement[]} */ ([...document.querySelectorAll("[role=tab]")]);
 
@@ -163,6 +168,7 @@ function onChange(change) {
   if (change.errors !== undefined) errors.onChange();
   if (change.devices) /** @type {Devices} */ (views.devices).onChange();
   if (change.devices) /** @type {Runs} */ (views.runs).onChange();
+  if (change.devices) /** @type {TimeView} */ (views.time).onChange();
 }
 
 /**

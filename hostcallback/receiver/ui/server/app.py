@@ -20,6 +20,7 @@ from hostcallback.receiver.taplog.diff.comparison import Tolerance
 from hostcallback.receiver.ui.index.arrays import array, heatmap
 from hostcallback.receiver.ui.index.runs import table
 from hostcallback.receiver.ui.index.series import AXES, MAX_POINTS, chart
+from hostcallback.receiver.ui.index.times import times
 from hostcallback.receiver.ui.server.page_data import MAX_CHARTS, PageData
 from hostcallback.receiver.ui.server.requests import (
     MAX_BODY,
@@ -46,6 +47,7 @@ MAX_TAPS = 2000
 MAX_LINES = 1000
 MAX_COLUMNS = 500
 MAX_STRIP = 40
+MAX_ID = 2**31
 MAX_WATCHED = 256
 EVENT_SEC = 0.5
 ALIVE_SEC = 10.0
@@ -105,6 +107,7 @@ def make_app(data: PageData) -> Starlette:
         "/api/array": one_array,
         "/api/heatmap": histograms,
         "/api/diff": difference,
+        "/api/times": lambda request: times(data.fresh(), whole(request.query_params, "tap", -1, -1, MAX_ID)),
         "/api/errors": lambda request: data.errors(),
         "/api/runs": lambda request: table(data.fresh()),
         "/api/devices": lambda request: data.devices(),

@@ -138,8 +138,6 @@ export class ScalarChart {
 
   /** @param {boolean} vertical */
   axis(vertical) {
-    const grid = { stroke: color("grid"), width: 1 };
-    const ticks = { stroke: color("grid"), width: 1, size: 4 };
     const isTime = !vertical && this.look.axis === "time";
     const values = (/** @type {any} */ _plot, /** @type {(number|null)[]} */ splits) =>
       isTime ? tickTimes(splits) : !vertical && this.look.axis === "elapsed" ? tickDurations(splits) : tickNumbers(splits, vertical && this.look.log);
@@ -147,7 +145,7 @@ export class ScalarChart {
     const wide = (/** @type {any} */ _plot, /** @type {string[]|null} */ labels) =>
       Math.max(40, 14 + CHARACTER * Math.max(0, ...(labels ?? []).map((label) => label.length)));
     const size = vertical ? wide : isTime ? 44 : 28;
-    return { stroke: color("muted"), font: FONT, grid, ticks, size, gap: 4, values, space: vertical ? 34 : 70 };
+    return axisOf(size, values, vertical ? 34 : 70);
   }
 
   cursor() {
@@ -276,6 +274,17 @@ export class ScalarChart {
     }
     ctx.restore();
   }
+}
+
+/**
+ * An axis for uPlot.
+ * @param {any} size
+ * @param {any} values the labels
+ * @param {number} space between two of them, at least
+ */
+export function axisOf(size, values, space) {
+  const line = { stroke: color("grid"), width: 1 };
+  return { stroke: color("muted"), font: FONT, grid: line, ticks: { ...line, size: 4 }, size, gap: 4, values, space };
 }
 
 /** @param {Line} line */

@@ -27,6 +27,9 @@ export function color(name) {
   return value;
 }
 
+/** Whether the scheme is dark. */
+export const dark = () => scheme.matches;
+
 /** @param {number} index place of the run among the runs */
 export function runColor(index) {
   return color(`run-${index % RUNS}`);

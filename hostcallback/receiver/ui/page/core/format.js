@@ -122,6 +122,13 @@ export function duration(sec) {
   return `${Math.floor(sec / 86400)} d ${Math.round((sec % 86400) / 3600)} h`;
 }
 
+/** Seconds with three digits, such as 1.25 ms. @param {number|null} sec */
+export function seconds(sec) {
+  if (sec === null) return "–";
+  const [size, unit] = sec >= 1 ? [1, "s"] : sec >= 1e-3 ? [1e-3, "ms"] : [1e-6, "µs"];
+  return `${Number((sec / size).toPrecision(3))} ${unit}`;
+}
+
 /**
  * The time of day, with the date where it is not today's.
  * @param {number|null|undefined} unixSec

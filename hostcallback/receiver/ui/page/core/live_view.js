@@ -15,7 +15,7 @@ export class LiveView {
     this.active = false;
     this.refresh = throttled(async () => {
       try {
-        this.take(await ask(name));
+        this.take(await ask(name, this.question()));
       } catch (error) {
         this.page.failed(error);
       }
@@ -31,6 +31,11 @@ export class LiveView {
   /** The server has something new. */
   onChange() {
     if (this.active) this.refresh();
+  }
+
+  /** The parameters of what is asked. @returns {Record<string, any>} */
+  question() {
+    return {};
   }
 
   /** Shows the server's answer. @param {any} answer */

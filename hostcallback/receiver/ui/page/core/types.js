@@ -3,7 +3,7 @@
  *
  * @typedef {{kind: "log"|"process"|"collector", name: string, state: "live"|"ended"|"lost", message: string}} Source
  * @typedef {{id: string, name: string, started: number|null, last: number|null, live: boolean, messages: number}} Run
- * @typedef {"scalar"|"histogram"|"image"|"array"|"text"} TapKind
+ * @typedef {"scalar"|"histogram"|"image"|"array"|"text"|"time"} TapKind
  * @typedef {{id: number, run: string, name: string, field: string, title: string, kind: TapKind, count: number, place: string,
  *   unit_x: "step"|"message", last: number|string|null, enabled: boolean|null}} Tap
  * @typedef {{version: string, control: boolean, sources: Source[], runs: Run[], taps: Tap[], taps_total: number, taps_left_out: number,
@@ -31,6 +31,10 @@
  *   difference: (number|null)[]}} TapDifference
  * @typedef {{equal: boolean, first: {tap: string, leaf: string, step: number|null, place: string, left: any, right: any}|null,
  *   taps: TapDifference[], config: Record<string, any[]>, notes: string[]}} Difference
+ * @typedef {{taps: [number, string, string][], tap: number, axis: string, x: number[], stacked: string[], whole: number[], seconds: number[][],
+ *   slowest: {x: number|null, step: number|null, time: number|null, seconds: number, parts: number[]}[], range: [number, number],
+ *   places: {place: string, count: number, mean: number|null, p50: number|null, p90: number|null, p99: number|null, share: number|null,
+ *     slowest: string, spread: number|null, counts: number[]}[]}} Times
  * @typedef {{overview?: boolean, taps?: [number, number, number|null][], texts?: number, errors?: [number, number], devices?: boolean,
  *   source?: string}} Change
  */

@@ -20,6 +20,7 @@ const SLOW_REFRESH_MS = 2000;
 const ASKED_MS = 100;
 const TAPS_IN_A_REQUEST = 48;
 const PIXELS_IN_A_POINT = 1;
+const AROUND = 10;
 
 /** The tab "Charts". */
 export class Charts {
@@ -153,6 +154,11 @@ export class Charts {
     card.update(taps);
     if (grown) this.changed(card, true);
     this.put(card.element, index);
+  }
+
+  /** Shows the messages around a step in all charts. @param {number} step */
+  showStep(step) {
+    if (settings.axis === "step") this.cards.forEach((card) => card.kind === "scalar" && card.zoom([step - AROUND, step + AROUND]));
   }
 
   /** @param {Card} card whose range all others take, if they are linked */
@@ -337,7 +343,7 @@ export function grouped(taps) {
   /** @type {Map<string, Tap[]>} */
   const groups = new Map();
   for (const tap of taps) {
-    if (tap.kind === "text") continue;
+    if (tap.kind === "text" || tap.kind === "time") continue;
     const key = `${tap.title} ${tap.kind}`;
     const group = groups.get(key);
     if (group) group.push(tap);

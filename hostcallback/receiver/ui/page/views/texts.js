@@ -80,6 +80,12 @@ export class Texts {
     }
   }
 
+  /** Shows what was logged in a step. @param {number} step */
+  showStep(step) {
+    [this.from.value, this.to.value] = [String(step), String(step)];
+    void this.restart();
+  }
+
   clearFilters() {
     for (const filter of this.filters) filter.value = "";
     this.search.focus();
