@@ -252,6 +252,11 @@ class Labelled:
     recomputed: bool
     label: str | None
 
+    @property
+    def direction(self) -> str:
+        """One of "forward", "backward" and "recomputed"; the last is in a backward pass, too."""
+        return "recomputed" if self.recomputed else "backward" if self.site.backward else "forward"
+
     def reads(self) -> list[compat.Var]:
         """The variables that it reads."""
         return variables(self.equation.invars)
@@ -294,11 +299,11 @@ class Modules:
         ]
         return Modules({variable: self._labels[atom] for variable, atom in known})
 
-    def visit(self, equation: compat.JaxprEqn, site: Site) -> str | None:
+    def visit(self, equation: compat.JaxprEqn, site: Site, recomputed: bool) -> str | None:
         """The label of the module to which an equation belongs; visits must be in the order of the program."""
         atoms = variables(equation.invars)
         # What comes after a backward pass, such as the step of an optimiser, uses parameters but is no module.
-        if site.backward or any(atom in self._updates for atom in atoms):
+        if (site.backward and not recomputed) or any(atom in self._updates for atom in atoms):
             self._updates.update(equation.outvars)
             return None
         labels = dict.fromkeys(self._labels[atom] for atom in atoms if atom in self._labels)
@@ -326,7 +331,7 @@ class Modules:
             if one.label is not None:
                 owners.update(dict.fromkeys(one.equation.outvars, one.label))
                 entered.update(dict.fromkeys(one.reads(), one.label))
-                if one.site.primitive in _BILINEAR and not one.site.backward:
+                if one.site.primitive in _BILINEAR and one.direction != "backward":
                     multiplied.update({v: one.label for v in one.reads() if v not in self._labels})
         # A gradient of weights is the product of a cotangent with what the module was given, which another one made.
         of_products = {**owners, **multiplied}
@@ -336,7 +341,7 @@ class Modules:
             for one in equations
         ]
         result = _with_origins(result, origins)
-        with_backward = {one.label for one in result if one.site.backward}
+        with_backward = {one.label for one in result if one.direction == "backward"}
         only_entered = {
             v: label for v, label in entered.items() if v not in owners and label not in with_backward
         }

@@ -162,7 +162,7 @@ class Planner:
     def _regions(self, equations: Sequence[Labelled]) -> list[tuple[str, list[Labelled]]]:
         regions: dict[Any, tuple[str, list[Labelled]]] = {}
         for one in equations:
-            in_direction = one.site.backward == (self._what_of == "grad") and not one.recomputed
+            in_direction = one.direction == ("backward" if self._what_of == "grad" else "forward")
             if one.label is not None and in_direction:
                 key = one.label if self._selection.is_region else id(one.equation)
                 regions.setdefault(key, (one.label, []))[1].append(one)
@@ -172,7 +172,8 @@ class Planner:
         """The equations of a program, with the labels of the places that they belong to."""
         result = self._forward(jaxpr, around)
         if self._selection.kind == "module":
-            return _with_between(around.modules.with_backward(result, self._origins), True)
+            result = around.modules.with_backward(result, self._origins)
+            result = _with_between(_with_between(result, "recomputed"), "backward")
         return result
 
     def _forward(self, jaxpr: Jaxpr, around: Around) -> list[Labelled]:
@@ -185,10 +186,12 @@ class Planner:
             if is_meant:
                 self._found.note(site)
             is_module = self._selection.kind == "module"
-            label = around.modules.visit(equation, site) if is_module else self._selection.label(site)
             recomputed = source_line.is_recomputed(str(equation.source_info.name_stack))
+            label = (
+                around.modules.visit(equation, site, recomputed) if is_module else self._selection.label(site)
+            )
             result.append(Labelled(equation, site, recomputed, label if is_meant else None))
-        return _with_between(result, False) if self._selection.kind == "module" else result
+        return _with_between(result, "forward") if self._selection.kind == "module" else result
 
     def _tap(self, plan: Plan, position: Position, label: str, values: Sequence[Var]) -> None:
         known = plan.taps.get(position.key, {})
@@ -310,24 +313,24 @@ def _cotangents(equations: Sequence[Labelled], jaxpr: Jaxpr, around: Around) -> 
     return values
 
 
-def _with_between(equations: list[Labelled], backward: bool) -> list[Labelled]:
+def _with_between(equations: list[Labelled], direction: str) -> list[Labelled]:
     """Adds to each region the equations that lie between two of that region in the data flow."""
     result = list(equations)
     for label in dict.fromkeys(one.label for one in equations if one.label is not None):
-        after = _spread(equations, label, backward, forward=True)
-        for i in after & _spread(equations, label, backward, forward=False):
-            if result[i].label is None and equations[i].site.backward == backward:
+        after = _spread(equations, label, direction, forward=True)
+        for i in after & _spread(equations, label, direction, forward=False):
+            if result[i].label is None and equations[i].direction == direction:
                 result[i] = replace(result[i], label=label)
     return result
 
 
-def _spread(equations: Sequence[Labelled], label: str, backward: bool, *, forward: bool) -> set[int]:
+def _spread(equations: Sequence[Labelled], label: str, direction: str, *, forward: bool) -> set[int]:
     touched: set[Var] = set()
     found: set[int] = set()
     for i, one in enumerate(equations) if forward else reversed(list(enumerate(equations))):
         reads, makes = one.reads(), list(one.equation.outvars)
         sources, targets = (reads, makes) if forward else (makes, reads)
-        own = one.label == label and one.site.backward == backward
+        own = one.label == label and one.direction == direction
         if own or any(v in touched for v in sources):
             touched.update(targets)
             found.add(i)
