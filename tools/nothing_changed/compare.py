@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tools.nothing_changed.cell import OBSERVATION, PROGRAMS
+import numpy as np
+
+from tools.nothing_changed.cell import OBSERVATION, PROGRAMS, RESULTS
 from tools.nothing_changed.features import Feature
 
 BARRIER = ("jit__lambda", "jit_hold")
@@ -30,6 +33,7 @@ class Run:
         programs: the lowered text of each program, without locations, by name.
         own: how many programs of each name were not called by the program that is looked at, but by the feature itself.
         new_keys: the entries that it added to the persistent cache.
+        arrays: its results, in the order of their hashes in `observed`; of numpy's types.
     """
 
     observed: dict[str, Any]
@@ -39,6 +43,7 @@ class Run:
     programs: dict[str, list[str]] = field(default_factory=dict)
     own: Counter[str] = field(default_factory=Counter)
     new_keys: list[str] = field(default_factory=list)
+    arrays: list[np.ndarray[Any, Any]] = field(default_factory=list)
 
     @classmethod
     def read(cls, folder: Path, keys: set[str]) -> Run:
@@ -64,6 +69,7 @@ class Run:
             programs=programs,
             own=own,
             new_keys=sorted({*observed.get("keys", ())} - keys),
+            arrays=_arrays(folder / RESULTS),
         )
 
     @property
@@ -74,6 +80,41 @@ class Run:
     def tapped(self) -> Counter[str]:
         """How many programs of each name have taps."""
         return Counter({name: sum(map(has_taps, texts)) for name, texts in self.programs.items()})
+
+
+def _arrays(file: Path) -> list[np.ndarray[Any, Any]]:
+    if not file.exists():
+        return []
+    with np.load(file) as found:
+        return [found[f"arr_{number}"] for number in range(len(found.files))]
+
+
+def _as_computed(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    # A Python float of a float32, such as a loss, has the precision of that.
+    single = array.astype(np.float32) if array.dtype == np.float64 else array
+    return single if np.array_equal(single, array, equal_nan=array.dtype.kind == "f") else array
+
+
+def ulps(before: Sequence[np.ndarray[Any, Any]], after: Sequence[np.ndarray[Any, Any]]) -> float:
+    """The largest difference of floating-point arrays, in units in the last place of the largest value of their type.
+
+    Infinite where others differ, or where shapes, types or NaNs do.
+    """
+    before, after = list(map(_as_computed, before)), list(map(_as_computed, after))
+    most, largest = 0.0, Counter[Any]()
+    for one in before:
+        if one.dtype.kind in "fc" and np.isfinite(one).any():
+            largest[one.dtype] = max(largest[one.dtype], np.max(np.abs(one[np.isfinite(one)])))
+    for one, other in zip(before, after, strict=True):
+        if one.tobytes() == other.tobytes():
+            continue
+        is_alike = one.shape == other.shape and one.dtype == other.dtype and one.dtype.kind in "fc"
+        if not is_alike or not np.array_equal(np.isfinite(one), np.isfinite(other)):
+            return math.inf
+        found = np.isfinite(one)
+        distance = float(np.max(np.abs(one[found] - other[found]), initial=0))
+        most = max(most, distance / float(np.spacing(largest[one.dtype])))
+    return most
 
 
 def masked(text: str) -> str:
@@ -92,14 +133,14 @@ def has_taps(text: str) -> bool:
     return "@hostcallback_" in text
 
 
-def differences(feature: Feature, bare: Run, run: Run) -> Iterator[tuple[str, str]]:
-    """What is not as in the bare run: a short name of the kind, and the details."""
+def differences(feature: Feature, bare: Run, run: Run) -> Iterator[tuple[str, ...]]:
+    """What is not as in the bare run: a short name of the kind, the details, and of results by how much."""
     if run.status != bare.status:
         yield "exit status", f"{run.status}, not {bare.status}: {run.errors.strip().splitlines()[-1:]}"
     if not run.observed:
         yield "no result", run.errors.strip()[-2000:]
         return
-    yield from _of_results(bare.observed["results"], run.observed["results"])
+    yield from _of_results(bare, run)
     if run.output != bare.output:
         yield "stdout", f"{run.output[-500:]!r}, not {bare.output[-500:]!r}"
     if run.errors != bare.errors and not feature.draws:
@@ -113,10 +154,15 @@ def differences(feature: Feature, bare: Run, run: Run) -> Iterator[tuple[str, st
     yield from _of_programs(feature, bare, run)
 
 
-def _of_results(bare: dict[str, str], run: dict[str, str]) -> Iterator[tuple[str, str]]:
-    different = [path for path in {**bare, **run} if bare.get(path) != run.get(path)]
-    if different:
-        yield "results", f"{len(different)} of {len(bare)} arrays, such as {different[0]}"
+def _of_results(bare: Run, run: Run) -> Iterator[tuple[str, ...]]:
+    before, after = bare.observed["results"], run.observed["results"]
+    different = [path for path in {**before, **after} if before.get(path) != after.get(path)]
+    if not different:
+        return
+    is_alike = [*before] == [*after] and len(bare.arrays) == len(run.arrays) == len(before)
+    most = ulps(bare.arrays, run.arrays) if is_alike else math.inf
+    amount = "" if math.isinf(most) else f"{most:.1g} ulp" if most < 1 else f"{round(most):,} ulp"
+    yield "results", f"{len(different)} of {len(before)} arrays, such as {different[0]}; {amount}", amount
 
 
 def _of_counts(feature: Feature, kind: str, bare: Run, run: Run) -> Iterator[str]:

@@ -61,6 +61,14 @@ def _observe(edits: Any, folder: Path) -> Any:
     return hcb.observe(where=lambda site: site.primitive in edits.observed, tap_func=lambda values: None)
 
 
+def _time(edits: Any, folder: Path) -> Any:
+    import hostcallback as hcb
+
+    return hcb.observe(
+        where=lambda site: site.primitive in edits.observed, what="time", tap_func=lambda times: None
+    )
+
+
 def _watch(edits: Any, folder: Path) -> Any:
     import hostcallback as hcb
 
@@ -172,6 +180,7 @@ FEATURES = {
     "accelerate": Feature("`accelerate`", _accelerate, taps=False),
     "pytest": Feature("pytest plugin", _nothing, taps=False),
     "observe": Feature("`observe`", _observe),
+    "time": Feature("`observe`, time", _time),
     "watch": Feature("`watch_nonfinite`", _watch),
     "capsule": Feature("`capsule`", _capsule),
     "checked": Feature("`checked`", _checked),

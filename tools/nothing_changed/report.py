@@ -29,6 +29,8 @@ a metric in the step, gets it where a user would make it. A cell is "same" if al
 - of a variant that fails while it is traced: the type and text of the exception, and the functions of the user that
   its traceback goes through.
 
+Of results that differ a cell says by how much: in units in the last place (ulp) of the largest of all results.
+
 A dash is a program without a loop that could have a bar or be stopped. The last line is the processor time of the
 program under the feature, compiling included, over that without: the median of all programs.
 
@@ -99,7 +101,15 @@ EXPLAINED = (
             "What was compiled before the block, while the library was imported, is traced once more for it.",
         )
         for program in ("blackjax_nuts", "jax_md_minimize")
-        for feature in ("observe", "watch", "capsule")
+        for feature in ("observe", "time", "watch", "capsule")
+    ),
+    Explained(
+        "*",
+        "time",
+        ("results", "stdout"),
+        "XLA does not fuse operations of two places ([time.md](time.md#what-it-costs)), and each observed operation is "
+        "one here. Loops, samplers and optimizers amplify the last bits: Adam makes a step of a gradient that is "
+        "nothing but rounding, as that of a bias before a normalization.",
     ),
     *(
         Explained(
@@ -114,10 +124,11 @@ EXPLAINED = (
 
 
 class Difference(NamedTuple):
-    """Something that is not the same: a short name, such as "stdout", and the details."""
+    """Something that is not the same: a short name, such as "stdout", the details, and by how much it differs."""
 
     kind: str
     text: str
+    amount: str = ""
 
 
 @dataclass
@@ -145,7 +156,7 @@ class Matrix:
         """A line for each difference without an explanation."""
         for program, row in self.rows.items():
             for feature, cell in row.items():
-                for kind, text in cell.differences if cell else ():
+                for kind, text, _ in cell.differences if cell else ():
                     if self._reason(program, feature, kind) is None:
                         yield f"{program} under {feature}: {kind}: {text}"
 
@@ -165,11 +176,12 @@ class Matrix:
         if cell is None:
             return NO_CELL
         shown = []
-        for kind in dict.fromkeys(difference.kind for difference in cell.differences):
+        for kind, amount in {each.kind: each.amount for each in cell.differences}.items():
             reason = self._reason(program, feature, kind)
             if reason is not None and reason not in reasons:
                 reasons.append(reason)
-            shown.append(f"{kind} ({reasons.index(reason) + 1})" if reason else f"**{kind}**")
+            told = f"{kind}: {amount}" if amount else kind
+            shown.append(f"{told} ({reasons.index(reason) + 1})" if reason else f"**{told}**")
         return ", ".join(shown) or SAME
 
     def _reason(self, program: str, feature: str, kind: str) -> str | None:
