@@ -10,6 +10,7 @@ import numpy as np
 from jax._src import (
     callback as _callback,  # emit_python_callback, io_callback_p
     core as _core,  # ShapedArray
+    custom_partitioning_sharding_rule as _rule,  # of Shardy, for a call: ArrayMapping, SdyShardingRule
     debugging as _debugging,  # debug_callback_p, debug_print_p, their effects
     effects as _effects,  # ordered_effects
     ffi as _ffi,  # ffi_batching_rule
@@ -79,17 +80,53 @@ def call_of_shares(
 
     Each device has the row of its number of the result, whose aval has an axis of devices and another one.
     """
-    out = partitioned_op(name, ir_type(context, result), [operand], config, has_side_effect=False)
-    if not getattr(jax.config, "jax_use_shardy_partitioner", True):
+    [out] = partitioned_op(name, [ir_type(context, result)], [operand], config, has_side_effect=False)
+    if not uses_shardy():
         return out  # GSPMD asks the partitioner for the sharding of the result
-    # Without it, Shardy has the result on every device (0.8 to 0.12), and so a collective for each call. It drops a
-    # sharding of the call itself.
-    dims = tuple(_sharding_impls.SdyDim(axes=axes, is_open=False) for axes in (("d",), ()))
-    mesh = (("d", result.shape[0]),)
+    return _one_row_each(context, out, result)
+
+
+def uses_shardy() -> bool:
+    """Whether Shardy divides programs among devices, and not GSPMD."""
+    return bool(getattr(jax.config, "jax_use_shardy_partitioner", True))
+
+
+def _one_row_each(context: LoweringContext, value: IrValue, aval: Aval) -> IrValue:
+    # Without it, Shardy has the result of a call on every device (0.8 to 0.12), and so a collective for each call. It
+    # drops a sharding of the call itself.
+    axes = (("d",), *(() for _ in aval.shape[1:]))
+    dims = tuple(_sharding_impls.SdyDim(axes=each, is_open=False) for each in axes)
+    mesh = (("d", aval.shape[0]),)
     sharding = _sharding_impls.SdyArray(mesh_shape=mesh, dim_shardings=dims, logical_device_ids=())
     constrain: Any = _mlir.wrap_with_sharding_op
-    constrained: IrValue = constrain(context.raw, out, result, sharding, allow_shardy_lowering=True)
+    constrained: IrValue = constrain(context.raw, value, aval, sharding, allow_shardy_lowering=True)
     return constrained
+
+
+def divided_edge(
+    context: LoweringContext, name: str, operands: Sequence[IrValue], results: Sequence[Aval]
+) -> list[IrValue]:
+    """Emits a call without side effects that a partitioner registered as `name` replaces, as an edge (`edge_p`).
+
+    The arrays that go through it are divided as they would be without it. Of the stamps, each device has its row.
+    """
+    types = [ir_type(context, aval) for aval in results]
+    made = partitioned_op(name, types, operands, "", has_side_effect=False)
+    factors = [
+        [f"a{number}_{axis}" for axis in range(len(aval.shape))] for number, aval in enumerate(results)
+    ]
+    *arrays, stamp, _ = (_rule.ArrayMapping(*each) for each in factors)
+    since = _rule.ArrayMapping(stamp[0], "since")
+    rule = _rule.SdyShardingRule(
+        operand_mappings=(*arrays, stamp, since),
+        result_mappings=(*arrays, stamp, _rule.ArrayMapping(stamp[0])),
+    )
+    call: Any = made[0].owner
+    call.attributes["sdy.sharding_rule"] = _rule.sdy_sharding_rule_to_mlir(
+        rule, [operand.type for operand in operands], types
+    )
+    rows = zip(made[-2:], results[-2:], strict=True)
+    return [*made[:-2], *(_one_row_each(context, value, aval) for value, aval in rows)]
 
 
 def lower_function(

@@ -283,7 +283,8 @@ class LoweringContext:
         self, name: str, token: IrValue, operands: Sequence[IrValue], config: str
     ) -> IrValue:
         """Emits a side-effecting call that a partitioner registered as `name` replaces; returns its token."""
-        return partitioned_op(name, _hlo.TokenType.get(), [token, *operands], config, has_side_effect=True)
+        types = [_hlo.TokenType.get()]
+        return partitioned_op(name, types, [token, *operands], config, has_side_effect=True)[0]
 
     def add_python_callback(self, function: Callable[..., Any]) -> tuple[str, int]:
         """Attaches `function(*operands)` to the program, for a call on a token that is made elsewhere.
@@ -398,11 +399,11 @@ def _row_major(array_type: Any) -> tuple[int, ...]:
 
 
 def partitioned_op(
-    name: str, result_type: Any, operands: Sequence[IrValue], config: str, *, has_side_effect: bool
-) -> IrValue:
-    """Emits a call that a partitioner registered as `name` replaces; returns its result."""
+    name: str, result_types: Sequence[Any], operands: Sequence[IrValue], config: str, *, has_side_effect: bool
+) -> list[IrValue]:
+    """Emits a call that a partitioner registered as `name` replaces; returns its results."""
     op = _hlo.CustomCallOp(
-        [result_type],
+        result_types,
         operands,
         call_target_name=_ir.StringAttr.get(name),
         has_side_effect=_ir.BoolAttr.get(has_side_effect),
@@ -412,8 +413,7 @@ def partitioned_op(
         operand_layouts=None,
         result_layouts=None,
     )
-    result: IrValue = op.results[0]
-    return result
+    return list(op.results)
 
 
 def _all(predicate: IrValue) -> IrValue:

@@ -178,10 +178,17 @@ def partitioned_read(
     In a shard_map over some axes only, it has no token: with one, XLA aborts the process (0.12).
     """
     tokens = [] if context.partially_manual else [token]
-    value = lowering.partitioned_op(
-        name, lowering.ir_type(context, result), tokens, config, has_side_effect=True
-    )
-    return token, [value]
+    types = [lowering.ir_type(context, result)]
+    return token, lowering.partitioned_op(name, types, tokens, config, has_side_effect=True)
+
+
+def rows_by_device(shape: Any, shardings: Sequence[Any], rows: Sequence[tuple[int, ...]]) -> Any:
+    """The shardings of a tuple of XLA's shape `shape`: those given, and of the last ones, whose shapes are `rows`.
+
+    Of these row `i` lies on the program's device `i`.
+    """
+    last = [_xla_client.HloSharding.iota_tile((row[0], *(1 for _ in row[1:]))) for row in rows]
+    return _xla_client.HloSharding.tuple_sharding(shape, [*shardings, *last])
 
 
 def register_partitioner(
@@ -242,7 +249,7 @@ def tap_of_a_partition(
         first = [partition] if with_partition else []
         return lowering.ffi_call(target, token, [*first, _row(table, partition), *arrays], [], attributes)
 
-    return _program_of_a_device([_TOKEN, *operands], _TOKEN, body)
+    return _program_of_a_device([_TOKEN, *operands], [_TOKEN], body)
 
 
 def call_of_a_partition(target: str, operands: Sequence[_Given]) -> bytes:
@@ -251,7 +258,7 @@ def call_of_a_partition(target: str, operands: Sequence[_Given]) -> bytes:
     def body(token: Any, *arrays: Any) -> Any:
         return lowering.ffi_call(target, token, arrays, [], {})
 
-    return _program_of_a_device([_TOKEN, *operands], _TOKEN, body)
+    return _program_of_a_device([_TOKEN, *operands], [_TOKEN], body)
 
 
 def call_of_a_share(
@@ -272,7 +279,21 @@ def call_of_a_share(
             target, None, [array, _hlo.PartitionIdOp().result], [_type_of(made)], attributes
         )
 
-    return _program_of_a_device([operand], made, body)
+    return _program_of_a_device([operand], [made], body)
+
+
+def edge_of_a_device(target: str, operands: Sequence[_Given], results: Sequence[_Given]) -> bytes:
+    """A module that calls `target`, as `pure_call`, on operands of these shapes on one device.
+
+    All results but the last two are in the memory of the operands of the same number.
+    """
+
+    def body(*arrays: Any) -> Any:
+        return lowering.ffi_call(
+            target, None, arrays, list(map(_type_of, results)), {}, in_place=len(results) - 2
+        )
+
+    return _program_of_a_device(operands, results, body)
 
 
 def read_of_a_device(
@@ -285,7 +306,7 @@ def read_of_a_device(
         op = lowering.ffi_call(target, token, [], [_type_of(made)], attributes)
         return of_first_device(op.results[1], agreeing).owner if agreeing else op
 
-    return _program_of_a_device([_TOKEN] if on_token else [], made, body)
+    return _program_of_a_device([_TOKEN] if on_token else [], [made], body)
 
 
 def of_first_device(value: Any, devices: int) -> Any:
@@ -309,17 +330,17 @@ def of_first_device(value: Any, devices: int) -> Any:
 
 
 def _program_of_a_device(
-    given: Sequence[_Given | str], made: _Given | str, body: Callable[..., Any]
+    given: Sequence[_Given | str], made: Sequence[_Given | str], body: Callable[..., Any]
 ) -> bytes:
-    # A module that returns the results of the operation that `body` emits for its arguments.
+    # A module that returns the last results of the operation that `body` emits for its arguments.
     context = _mlir.make_ir_context()
     with context, _ir.Location.unknown(context):
         module = _ir.Module.create()
         with _ir.InsertionPoint(module.body):
-            main: Any = _func.FuncOp("main", (list(map(_type_of, given)), [_type_of(made)]))
+            main: Any = _func.FuncOp("main", (list(map(_type_of, given)), list(map(_type_of, made))))
             main.attributes["sym_visibility"] = _ir.StringAttr.get("public")
             with _ir.InsertionPoint(main.add_entry_block()):
-                _func.ReturnOp(list(body(*main.arguments).results)[-1:])
+                _func.ReturnOp(list(body(*main.arguments).results)[-len(made) :])
         return _mlir.module_to_bytecode(module)
 
 

@@ -80,6 +80,7 @@ SHARE_TARGET = "hostcallback_share_statistics"
 MERGE_TARGET = "hostcallback_merged_statistics"
 COPY_TARGET = "hostcallback_copy"
 EDGE_TARGET = "hostcallback_edge"
+DIVIDED_EDGE_NAME = "hostcallback_divided_edge"
 VERDICT_TARGET = "hostcallback_verdict"
 
 NATIVE_DTYPES = ("bfloat16", "float16", "float32", "float64", "complex64", "complex128")
@@ -193,10 +194,16 @@ def _lower_edge(ctx: compat.LoweringRuleContext, *operands: compat.IrValue) -> S
             "jax.profiler"
         )
     if context.automatic:
-        raise NotImplementedError(
-            'what="time" cannot measure a program that the compiler divides among devices: time it as a program of one '
-            "device, or in a shard_map"
-        )
+        stamp: Any = ctx.avals_in[-1]
+        is_whole_mesh = not context.partially_manual and stamp.shape[:-1] == (context.device_count,)
+        if not (is_whole_mesh and transport.use_native("cpu") and compat.uses_shardy()):
+            raise NotImplementedError(
+                'what="time" measures what the compiler divides among devices on the native transport, with the Shardy '
+                "partitioner, and not in a shard_map over some axes of the mesh only: time it as a program of one "
+                "device, or in a shard_map over all axes"
+            )
+        _register()
+        return compat.divided_edge(context, DIVIDED_EDGE_NAME, operands, ctx.avals_out)
     if transport.use_native("cpu"):
         _register()
         return compat.pure_call(context, EDGE_TARGET, operands, ctx.avals_out, {}, in_place=len(operands) - 2)
@@ -204,6 +211,22 @@ def _lower_edge(ctx: compat.LoweringRuleContext, *operands: compat.IrValue) -> S
         context, _read_edge, None, operands, ctx.avals_in, ctx.avals_out
     )
     return results
+
+
+def _partition_edge(
+    arg_shapes: Sequence[Any], arg_shardings: Sequence[Any], result_shape: Any, _: Any, __: bytes
+) -> tuple[bytes, Sequence[Any], Any]:
+    # XLA calls this on one of its threads while it compiles. What goes through an edge stays divided as it is.
+    devices = arg_shapes[-1].dimensions()[0]
+    kept = [compat.REPLICATED if each.is_maximal() else each for each in arg_shardings[:-2]]
+    given = [
+        (tuple(sharding.tile(shape).dimensions()), np.dtype(shape.numpy_dtype()))
+        for sharding, shape in zip(kept, arg_shapes, strict=False)
+    ]
+    stamp, seconds = ((1, 2), np.dtype(np.uint32)), ((1,), np.dtype(np.float32))
+    module = compat.edge_of_a_device(EDGE_TARGET, [*given, stamp, stamp], [*given, stamp, seconds])
+    rows = compat.one_row_each(devices)
+    return module, [*kept, rows, rows], compat.rows_by_device(result_shape, kept, [(devices, 2), (devices,)])
 
 
 def _read_edge(partition: Any, *arrays: Any) -> tuple[np.ndarray[Any, Any], ...]:
@@ -214,6 +237,7 @@ def _read_edge(partition: Any, *arrays: Any) -> tuple[np.ndarray[Any, Any], ...]
 
 
 compat.register_lowering(device_ops.edge_p, _lower_edge)
+compat.register_partitioner(DIVIDED_EDGE_NAME, _partition_edge)
 
 
 def _lower_reduction(

@@ -115,7 +115,11 @@ def _clock_avals(step: Any, *, alike: bool, timed: bool) -> list[jax.Array]:
 
 
 def _edge_avals(*avals: Any) -> list[Any]:
-    made = [jax.core.ShapedArray((2,), np.dtype(np.uint32)), jax.core.ShapedArray((), np.dtype(np.float32))]
+    stamp = avals[-1].shape
+    made = [
+        jax.core.ShapedArray(stamp, np.dtype(np.uint32)),
+        jax.core.ShapedArray(stamp[:-1], np.dtype(np.float32)),
+    ]
     return [*avals[:-2], *compat.results_that_vary_as(avals, made)]
 
 
@@ -156,7 +160,8 @@ merged_statistics_p = _define("merged_statistics", _merged_statistics_avals, red
 copies_p = _define("copies", lambda *avals: [*avals, *avals], lambda *arrays: [*arrays, *arrays])
 edge_p = _define("edge", _edge_avals)
 """Operands: arrays, a stamp, and another one since which to count. Results: the arrays, the stamp of now, the seconds
-since the other as a float32. A stamp is a `uint32[2]`: Unix time in nanoseconds, the lower half first."""
+since the other as a float32. A stamp is a `uint32[2]`: Unix time in nanoseconds, the lower half first. In a
+program that the compiler divides among devices they have an axis of these in front."""
 # Lowering is registered in hostcallback.lowering, which knows the transports.
 
 

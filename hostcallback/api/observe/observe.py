@@ -120,7 +120,7 @@ def observe(
         TypeError: `fun` is not callable, or an argument has another type.
         ValueError: an argument has another value; at the end of the block, or when `fun` is lowered, `where` matches
             nothing in any program.
-        NotImplementedError: (later) times of a program on a GPU or TPU, or that the compiler divides among devices.
+        NotImplementedError: (later) times of a program on a GPU or TPU.
 
     Example:
         with hcb.observe(where="layers/*", what=["norm"], tap_func=lambda values: print(dict(values))):
@@ -232,7 +232,7 @@ class Timed(Observe):
 
     def rewrite(self, program: Program, context: Context) -> compat.ClosedJaxpr | None:
         """Reads the clock at the edges of what is selected in this program; see `Xray`."""
-        found, spans = Found(), Spans()
+        found, spans = Found(), Spans(program.devices)
         missed: list[_Asked] = []
         selected = []
         for item in self.items:
@@ -249,7 +249,7 @@ class Timed(Observe):
         for each in sorted(selected, key=len, reverse=True):
             spans.add(each)
         send = sender_of_times(self.tap_func, self.name, self.ordered, spans)
-        timer = Timer(spans, program.devices > 1, send)
+        timer = Timer(spans, send)
 
         def run(*values: jax.Array) -> list[jax.Array]:
             outs, records = timer.evaluate(program.tapped, values)

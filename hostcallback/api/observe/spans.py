@@ -39,26 +39,22 @@ Key = tuple[int, ...]
 _AXES = {"scan": ITERATION, "shard_map": DEVICE}
 
 
-def axes_at(position: Position) -> list[str]:
-    """The axes of what is recorded at a position, outermost first."""
-    kinds = [structure_of(each).kind for each in position.equations]
-    # Each iteration of a while loop sends its own records.
-    last = max((i + 1 for i, kind in enumerate(kinds) if kind == "while"), default=0)
-    return [_AXES[kind] for kind in kinds[last:] if kind in _AXES]
-
-
 class Spans:
     """The places of a program that are timed.
 
     Attributes:
+        devices: of the program.
         places: by equation, the names of the places that it belongs to, outermost first.
         axes: by name, what the axes of its times are, outermost first.
+        are_in_shard_map: whether the program is for several devices, and all places are in a shard_map.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, devices: int) -> None:
         """There are none yet."""
+        self.devices = devices
         self.places: dict[Key, tuple[str, ...]] = {}
         self.axes: dict[str, list[str]] = {}
+        self.are_in_shard_map = devices > 1
         self._names: dict[tuple[str, Key], str] = {}
 
     def plan(
@@ -89,8 +85,23 @@ class Spans:
         # The times of one loop or of one branch, or outside of these, have one name.
         if (name, path) not in self._names:
             self._names[name, path] = found.new_label(name)
-            self.axes[self._names[name, path]] = axes_at(position)
+            self.axes[self._names[name, path]] = self.axes_at(position)
+            self.are_in_shard_map &= not self.is_divided(position)
         return self._names[name, path]
+
+    def axes_at(self, position: Position) -> list[str]:
+        """The axes of what is recorded at a position, outermost first."""
+        kinds = [structure_of(each).kind for each in position.equations]
+        # Each iteration of a while loop sends its own records.
+        last = max((i + 1 for i, kind in enumerate(kinds) if kind == "while"), default=0)
+        axes = [_AXES[kind] for kind in kinds[last:] if kind in _AXES]
+        return [*axes, DEVICE] if self.is_divided(position) else axes
+
+    def is_divided(self, position: Position) -> bool:
+        """Whether the compiler divides what is at a position among devices."""
+        return self.devices > 1 and "shard_map" not in [
+            structure_of(each).kind for each in position.equations
+        ]
 
     def add(self, places: Mapping[Key, str]) -> None:
         """Adds the places of one selection. Of two selections the one with more equations is around the other."""
@@ -102,7 +113,7 @@ class Spans:
 
 
 def _named(one: Labelled) -> str:
-    return f"{'recomputed ' if one.recomputed else 'backward ' if one.site.backward else ''}{one.label}"
+    return str(one.label) if one.direction == "forward" else f"{one.direction} {one.label}"
 
 
 # ---- The order of the operations -------------------------------------------------------------------------------------
@@ -210,17 +221,16 @@ def _can_tie(variable: Var) -> bool:
 class Timer(Evaluator):
     """Evaluates a program, and reads the clock at the edges of its places."""
 
-    def __init__(self, spans: Spans, is_divided: bool, send: Callable[[Records], None]) -> None:
+    def __init__(self, spans: Spans, send: Callable[[Records], None]) -> None:
         """Prepares the evaluation.
 
         Args:
-            spans: the places.
-            is_divided: whether the program is for several devices; then its time is that of a shard_map in it.
+            spans: the places. If all are in a shard_map, the time of the program is that of the shard_map.
             send: takes the records of an iteration of a while loop.
         """
         self._spans = spans
         self._entered = {key[:end] for key in spans.places for end in range(1, len(key))}
-        self._whole = "shard_map" if is_divided else ""
+        self._whole = "shard_map" if spans.are_in_shard_map else ""
         self._send = send
         self._given: dict[int, Any] = {}
         """What programs are given and go on using, by id: inputs and constants, which an edge would have to copy."""
@@ -250,9 +260,10 @@ class Timer(Evaluator):
         kind = structure_of(position.equations[-1]).kind if position.equations else ""
         if kind == self._whole:
             places = [(PROGRAM, *each) for each in places]
-            self._spans.axes[PROGRAM] = axes_at(position)
+            self._spans.axes[PROGRAM] = self._spans.axes_at(position)
         env = dict(zip((*program.constvars, *program.invars), (*consts, *values), strict=True))
-        level = _Level(self, env, position, records)
+        stamp = (self._spans.devices, 2) if self._spans.is_divided(position) else (2,)
+        level = _Level(self, env, position, records, np.zeros(stamp, np.uint32))
         level.run(arranged(program.eqns, places), set(variables(program.outvars)))
         return [level.read(atom) for atom in program.outvars]
 
@@ -288,13 +299,15 @@ class Timer(Evaluator):
 class _Level:
     """The evaluation of one program."""
 
-    def __init__(self, timer: Timer, env: dict[Var, Any], position: Position, records: Records) -> None:
+    def __init__(
+        self, timer: Timer, env: dict[Var, Any], position: Position, records: Records, stamp: Any
+    ) -> None:
         self._timer = timer
         self._env = env
         self._position = position
         self._records = records
         self._backward: set[Var] = set()  # the values that a backward pass made
-        self._last: Any = np.zeros(2, np.uint32)  # the stamp of the last reading
+        self._last = stamp  # of the last reading
 
     def read(self, atom: Any) -> Any:
         """The value of an operand."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,10 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from collecting_writer import CollectingWriter
-from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
 
 import hostcallback as hcb
 from hostcallback.api.observe.spans import Segment, arranged
+from hostcallback.lifecycle import receivers
 
 W = jnp.linspace(-0.5, 0.6, 16).reshape(4, 4)
 X = jnp.arange(8.0).reshape(2, 4)
@@ -158,6 +161,22 @@ def test_the_backward_pass_and_what_it_recomputes_have_times_of_their_own(is_rem
     assert_same(out, jax.jit(jax.grad(loss))(X))
 
 
+def test_what_is_recomputed_of_modules_is_named_so() -> None:
+    params = [{"w": W, "b": X[0]}] * 2
+
+    def layer(parameters: Any, x: Any) -> Any:
+        return jnp.tanh(x @ parameters["w"] + parameters["b"])
+
+    def loss(params: Any, x: Any) -> Any:
+        for parameters in params:
+            x = jax.checkpoint(layer)(parameters, x)
+        return jnp.sum(x**2)
+
+    _, [values] = times_of(jax.grad(loss), params, X, where="params/*")
+    expected = {f"{name}params/{i}" for name in ("", "recomputed ", "backward ") for i in range(2)}
+    assert set(values) == {*expected, "program"}
+
+
 def test_a_vmap_has_one_time() -> None:
     out, [values] = times_of(jax.vmap(layers), jnp.stack([X, X + 1]))
     assert {one["seconds"].shape for one in values.values()} == {()}
@@ -289,12 +308,60 @@ def test_other_platforms_are_refused() -> None:
         jax.jit(layers).trace(X).lower(lowering_platforms=("cuda",))
 
 
-def test_programs_that_the_compiler_divides_are_refused() -> None:
-    mesh = Mesh(np.array(jax.devices()[:2]), ("d",))
-    divided = jax.device_put(X, NamedSharding(mesh, P("d")))
+COLLECTIVES = re.compile(r"(all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter)(?:-start)?\(")
+
+
+@pytest.mark.native_only
+def test_devices_of_a_program_that_the_compiler_divides_have_times_each() -> None:
+    mesh = Mesh(np.array(jax.devices()[:2]), ("d",), axis_types=(AxisType.Auto,))
+    x = jax.device_put(jnp.linspace(-1, 1, 64).reshape(8, 8), NamedSharding(mesh, P("d")))
+    w = jax.device_put(jnp.linspace(-0.5, 0.6, 64).reshape(8, 8), NamedSharding(mesh, P(None, "d")))
+
+    def step(w: Any, x: Any) -> Any:
+        def body(x: Any, _: Any) -> Any:
+            with hcb.span("product"):
+                x = jnp.tanh(x @ w)
+            return x, None
+
+        def loss(w: Any) -> Any:
+            with hcb.span("first"):
+                y = jnp.sin(x @ w)
+            return jnp.sum(y**2)
+
+        x = jax.lax.scan(body, x, None, length=3)[0]
+        return x, *jax.value_and_grad(loss)(w)
+
+    def collectives(compiled: Any) -> Counter[str]:
+        return Counter(COLLECTIVES.findall(compiled.as_text()))
+
+    plain = jax.jit(step)
+    expected, before = plain(w, x), collectives(plain.lower(w, x).compile())
+    messages: list[Any] = []
+    with hcb.outfeed_receiver(), hcb.observe(what="time", tap_func=messages.append):
+        timed = jax.jit(step)
+        out, after = jax.block_until_ready(timed(w, x)), collectives(timed.lower(w, x).compile())
+    for one, other in zip(out, expected, strict=True):
+        assert one.sharding == other.sharding
+        np.testing.assert_allclose(one, other, rtol=2e-6)
+    assert before
+    assert after == before
+    [values] = messages
+    assert {name: found["seconds"].shape for name, found in values.items()} == {
+        "product": (3, 2), "first": (2,), "backward first": (2,), "program": (2,)
+    }  # fmt: skip
+    seconds = {name: found["seconds"].reshape(-1, 2).sum(0) for name, found in values.items()}
+    whole = seconds.pop("program")
+    assert np.all(np.stack([*seconds.values()]) > 0)
+    assert np.all(sum(seconds.values()) <= whole)
+    assert np.all(np.diff(values["product"]["start_ns"], axis=0) > 0)
+
+
+@pytest.mark.skipif(receivers.use_native("cpu"), reason="is about the callback transport")
+def test_the_callback_transport_cannot_time_what_the_compiler_divides() -> None:
+    divided = jax.device_put(X, NamedSharding(Mesh(np.array(jax.devices()[:2]), ("d",)), P("d")))
     with (
         hcb.observe(what="time"),
-        pytest.raises(NotImplementedError, match="divides among devices: time it as"),
+        pytest.raises(NotImplementedError, match="on the native transport, with the Shardy"),
     ):
         jax.jit(layers)(divided)
 
