@@ -146,7 +146,7 @@ def _by_call(index: LogIndex, taps: Sequence[Tap], inner: set[str]) -> dict[str,
     with index.lock:
         rows = {tap.leaf: tap.buckets.rows.copy() for tap in taps}
         by_place = {tap.leaf: tap for tap in taps}
-        has_steps = all(tap.buckets.has_steps for tap in taps)
+        has_steps = all(tap.buckets.has_steps and tap.without_step < tap.count for tap in taps)
     counting = by_place.get(PROGRAM) or max(taps, key=lambda tap: tap.count)
     calls = rows[counting.leaf]
     calls = calls[np.argsort(calls[:, TIME], kind="stable")]
@@ -157,9 +157,10 @@ def _by_call(index: LogIndex, taps: Sequence[Tap], inner: set[str]) -> dict[str,
         seconds.append(np.bincount(of_call, each[:, SUM], len(calls)) / np.maximum(calls[:, COUNT], 1))
     slowest = _slowest(index, counting, [by_place[place] for place in stacked], calls)
     x = calls[:, STEP] if has_steps else np.arange(len(calls))
-    if has_steps:  # devices of one call may have a message each
-        x, at, counts = np.unique(x, return_inverse=True, return_counts=True)
-        seconds = [np.bincount(at, each) / counts for each in seconds]
+    if has_steps:  # of a few calls the step may not be known; devices of one call may have a message each
+        known = x != float(NO_STEP)
+        x, at, counts = np.unique(x[known], return_inverse=True, return_counts=True)
+        seconds = [np.bincount(at, each[known]) / counts for each in seconds]
     return _answer("step" if has_steps else "call", stacked, _cells(len(x)), x, seconds, slowest)
 
 
@@ -193,7 +194,7 @@ def _slowest(index: LogIndex, counting: Tap, stacked: Sequence[Tap], calls: Arra
 
 def _cells(count: int) -> Array:
     # The column of each call or iteration.
-    return np.arange(count) * min(COLUMNS, count) // max(count, 1)
+    return np.arange(count) // max(1, math.ceil(count / COLUMNS))
 
 
 def _answer(
