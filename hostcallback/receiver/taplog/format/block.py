@@ -11,6 +11,9 @@ import numpy as np
 from hostcallback.receiver.wire.array_types import Array
 from hostcallback.receiver.wire.frame import HEADER
 
+FEW = 64
+"""Fewer frames are looked at one by one, which takes less time than a call of numpy."""
+
 
 class FrameBlock:
     """Frames of one device that follow each other from offset 0 on.
@@ -92,7 +95,9 @@ class FrameBlock:
     def consumers(self) -> list[int]:
         """The distinct consumer ids."""
         ids = self.consumer_ids
-        return [int(ids[0])] if (ids == ids[0]).all() else list(set(ids.tolist()))
+        if len(ids) > FEW and (ids == ids[0]).all():
+            return [int(ids[0])]
+        return list(set(ids.tolist()))
 
     @cached_property
     def seqs(self) -> Array:

@@ -195,9 +195,7 @@ class StepFinder:
             is_end: whether the log is complete, and no message comes after all these.
             guess: whether a launch that has one step so far counts as ended, if earlier launches of its taps had one.
         """
-        if not self._may_have_steps(here):
-            return Steps(here.steps, need_earlier=False, need_later=False)
-        if (here.steps != NO_STEP).all():
+        if self.are_alone(here):
             return Steps(here.steps, need_earlier=False, need_later=False)
         around = Columns.join([earlier.columns, here, *later])
         first = len(earlier.columns.steps)
@@ -209,6 +207,10 @@ class StepFinder:
             need_earlier=bool((open_ones & ~started[mine]).any()),
             need_later=bool((open_ones & ~ended[mine]).any()),
         )
+
+    def are_alone(self, here: Columns) -> bool:
+        """Whether the steps of messages do not follow from others: each has its own, or no tap has one."""
+        return not self._may_have_steps(here) or bool((here.steps != NO_STEP).all())
 
     def as_they_come(self, device: str, block: FrameBlock, step_before: int) -> Array:
         """Finds the steps of the messages of a block, for a reader that does not wait for later ones.

@@ -98,6 +98,10 @@ class BlockReader:
             str, set[int]
         ] = {}  # taps of a process whose messages are read together, and no checks
 
+    def is_plain(self, run: Stretch) -> bool:
+        """Whether the messages of a run that was read are read together, and none is of a check."""
+        return self._plain[run.writer.process].issuperset(run.block.consumers) and len(run.block.alike) == 1
+
     def read(self, run: Stretch, run_name: str, taker: Taker, *, per_bucket: int = buckets.MESSAGES) -> None:
         """Hands the parts of a run, which has to be a whole block, to `taker`."""
         block = run.block

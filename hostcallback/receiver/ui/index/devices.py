@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter
 from collections.abc import Iterable
@@ -101,18 +102,21 @@ class DeviceTable:
 
     def __init__(self) -> None:
         """There are none yet."""
-        self._devices: dict[tuple[str, str, str, Path], Device] = {}
-        self._logs: dict[tuple[str, str, str], list[tuple[Path, Device]]] = {}
+        self._devices: dict[tuple[str, str, str, str], Device] = {}
+        self._logs: dict[tuple[str, str, str], list[tuple[str, Device]]] = {}
 
     def add(self, run_name: str, run: Stretch) -> None:
         """Counts the messages of a block."""
         device = self._of(run_name, run.writer, run.device, run.path)
         if device is None:
             return
-        times = run.block.times_ns
-        low, high = int(times.min()), int(times.max())
-        device.took(low, high, len(times))
-        for consumer_id, count in _counts(run.block.consumer_ids):
+        block = run.block
+        if len(block) <= FEW:
+            low, high = min(block.times), max(block.times)
+        else:
+            low, high = int(block.times_ns.min()), int(block.times_ns.max())
+        device.took(low, high, len(block))
+        for consumer_id, count in _counts(block.consumer_ids):
             described = run.described.get(consumer_id)
             if described is not None and (described.name in device.taps or len(device.taps) < MAX_TAPS):
                 device.taps[described.name] += count
@@ -137,13 +141,14 @@ class DeviceTable:
 
     def _of(self, run_name: str, writer: Writer, device: str, path: Path) -> Device | None:
         key = run_name, writer.process, device
-        found = self._devices.get((*key, path.parent))
+        folder = os.path.dirname(path)  # a Path takes ten times as long
+        found = self._devices.get((*key, folder))
         if found is None and len(self._devices) < MAX_DEVICES:
             found = Device(run_name, process_text(writer), device, writer.host, writer.pid)
-            self._devices[(*key, path.parent)] = found
+            self._devices[(*key, folder)] = found
             logs = self._logs.setdefault(key, [])
-            logs.append((path.parent, found))
+            logs.append((folder, found))
             if len(logs) > 1:  # a process with several recorders
-                for folder, each in logs:
-                    each.process = f"{process_text(writer)}, {printable(folder.name)}"
+                for log, each in logs:
+                    each.process = f"{process_text(writer)}, {printable(os.path.basename(log))}"
         return found

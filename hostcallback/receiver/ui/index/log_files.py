@@ -183,7 +183,6 @@ class LogFiles:
             nbytes = reader.nbytes
             if nbytes == segment.nbytes:
                 return []
-            closed = reader.is_closed()
             for item in reader.chunks(segment.offset):
                 if isinstance(item, Damage):
                     if item.torn:
@@ -195,6 +194,8 @@ class LogFiles:
                 else:
                     segment.offset = item.end
                     found.append(item)
+            # A complete file goes on with its index. If it has grown meanwhile, the next look sees all of it.
+            closed = segment.offset < nbytes == reader.nbytes and reader.is_closed()
         except OSError as error:
             self.note(str(error))
             segment.reader = None

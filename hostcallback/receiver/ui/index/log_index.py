@@ -16,21 +16,14 @@ from hostcallback.receiver.sinks.call import SHARDS_ID, WHOLE_ID
 from hostcallback.receiver.sinks.times import Times
 from hostcallback.receiver.taplog.format.block import FrameBlock
 from hostcallback.receiver.taplog.format.layout import ALL_CONSUMERS, NO_STEP, Damage, Kind
-from hostcallback.receiver.taplog.format.step_finder import (
-    AHEAD_BYTES,
-    AHEAD_CHUNKS,
-    AHEAD_MESSAGES,
-    BEGINNING,
-    UNKNOWN,
-    Columns,
-    StepFinder,
-)
+from hostcallback.receiver.taplog.format.step_finder import StepFinder
 from hostcallback.receiver.taplog.reading.chunk_reader import Chunk, read_frames
 from hostcallback.receiver.taplog.reading.merge import Stretch
 from hostcallback.receiver.taplog.reading.segment_reader import Writer
 from hostcallback.receiver.ui.index import buckets
 from hostcallback.receiver.ui.index.block_reader import BlockReader, ScalarPart, Taker
 from hostcallback.receiver.ui.index.buckets import ChunkTable
+from hostcallback.receiver.ui.index.chunk_steps import ChunkSteps
 from hostcallback.receiver.ui.index.devices import DeviceTable
 from hostcallback.receiver.ui.index.failures import Failures
 from hostcallback.receiver.ui.index.log_files import FairLock, LogFiles, Segment
@@ -44,8 +37,12 @@ MAX_HEADERS = 16_384
 MAX_DESCRIBED = MAX_TAPS
 """Number of taps whose descriptors are kept; messages of other taps are only counted."""
 
-CHUNKS_AROUND = 64
-"""Headers of chunks that are looked at for the next or previous chunk of a device."""
+SMALL_MESSAGES, SMALL_BYTES, TOGETHER = 64, 64 << 10, 64
+"""Limits of the messages and bytes of a small chunk, and of how many are read together: each look at many logs that
+grow slowly finds one in each, and numpy's calls cost more than their messages."""
+
+MAX_ALIKE = 4096
+"""Sets of taps of which is remembered that their messages are scalars alone."""
 
 FEW = 20
 """A scalar is drawn by step, without the messages that have none, if these are at most one in `FEW`."""
@@ -86,6 +83,15 @@ class Origin(NamedTuple):
             or ((described := self.run.described.get(consumer_id)) is not None and wants(described))
         ]
         return np.flatnonzero(np.isin(block.consumer_ids, np.array(ids, np.uint64))), bool(unknown)
+
+
+class _Read(NamedTuple):
+    # The messages of a chunk, before their steps are known. `alike` is equal for chunks of equal taps of a run.
+    number: int
+    segment: Segment
+    chunk: Chunk
+    block: FrameBlock
+    alike: tuple[Any, ...] | None
 
 
 class _WriterState(NamedTuple):
@@ -130,10 +136,14 @@ class LogIndex:
         self.distributions: dict[tuple[str, str, str], Times] = {}
         self.version = 0
         self._pending: deque[tuple[int, Chunk | None]] = deque()
-        self._looked_ahead: dict[tuple[int, int], Columns] = {}
         self._writers: dict[Writer, _WriterState] = {}
+        self._chunk_steps = ChunkSteps(self.files, self.chunks)
         self._reader = BlockReader(self.taps)
         self._current = 0
+        self._not_scalars = 0
+        self._scalars: dict[
+            tuple[Any, ...], bytes
+        ] = {}  # by `alike`: the metadata of messages that are scalars alone
         self._numbers: dict[int, dict[int, int]] = {}
         self._descriptors: dict[bytes, TapDescriptor] = {}
         self._look_at = 0
@@ -189,24 +199,41 @@ class LogIndex:
         ends = time.monotonic() + budget_sec
         while self._pending and time.monotonic() < ends:
             with self.lock:
-                number, chunk = self._pending.popleft()
-                origin = self.read_chunk(number, chunk)
-                if origin is not None:
-                    self._take(origin)
+                self._read_next()
                 self.version += 1
             self.lock.let_others()
         return bool(self._pending)
 
-    def read_chunk(self, number: int, chunk: Chunk | None = None) -> Origin | None:
-        """Reads a chunk from the log (its header may be given); None if it is no longer there. Under `lock`."""
+    def read_chunk(self, number: int) -> Origin | None:
+        """Reads a chunk from the log; None if it is no longer there. Under `lock`."""
+        read = self._read(number)
+        return None if read is None else self._with_steps(read)
+
+    def _read_next(self) -> None:
+        found = [self._pending.popleft()]
+        while _is_small(found[-1][1]) and len(found) < TOGETHER and self._pending:
+            found.append(self._pending.popleft())
+        alike: dict[Any, list[_Read]] = {}
+        for number, chunk in found:
+            read = self._read(number, chunk)
+            if read is not None:
+                alike.setdefault(read.alike or number, []).append(read)
+        for reads in alike.values():
+            if len(reads) == 1 or not self._take_together(reads):
+                for read in reads:
+                    origin = self._with_steps(read)
+                    if origin is not None:
+                        self._take(origin, read.alike)
+
+    def _read(self, number: int, chunk: Chunk | None = None) -> _Read | None:
         segment_number, offset = self.chunks.place(number)
         segment = self.files.segments[segment_number]
+        is_small = _is_small(chunk)
         try:
             chunk = chunk or segment.chunk_at(offset)
             if chunk is None:
                 return None
             block, damage = read_frames(segment, chunk)
-            steps = self._steps_of(segment, number, chunk, block)
         except OSError as error:  # its writer deletes old segments
             self.files.note(str(error))
             return None
@@ -214,88 +241,34 @@ class LogIndex:
             self.files.note(str(damage))
         if not len(block):
             return None
-        state = self._state(segment)
-        device = segment.devices.get(chunk.stream, "")
-        run = Stretch(
-            segment.writer, device, block, steps, 0, len(block), state.folded.setdefault(device, {}),
+        alike: tuple[Any, ...] | None = None
+        if is_small:
+            described = self._state(segment).described
+            taps = [described.get(consumer_id) for consumer_id in block.consumers]
+            # Equal descriptors are one object, see `_unpack`.
+            alike = None if None in taps else (run_of(segment), *sorted(map(id, taps)))
+        return _Read(number, segment, chunk, block, alike)
+
+    def _with_steps(self, read: _Read) -> Origin | None:
+        number, segment, chunk, block, _ = read
+        try:
+            steps = self._chunk_steps.of(self._state(segment).steps, segment, number, chunk, block)
+        except OSError as error:
+            self.files.note(str(error))
+            return None
+        return Origin(number, run_of(segment), self._run(read, steps))
+
+    def _run(self, read: _Read, steps: Array) -> Stretch:
+        segment, state = read.segment, self._state(read.segment)
+        device = segment.devices.get(read.chunk.stream, "")
+        return Stretch(
+            segment.writer, device, read.block, steps, 0, len(read.block), state.folded.setdefault(device, {}),
             state.described, segment.path,
         )  # fmt: skip
-        return Origin(number, run_of(segment), run)
 
     def started(self, run_name: str) -> float:
         """When a run began, in Unix seconds. Under `lock`."""
         return min((s.created_ns for s in self.files.segments if run_of(s) == run_name), default=0) / 1e9
-
-    def _steps_of(self, segment: Segment, number: int, chunk: Chunk, block: FrameBlock) -> Array:
-        # Chunks are read in any order: those around one are read again if the steps of its messages follow from them.
-        finder = self._state(segment).steps
-        here = finder.columns(block)
-        earlier = BEGINNING if chunk.step_before == NO_STEP else UNKNOWN
-        found = finder.find(here, earlier)
-        before = self._chunk_before(segment, number, chunk) if found.need_earlier else None
-        if before is not None:
-            start = BEGINNING if before.step_before == NO_STEP else UNKNOWN
-            earlier = start.and_then(finder.columns(read_frames(segment, before)[0]))
-            found = finder.find(here, earlier)
-        if not found.need_later:
-            return found.steps
-        later: list[Columns] = []
-        messages, nbytes, look_at = 0, 0, 1
-        while messages < AHEAD_MESSAGES and nbytes < AHEAD_BYTES and len(later) < AHEAD_CHUNKS:
-            after = self._chunk_after(segment, chunk)
-            if after is None:
-                is_end = self._is_last(segment)
-                return finder.find(here, earlier, later, is_end=is_end, guess=True).steps
-            later.append(self._columns_of(segment, after, finder))
-            chunk, messages, nbytes = (
-                after,
-                messages + len(later[-1].steps),
-                nbytes + after.end - after.offset,
-            )
-            if len(later) >= look_at:  # each time twice as many
-                look_at = 2 * len(later)
-                found = finder.find(here, earlier, later)
-                if not found.need_later:
-                    return found.steps
-        return finder.find(here, earlier, later, guess=True).steps
-
-    def _columns_of(self, segment: Segment, chunk: Chunk, finder: StepFinder) -> Columns:
-        # The chunks before the same launch's end look into it again.
-        key = segment.number, chunk.offset
-        known = self._looked_ahead.get(key)
-        if known is None:
-            known = finder.columns(read_frames(segment, chunk)[0])
-            if len(self._looked_ahead) >= AHEAD_CHUNKS:
-                del self._looked_ahead[next(iter(self._looked_ahead))]
-            if not chunk.is_torn:
-                self._looked_ahead[key] = known
-        return known
-
-    def _chunk_before(self, segment: Segment, number: int, chunk: Chunk) -> Chunk | None:
-        # The chunk of the same device before one in its segment.
-        for other in range(number - 1, max(number - CHUNKS_AROUND, 0) - 1, -1):
-            of, offset = self.chunks.place(other)
-            found = segment.chunk_at(offset) if of == segment.number else None
-            if found is not None and found.stream == chunk.stream:
-                return found
-        return None
-
-    @staticmethod
-    def _chunk_after(segment: Segment, chunk: Chunk) -> Chunk | None:
-        end = chunk.end
-        for _ in range(CHUNKS_AROUND):
-            found = segment.chunk_at(end)
-            if found is None or (found.kind is Kind.FRAMES and found.stream == chunk.stream):
-                return found
-            end = found.end
-        return None
-
-    def _is_last(self, segment: Segment) -> bool:
-        # Whether no more comes after a segment.
-        if not segment.is_complete:
-            return False
-        others = (other for other in self.files.segments if other.writer == segment.writer)
-        return all(other.created_ns <= segment.created_ns for other in others)
 
     def of_run(self, run_name: str) -> Array:
         """A mask of the chunks that belong to a run. Under `lock`."""
@@ -363,8 +336,9 @@ class LogIndex:
             tap.without_step += int((part.steps == NO_STEP).sum())
             tap.buckets.has_steps = tap.without_step * FEW <= tap.count
         tap.buckets.add(part.rows, self.taps.most_buckets)
-        if (last := part.times.item(-1)) >= tap.last_time:
-            tap.last, tap.last_time = part.values.item(-1), last
+        at = len(part.times) - 1 - int(part.times[::-1].argmax())  # of several devices, see `_take_together`
+        if (last := part.times.item(at)) >= tap.last_time:
+            tap.last, tap.last_time = part.values[at].item(-1), last
         if not part.is_finite:
             tap.note_nonfinite(part.values, part.steps, part.times)
 
@@ -376,6 +350,7 @@ class LogIndex:
 
     def other(self, tap: Tap, count: int) -> None:
         """Takes messages of a leaf that is not a scalar."""
+        self._not_scalars += 1
         tap.count += count
         if tap.chunks and tap.chunks[-1] == self._current:
             tap.counts[-1] += count
@@ -387,6 +362,7 @@ class LogIndex:
 
     def check(self, run: Stretch, described: TapDescriptor, places: Array) -> None:
         """Takes failures of a check."""
+        self._not_scalars += 1
         self.failures.checked(run, described, places)
         self._count_texts(len(places))
 
@@ -394,14 +370,41 @@ class LogIndex:
         self.chunks.add_texts(self._current, count)
         self.texts += count
 
-    def _take(self, origin: Origin) -> None:
+    def _take(self, origin: Origin, alike: tuple[Any, ...] | None) -> None:
         self._current = origin.number
-        run = origin.run
-        count = len(run.block)
-        self.messages[origin.run_name] = self.messages.get(origin.run_name, 0) + count
-        self.devices.add(origin.run_name, run)
+        run, before = origin.run, self._not_scalars
+        self._count(origin)
         per_bucket = 1 if self.messages[origin.run_name] <= SINGLE_MESSAGES else buckets.MESSAGES
         self._reader.read(run, origin.run_name, self, per_bucket=per_bucket)
+        if alike is not None and self._not_scalars == before and self._reader.is_plain(run):
+            if len(self._scalars) >= MAX_ALIKE:
+                self._scalars.clear()
+            self._scalars[alike] = run.block.metadata(0)
+
+    def _count(self, origin: Origin) -> None:
+        self.messages[origin.run_name] = self.messages.get(origin.run_name, 0) + len(origin.run.block)
+        self.devices.add(origin.run_name, origin.run)
+
+    def _take_together(self, reads: list[_Read]) -> bool:
+        # Takes chunks of equal taps as one; returns False if they have to be taken one by one.
+        first = reads[0]
+        known = self._scalars.get(first.alike or ())
+        if known is None:
+            return False
+        block = FrameBlock.join([read.block for read in reads])
+        if len(block.alike) > 1 or block.metadata(0) != known:
+            return False
+        finders = {id(finder): finder for finder in (self._state(read.segment).steps for read in reads)}
+        columns = self._state(first.segment).steps.columns(block)
+        if not all(finder.are_alone(columns) for finder in finders.values()):
+            return False
+        run_name, at = run_of(first.segment), 0
+        for read in reads:
+            steps = columns.steps[at : (at := at + len(read.block))]
+            self._count(Origin(read.number, run_name, self._run(read, steps)))
+        run = self._run(first, columns.steps)._replace(block=block, stop=len(block))
+        self._reader.read(run, run_name, self, per_bucket=1)
+        return True
 
     def _note(self, segment: Segment, chunk: Chunk) -> None:
         reader = segment.reader
@@ -448,6 +451,10 @@ class LogIndex:
 def run_of(segment: Segment) -> str:
     """Name of the run of a segment; of earlier versions, which named none, the folder's name."""
     return segment.writer.run or segment.path.parent.name or "log"
+
+
+def _is_small(chunk: Chunk | None) -> bool:
+    return chunk is not None and chunk.messages <= SMALL_MESSAGES and chunk.raw_bytes <= SMALL_BYTES
 
 
 def _coarse_first(numbers: Iterable[_T]) -> list[_T]:

@@ -1,0 +1,96 @@
+"""Many logs that grow slowly: the index reads their small chunks together, and finds what it finds one by one."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hostcallback.receiver.taplog.writing.log_writer import LogWriter
+from hostcallback.receiver.taplog.writing.rotation import LogOptions
+from hostcallback.receiver.ui.index import log_index
+from hostcallback.receiver.ui.index.log_index import LogIndex
+from hostcallback.receiver.ui.index.series import chart
+from logged_frames import LOSS, NORM, block_of, frame
+
+LOGS, POLLS = 6, 5
+
+
+def grow(log: LogWriter, number: int, poll: int) -> None:
+    """Writes a chunk: two losses of one step; in one log also a number without a step, once in another an array."""
+    seq = poll * 4
+    frames = [
+        frame(
+            LOSS, np.float32(number + at / 10), np.int32(poll), seq=seq + at, time_ns=(seq + at) * 10 + number
+        )
+        for at in range(2)
+    ]
+    if number == 1:
+        frames.append(frame(NORM, np.float32(poll), seq=seq + 2))
+    if number == 2 and poll == 3:
+        frames.append(frame(LOSS, np.full(8, 2.0, np.float32), np.int32(poll), seq=seq + 2))
+    log.append("cpu:0", block_of(*frames), at_once=True)
+
+
+def found_in(folder: Path) -> tuple[list[Any], list[Any], list[Any]]:
+    """What an index has of logs in a folder that grow while it reads them: taps, charts, devices."""
+    folder.mkdir(exist_ok=True)
+    index = LogIndex([folder])
+    with ExitStack() as stack:
+        logs = []
+        for number in range(LOGS):
+            log = LogWriter(folder / f"p{number}", LogOptions(run="one"))
+            stack.callback(log.close)
+            for described in (LOSS, NORM):
+                log.describe(described)
+            logs.append(log)
+        for poll in range(POLLS):
+            for number, log in enumerate(logs):
+                grow(log, number, poll)
+            index.look()
+            assert not index.read_some(60.0)
+    rows = sorted(index.taps.rows, key=lambda tap: (tap.name, tap.leaf))
+    taps = [
+        (tap.name, tap.leaf, tap.kind, tap.count, tap.last, tap.last_time, tap.without_step, list(tap.counts))
+        for tap in rows
+    ]
+    charts = [chart(index, tap, 800, None, None, axis) for tap in rows for axis in ("step", "time")]
+    devices = sorted((device.process, device.messages, device.last_ns) for device in index.devices.all())
+    return taps, charts, devices
+
+
+def in_order(chart: dict[str, Any]) -> dict[str, Any]:
+    """A chart with the points of equal x in one order."""
+    points = sorted(zip(chart["x"], chart["min"], chart["max"], chart["mean"], strict=True))
+    return {**chart, "tap": None, "x": None, "min": None, "max": None, "mean": points}
+
+
+def test_chunks_that_are_read_together_are_found_as_one_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    together = found_in(tmp_path / "together")
+    monkeypatch.setattr(log_index, "TOGETHER", 1)
+    alone = found_in(tmp_path / "alone")
+    assert together[0] == alone[0]
+    assert {tap[0] for tap in together[0]} == {"loss", "norm"}
+    assert list(map(in_order, together[1])) == list(map(in_order, alone[1]))
+    assert [row[1:] for row in together[2]] == [row[1:] for row in alone[2]]
+
+
+def test_most_are_read_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    joined: list[int] = []
+    take = LogIndex._take_together
+
+    def noted(self: LogIndex, reads: Any) -> bool:
+        is_taken = take(self, reads)
+        if is_taken:
+            joined.append(len(reads))
+        return is_taken
+
+    monkeypatch.setattr(LogIndex, "_take_together", noted)
+    found_in(tmp_path)
+    # In each poll but the first, in which nothing is known, and the one with an array, the logs without another tap.
+    assert joined == [LOGS - 1] * (POLLS - 2)
