@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import importlib
 import os
 import sys
@@ -113,8 +114,15 @@ class PublicNames:
             raise AttributeError(text, name=name, obj=sys.modules[self._package])
         if module == self._package:
             return importlib.import_module(f"{module}.{name}")
-        self._before(module)
-        value = getattr(importlib.import_module(module), name)
+        # What modules make lives as long as the process: a collection looks at all objects of JAX, and finds nothing.
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            self._before(module)
+            value = getattr(importlib.import_module(module), name)
+        finally:
+            if collects:
+                gc.enable()
         setattr(sys.modules[self._package], name, value)
         return value
 
