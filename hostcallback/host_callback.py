@@ -34,8 +34,8 @@ from hostcallback.receiver.log import logger
 from hostcallback.receiver.messages import Consumer, Message
 from hostcallback.receiver.runtime.runtime import runtime
 from hostcallback.receiver.sinks.factory import Binding, TapParts, make_sink
-from hostcallback.receiver.sinks.printing import SupportsWrite
 from hostcallback.receiver.sinks.tap import call_and_log, logging_failures, positional_tap_sink
+from hostcallback.receiver.tap_arguments import SupportsWrite
 from hostcallback.receiver.wire import tap_descriptor
 from hostcallback.sync import inflight
 from hostcallback.tracing import leaves

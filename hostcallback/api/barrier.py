@@ -15,7 +15,7 @@ from hostcallback.receiver.runtime.cells import cells
 from hostcallback.receiver.runtime.dispatch.scope import never_entered, tell_never_entered
 from hostcallback.receiver.runtime.runtime import runtime
 from hostcallback.receiver.runtime.stop import stop_request
-from hostcallback.receiver.sinks.progress.bars import bars
+from hostcallback.receiver.sinks import progress
 from hostcallback.sync import inflight
 from hostcallback.tracing.source_line import public, user_source_line
 
@@ -139,7 +139,7 @@ def _wait_for_taps(
         inflight.wait_for_tap_functions(deadline, look)
         runtime.wait_delivered(names, deadline=deadline, stall_sec=stall_sec, look=look)
     _call_after_delivery(deadline if exit_wait is None else perf_counter() + exit_wait.idle_sec)
-    if bars.open:
+    for bars in progress.shown:
         bars.close_all()
     if effects.forget_failures is not None:
         effects.forget_failures()

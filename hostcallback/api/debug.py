@@ -15,10 +15,10 @@ import numpy as np
 from hostcallback import _jax_compat as compat
 from hostcallback.primitives.call import emit_call
 from hostcallback.primitives.tap import bind_tap, emit_text
-from hostcallback.receiver.sinks import debugger as stops, factory, printing
+from hostcallback.receiver.sinks import debugger as stops, factory
 from hostcallback.receiver.sinks.debugger import SupportsReadline, SupportsWriteAndFlush
 from hostcallback.receiver.sinks.tap import takes_keyword
-from hostcallback.receiver.tap_arguments import refuse_async
+from hostcallback.receiver.tap_arguments import SupportsWrite, refuse_async
 from hostcallback.receiver.wire import tap_descriptor
 from hostcallback.tracing import arguments, stack_frames, tap_spec
 from hostcallback.tracing.source_line import SourceLine, hide_frames, place_name, public, user_source_line
@@ -52,7 +52,7 @@ def print(
     ordered: bool = ...,
     partitioned: bool = ...,
     skip_format_check: bool = ...,
-    output_stream: printing.SupportsWrite | None = ...,
+    output_stream: SupportsWrite | None = ...,
     name: str | None = ...,
     processes: str | None = ...,
 ) -> Callable[..., None]: ...
@@ -120,7 +120,7 @@ def print(
         fmt: str,
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
-        output_stream: printing.SupportsWrite | None = None,
+        output_stream: SupportsWrite | None = None,
         name: str | None = None,
         processes: str | None = None,
     ) -> None:

@@ -10,9 +10,6 @@ from contextlib import suppress
 from time import perf_counter
 from types import TracebackType
 
-# Imported before the handler below is registered: exit handlers run in reverse order, and those of the imported modules
-# close the files that receivers write to, so they must run last.
-import hostcallback.api.receiver  # noqa: F401
 from hostcallback.api.barrier import leave_effects_barrier, merge, wait_for_taps
 from hostcallback.lifecycle import receivers as transport, wait_bounds
 from hostcallback.lifecycle.job import this_job
@@ -24,7 +21,7 @@ from hostcallback.receiver.native import bindings as native
 from hostcallback.receiver.runtime import signals
 from hostcallback.receiver.runtime.dispatch.scope import never_entered, tell_never_entered
 from hostcallback.receiver.runtime.runtime import runtime
-from hostcallback.receiver.sinks.progress.bars import bars
+from hostcallback.receiver.sinks import progress
 from hostcallback.receiver.text import say
 from hostcallback.sync.threads import hold_daemon_threads
 
@@ -46,7 +43,8 @@ def _end_program() -> None:
     try:
         _deliver_at_exit()
     finally:
-        bars.write_lines()
+        for bars in progress.shown:
+            bars.write_lines()
         if this_job.failure is not None:
             _fail_exit()
         this_job.leave()

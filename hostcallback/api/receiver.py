@@ -19,7 +19,7 @@ from hostcallback.api import receiver_options
 from hostcallback.api.barrier import wait_for_taps
 from hostcallback.api.receiver_options import ReceiverSink, ReceiverSinks, RecordTo
 from hostcallback.lifecycle import receivers as transport, wait_bounds
-from hostcallback.lifecycle.job import this_job
+from hostcallback.lifecycle.job import job_id, process_index, this_job
 from hostcallback.primitives import effect_dispatch
 from hostcallback.receiver.errors import TapTimeoutError
 from hostcallback.receiver.failures.check_report import FailedCheck, has_only_checks_of
@@ -160,11 +160,7 @@ class OutfeedReceiver(ShownAsSummary):
 
     def _open_outputs(self) -> None:
         if self._record is not None and not isinstance(self._record, Recorder):
-            self._scope.record_with(
-                record_to(
-                    self._record, process_index=receiver_options.process_index(), job=receiver_options.job()
-                )
-            )
+            self._scope.record_with(record_to(self._record, process_index=process_index(), job=job_id()))
         elif self._record is not None:
             self._scope.record_with(self._record)
         if self._scope.recorder is not None:

@@ -10,8 +10,7 @@ import jax
 
 from hostcallback.primitives.tap import bind_tap
 from hostcallback.receiver.sinks.factory import Binding
-from hostcallback.receiver.sinks.printing import SupportsWrite
-from hostcallback.receiver.tap_arguments import refuse_async
+from hostcallback.receiver.tap_arguments import SupportsWrite, refuse_async
 from hostcallback.receiver.wire import tap_descriptor
 from hostcallback.tracing.arguments import check_arguments
 from hostcallback.tracing.source_line import place_name, public, used_name, user_source_line

@@ -1,8 +1,9 @@
-"""The processes of one program: a failure of one, or a request to stop, travels to all by JAX's coordinator.
+"""The processes of one program, by JAX's coordinator: what travels from one to all, and the names that they share.
 
-Without this, a process that fails waits at its exit for all others (JAX's barrier, 300 s), and they wait in their
-collectives for it. Here the process that fails first says so. Each other one raises that in the thread that runs
-its programs, or ends with a report where that thread does not come back. None waits in JAX's barrier then.
+A failure of one, and a request to stop, travel to all. Without this, a process that fails waits at its exit for all
+others (JAX's barrier, 300 s), and they wait in their collectives for it. Here the process that fails first says so.
+Each other one raises that in the thread that runs its programs, or ends with a report where that thread does not come
+back. None waits in JAX's barrier then.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 import os
 import sys
 import threading
+import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -27,6 +29,7 @@ from hostcallback.receiver.errors import JobError
 from hostcallback.receiver.failures.check_report import FailedCheck
 from hostcallback.receiver.failures.deferred_errors import DeferredErrors, OnError, watch_aborts
 from hostcallback.receiver.failures.failure_report import cause_of
+from hostcallback.receiver.log import logger
 from hostcallback.receiver.runtime.runtime import runtime
 from hostcallback.receiver.runtime.signals import watch_termination
 from hostcallback.receiver.text import foreign, say
@@ -294,3 +297,53 @@ def _tell_abort(check: FailedCheck) -> None:
 
 
 watch_aborts(_tell_abort)
+
+
+KEY = "hostcallback/job"
+RUN_KEY = "hostcallback/run"
+TIMEOUT_SEC = 10.0
+
+_run = ""
+
+
+def _common_run(own: str) -> str:
+    # The name of the run that the first process to ask gave; the own one before jax.distributed is initialized.
+    global _run
+    if not _run:
+        try:
+            _run = compat.shared_value(RUN_KEY, own, TIMEOUT_SEC) or ""
+        except jax.errors.JaxRuntimeError as error:
+            # Kept, so that this process does not change its name when the coordinator answers later.
+            _run = own
+            logger.warning(
+                "the coordinator of jax.distributed does not answer, so this process is a separate run, %s: %s",
+                own, str(error).partition("\n")[0],
+            )  # fmt: skip
+    return _run or own
+
+
+processes.agree_by(_common_run)
+
+
+def process_index() -> int | None:
+    """Returns the index of this process in a program of several processes; None for a single process."""
+    return jax.process_index() if jax.process_count() > 1 else None
+
+
+def job_id() -> str:
+    """Returns the id of this run of the program, equal in all its processes; an empty text for a single process.
+
+    The first process that asks makes the id and stores it at the coordinator of `jax.distributed`, where the others
+    read it. Blocks for one round trip to the coordinator.
+    """
+    if jax.process_count() == 1:
+        return ""
+    try:
+        return compat.shared_value(KEY, uuid.uuid4().hex, TIMEOUT_SEC) or ""
+    except jax.errors.JaxRuntimeError as error:
+        logger.warning(
+            "the coordinator of jax.distributed does not answer, so readers of the log or the collector cannot tell "
+            "which processes belong together, and show shards of arrays separately: %s",
+            str(error).partition("\n")[0],
+        )
+        return ""

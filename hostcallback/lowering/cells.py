@@ -18,8 +18,7 @@ from hostcallback.lifecycle import receivers as transport
 from hostcallback.lowering.partition import KEPT_NAME
 from hostcallback.primitives.cells import Processes, read_cell_p
 from hostcallback.primitives.effects import TAP_EFFECT
-from hostcallback.receiver.runtime.cells import CallbackReads, Cell, CellSpec, cell_of, site_id
-from hostcallback.receiver.runtime.knobs import PREFIX
+from hostcallback.receiver.runtime.cells import KNOB_PREFIX, CallbackReads, Cell, CellSpec, cell_of, site_id
 
 PARTITIONED_NAME = "hostcallback_partitioned_cell"
 
@@ -100,7 +99,7 @@ _CURE_OF_STOPS = (
 def _check_supported(
     context: compat.LoweringContext, cell: CellSpec, site: str, once: bool, *, refused: bool
 ) -> None:
-    is_knob = cell.name.startswith(PREFIX)
+    is_knob = cell.name.startswith(KNOB_PREFIX)
     where = f"the read of {cell.name if is_knob else 'a request to stop'} at {site} is in a program that"
     if len(context.platforms) > 1:
         raise NotImplementedError(

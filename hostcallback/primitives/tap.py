@@ -10,7 +10,7 @@ import functools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -23,11 +23,13 @@ from hostcallback.primitives import partial_evaluation as loops
 from hostcallback.primitives.effects import PASSED_TOKEN_EFFECT, REGION_TAP_EFFECT, TAP_EFFECT, TapEffect
 from hostcallback.receiver.failures.call_site import note_place
 from hostcallback.receiver.sinks.factory import Binding
-from hostcallback.receiver.sinks.printing import Template
 from hostcallback.receiver.wire import array_types, tap_descriptor
 from hostcallback.tracing import arguments, tap_spec
 from hostcallback.tracing.leaves import Float0Leaves, split_leaves
 from hostcallback.tracing.source_line import user_source_line
+
+if TYPE_CHECKING:
+    from hostcallback.receiver.sinks.printing import Template
 
 
 def effect_here() -> TapEffect:
@@ -389,6 +391,8 @@ def emit_text(
 
 def template_of(fmt: str, args: Sequence[jax.Array], kwargs: Mapping[str, Any]) -> Template:
     """Returns the template for these arguments, with the current print options of numpy."""
+    from hostcallback.receiver.sinks.printing import Template  # here, because most taps print nothing
+
     fields = list(arguments.placeholders(fmt))
     # Arrays of numpy and JAX have the same format, but other attributes, elements and reprs (which containers show).
     alike = all(field.replace("_", "").isalnum() or not field for field in fields)

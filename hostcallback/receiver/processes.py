@@ -1,4 +1,4 @@
-"""Processes: resets of state in a forked child, whether another process is alive, and the name of this one's run.
+"""Processes: resets of state in a forked child, the end, whether one is alive, and the name of this run.
 
 A child process has none of its parent's threads, and threads of the parent may hold its locks. Queued messages and
 open files belong to the parent, which delivers and closes them. Each module registers its function next to the state.
@@ -6,6 +6,7 @@ open files belong to the parent, which delivers and closes them. Each module reg
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import enum
 import getpass
@@ -66,6 +67,23 @@ def _after_fork_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
+
+_at_end: list[Callable[[], Any]] = []
+
+
+def at_end(function: Callable[[], Any]) -> None:
+    """Registers a function to call at the end of the process, after the exit handlers that deliver the last messages.
+
+    Exit handlers run in the reverse order of their registration, and this module is imported before those that register
+    one. So the module of `function` may be imported at any time.
+    """
+    _at_end.append(function)
+
+
+@atexit.register
+def _end() -> None:
+    for function in _at_end:
+        function()
 
 
 def is_alive(pid: int) -> bool:

@@ -1,4 +1,4 @@
-"""What users pass to taps: the functions that are called on the host, names, and the globs that match names."""
+"""What users pass to taps: functions that are called on the host, streams, names, and the globs that match names."""
 
 from __future__ import annotations
 
@@ -6,7 +6,14 @@ import fnmatch
 import inspect
 from collections.abc import Callable
 from types import FunctionType
-from typing import Any
+from typing import Any, Protocol
+
+
+class SupportsWrite(Protocol):
+    """Protocol of `output_stream` of id_print."""
+
+    def write(self, text: str, /) -> Any:
+        """Writes the text."""
 
 
 def base_name(name: str) -> str:

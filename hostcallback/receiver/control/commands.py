@@ -15,7 +15,6 @@ from hostcallback.receiver.failures.failure_report import failure_history
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.messages import Consumer
 from hostcallback.receiver.runtime.device_receiver import DeviceReceiver
-from hostcallback.receiver.runtime.knobs import UnknownKnobError, knobs
 from hostcallback.receiver.runtime.rules.rules import (
     checked,
     checked_glob,
@@ -40,7 +39,7 @@ def commands(runtime: Runtime) -> dict[str, Handler]:
         "taps": lambda arguments, client: [_tap(runtime, group) for group in _taps(runtime)],
         "rules": lambda arguments, client: rules(runtime, arguments),
         "figures": accounted.figures,
-        "knobs": lambda arguments, client: knobs.described(),
+        "knobs": lambda arguments, client: described_knobs(),
         "set": lambda arguments, client: set_knob(arguments),
         "stop": lambda arguments, client: stop(arguments),
     }
@@ -75,6 +74,13 @@ def rules(runtime: Runtime, arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {"names": found, "rules": {name: rule_text(runtime, name) for name in found}}
 
 
+def described_knobs() -> list[dict[str, Any]]:
+    """Describes the knobs of this process."""
+    from hostcallback.receiver.runtime.knobs import knobs  # here, because few processes have any
+
+    return knobs.described()
+
+
 def set_knob(arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Sets a knob, and describes it. The argument `by` says who sets it, `hcb ctl` by default.
 
@@ -82,6 +88,8 @@ def set_knob(arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
         ControlError: the arguments are not a name and a value, or there is no such knob.
         ValueError: the value is not allowed.
     """
+    from hostcallback.receiver.runtime.knobs import UnknownKnobError, knobs
+
     name = arguments.get("name")
     if not isinstance(name, str) or "value" not in arguments:
         raise ControlError(f"a knob is set by its name and a value, got {dict(arguments)!r:.200}")
@@ -89,7 +97,7 @@ def set_knob(arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
         knobs.change(name, arguments["value"], _by(arguments))
     except (UnknownKnobError, TypeError) as error:
         raise ControlError(str(error)) from error
-    return [knob for knob in knobs.described() if knob["name"] == name]
+    return [knob for knob in described_knobs() if knob["name"] == name]
 
 
 def stop(arguments: Mapping[str, Any]) -> dict[str, Any]:

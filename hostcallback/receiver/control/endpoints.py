@@ -5,14 +5,17 @@ from __future__ import annotations
 import atexit
 import threading
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hostcallback.receiver import environment, processes
 from hostcallback.receiver.control.commands import commands
 from hostcallback.receiver.control.protocol import ControlError, RuleFileError
-from hostcallback.receiver.control.rule_file import POLL_SEC, RuleFile
 from hostcallback.receiver.control.server import ControlServer
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.runtime.runtime import Runtime, runtime
+
+if TYPE_CHECKING:
+    from hostcallback.receiver.control.rule_file import RuleFile
 
 
 class ControlEndpoints:
@@ -49,8 +52,7 @@ class ControlEndpoints:
             self._started = True
             path = self._followed or environment.CONTROL_FILE.read()
             if path is not None and self._file is None:
-                self._file = RuleFile(path, self._runtime.rule_table, self._runtime.registry)
-                self._file.start()
+                self._follow(path)
             try:
                 has_socket = environment.CONTROL_SOCKET.read()
             except ValueError as error:
@@ -67,7 +69,7 @@ class ControlEndpoints:
         else:
             atexit.register(self._server.stop)
 
-    def watch(self, path: Path | None, poll_sec: float = POLL_SEC) -> None:
+    def watch(self, path: Path | None, poll_sec: float | None = None) -> None:
         """Follows the rule file `path` from now on, in place of the previous one; None follows none.
 
         Raises:
@@ -80,10 +82,19 @@ class ControlEndpoints:
                 self._file = None
             if path is None:
                 return
-            self._file = RuleFile(path, self._runtime.rule_table, self._runtime.registry, poll_sec)
-            self._file.start()
-            if self._file.problem:
-                raise RuleFileError(self._file.problem)
+            problem = self._follow(path, poll_sec).problem
+            if problem:
+                raise RuleFileError(problem)
+
+    def _follow(self, path: Path, poll_sec: float | None = None) -> RuleFile:
+        from hostcallback.receiver.control import rule_file  # here, because few processes have one
+
+        file = rule_file.RuleFile(
+            path, self._runtime.rule_table, self._runtime.registry, poll_sec or rule_file.POLL_SEC
+        )
+        self._file = file
+        file.start()
+        return file
 
     def close(self) -> None:
         """Closes both endpoints; `start` opens them again."""

@@ -19,6 +19,9 @@ from hostcallback.receiver import environment, processes
 from hostcallback.receiver.native import bindings as native
 from hostcallback.receiver.wire.array_types import BY_NAME, dtype_of
 
+KNOB_PREFIX = "knob "
+"""Begins the name of a knob's cell."""
+
 
 class CellSpec(NamedTuple):
     """What a program says of a cell that it reads. Equal in all processes.

@@ -6,7 +6,7 @@ import difflib
 import threading
 from collections.abc import Callable, Iterator, MutableMapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,20 +15,18 @@ from hostcallback.receiver.errors import HostCallbackError
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.public_names import hide_frames
 from hostcallback.receiver.runtime import host_messages
-from hostcallback.receiver.runtime.cells import Cell, CellSpec, cell_of
+from hostcallback.receiver.runtime.cells import KNOB_PREFIX, Cell, CellSpec, cell_of
 from hostcallback.receiver.runtime.runtime import runtime
 from hostcallback.receiver.sinks.knob import CHANGES, START, KnobChange, describe_change, knob_of
-from hostcallback.receiver.taplog.reading.reader import LogReader, Paths
-from hostcallback.receiver.taplog.reading.selection import Selection
+
+if TYPE_CHECKING:
+    from hostcallback.receiver.taplog.reading.reader import Paths
 
 CODE = "code"
 """Stands for a change in Python; the line follows."""
 
 REPLAY = "replay"
 """Stands for who makes the changes of a log again."""
-
-PREFIX = "knob "
-"""Begins the name of a knob's cell."""
 
 
 class UnknownKnobError(HostCallbackError, KeyError):
@@ -171,7 +169,7 @@ class Knobs(MutableMapping[str, Any]):
             TypeError: it exists with another dtype or shape.
             ValueError: it exists with another default or other bounds, or the default is not allowed.
         """
-        spec = CellSpec.of(PREFIX + name, default)
+        spec = CellSpec.of(KNOB_PREFIX + name, default)
         with self._lock:
             known = self._knobs.get(name)
             if known is None:
@@ -399,6 +397,9 @@ def _plain(value: np.ndarray[Any, Any]) -> Any:
 
 def _logged(log: Paths) -> dict[str, list[tuple[str, KnobChange]]]:
     # Who changed each knob in a log, and to what, in order.
+    from hostcallback.receiver.taplog.reading.reader import LogReader  # here, because few programs read logs
+    from hostcallback.receiver.taplog.reading.selection import Selection
+
     reader = LogReader(log)
     if len(reader.writers) > 1:
         raise ValueError(

@@ -8,7 +8,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hostcallback.receiver import errors, processes
 from hostcallback.receiver.failures.deferred_errors import OnError
@@ -25,8 +25,9 @@ from hostcallback.receiver.sinks.call import ExportedTaps, exported_tap
 from hostcallback.receiver.sinks.sharding.sinks import waiting_threads
 from hostcallback.receiver.sources.back_pressure import BackPressure, Policy
 from hostcallback.receiver.sources.source import Source
-from hostcallback.receiver.taplog.flight.recorder import FlightRecorder
-from hostcallback.receiver.taplog.writing.recorder import Recorder
+
+if TYPE_CHECKING:
+    from hostcallback.receiver.taplog.flight.recorder import FlightRecorder
 
 MAX_LOGS = 16
 """Tap logs of this process that are remembered."""
@@ -109,6 +110,8 @@ class Runtime:
         with self._lock:
             if self.flight is not None:
                 return
+            from hostcallback.receiver.taplog.flight.recorder import FlightRecorder  # few have one
+
             self.flight = FlightRecorder(directory)
             receivers = list(self._receivers.values())
         # Without the lock, because copying a ring into a file takes time. Receivers that start now see `flight`.
@@ -180,10 +183,10 @@ class Runtime:
 
     def note_rules(self, *recorders: TakesRuleNotes | None) -> list[RuleNotes]:
         """Notes the rules of taps in the logs of some recorders; the caller ends the notes."""
-        for recorder in recorders:
-            if isinstance(recorder, Recorder):
-                self.note_log(recorder.directory)
-        return [RuleNotes(self.rule_table, self.registry, recorder) for recorder in recorders if recorder]
+        given = [recorder for recorder in recorders if recorder is not None]
+        for recorder in given:
+            self.note_log(recorder.directory)
+        return [RuleNotes(self.rule_table, self.registry, recorder) for recorder in given]
 
     def stats(self, scope: Scope) -> list[DeviceStats]:
         """Returns the current statistics of a scope, with the queues of the devices that it still has."""

@@ -6,11 +6,13 @@ import dataclasses
 import threading
 from collections.abc import Sequence
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hostcallback.receiver.messages import Consumer, Message, Sink
-from hostcallback.receiver.sinks.times import TimeRow, times_by_tap
 from hostcallback.receiver.text import preformatted, table, text_table
+
+if TYPE_CHECKING:
+    from hostcallback.receiver.sinks.times import TimeRow
 
 
 @dataclasses.dataclass(slots=True)
@@ -104,6 +106,8 @@ class StatsRows(list[DeviceStats]):
     @property
     def times(self) -> dict[str, list[TimeRow]]:
         """The times of places in this process so far (`observe(what="time")`), by the name of the tap."""
+        from hostcallback.receiver.sinks.times import times_by_tap  # here, because few processes have any
+
         return {name: times.rows() for name, times in list(times_by_tap.items())}
 
     def _repr_html_(self) -> str:

@@ -16,22 +16,22 @@ import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hostcallback.receiver import limits
 from hostcallback.receiver.failures.call_site import MAX_PLACES, CallSite, described_place, location_of
 from hostcallback.receiver.messages import Consumer, Message, Sink
-from hostcallback.receiver.sinks import batches, described_template, nonfinite, printing
-from hostcallback.receiver.sinks.check import CheckSink
-from hostcallback.receiver.sinks.knob import KnobSink
-from hostcallback.receiver.sinks.progress.sink import ProgressSink
+from hostcallback.receiver.sinks import batches
 from hostcallback.receiver.sinks.sharding.sinks import AssemblingSink, ProcessShardSink, shard_sink
 from hostcallback.receiver.sinks.tap import Unflatten, callback_sink, tap_sink, with_python_scalars
-from hostcallback.receiver.sinks.times import TimeSink
 from hostcallback.receiver.wire import pytree as tree, tap_descriptor
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor, TapKind
+
+# A function below imports the sink of its kind: a process imports those that it has.
+if TYPE_CHECKING:
+    from hostcallback.receiver.sinks import printing
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +117,8 @@ def _unflatten_of(parts: TapParts) -> Unflatten:
 def _print(parts: TapParts, binding: Binding) -> Sink | None:
     if binding.func is not None:
         return _tap(parts, binding)
+    from hostcallback.receiver.sinks import printing
+
     stream, threshold, unflatten = (
         binding.objects.get("output_stream"),
         parts.params["threshold"],
@@ -131,22 +133,30 @@ def _print(parts: TapParts, binding: Binding) -> Sink | None:
 
 
 def _bounded(unflatten: Unflatten, threshold: int | None) -> Unflatten:
+    from hostcallback.receiver.sinks import described_template
+
     return lambda arrays: described_template.bounded(unflatten(arrays), threshold)
 
 
 def _format(parts: TapParts, binding: Binding) -> Sink | None:
     if binding.func is not None:
         return _callback(parts, binding)
+    from hostcallback.receiver.sinks import printing
+
     return printing.FormatSink(
         _template(parts, binding), parts.unflatten, parts.batchings, _deliver(parts, binding)
     )
 
 
 def _template(parts: TapParts, binding: Binding) -> printing.Template:
+    from hostcallback.receiver.sinks import printing
+
     return binding.objects.get("template") or printing.Template.from_params(parts.params)
 
 
 def _deliver(parts: TapParts, binding: Binding) -> printing.Deliver:
+    from hostcallback.receiver.sinks import printing
+
     params, objects = parts.params, binding.objects
     if "deliver" in objects:
         deliver: printing.Deliver = objects["deliver"]
@@ -175,6 +185,8 @@ def _callback(parts: TapParts, binding: Binding) -> Sink | None:
 def _check(parts: TapParts, binding: Binding) -> Sink | None:
     func, unflatten, batchings = binding.func, parts.unflatten, parts.batchings
     if func is None:
+        from hostcallback.receiver.sinks.check import CheckSink
+
         places = _places(parts.params) if parts.places is None else parts.places
         return CheckSink(_template(parts, binding), unflatten, batchings, places)
 
@@ -194,6 +206,8 @@ def _places(params: Mapping[str, Any]) -> list[CallSite]:
 
 
 def _nonfinite(parts: TapParts, binding: Binding) -> Sink | None:
+    from hostcallback.receiver.sinks import nonfinite
+
     program = parts.params.get("program")
     if binding.func is None and program is not None:
         if type(program) is not str or len(program) > limits.LOGGER_CHARS:
@@ -230,16 +244,22 @@ def _unwritten(message: Message) -> None:
 def _progress(parts: TapParts, binding: Binding) -> Sink | None:
     if binding.func is not None:
         return _tap(parts, binding)
+    from hostcallback.receiver.sinks.progress.sink import ProgressSink
+
     return ProgressSink(parts.params, parts.unflatten, parts.batchings, is_foreign=parts.is_foreign)
 
 
 def _knob(parts: TapParts, binding: Binding) -> Sink | None:
     if binding.func is not None:
         return _tap(parts, binding)
+    from hostcallback.receiver.sinks.knob import KnobSink
+
     return KnobSink(parts.params.get("who"), parts.unflatten)
 
 
 def _time(parts: TapParts, binding: Binding) -> Sink | None:
+    from hostcallback.receiver.sinks.times import TimeSink
+
     sink = TimeSink(parts.params, parts.unflatten, binding.func is None)
     if binding.func is None:
         return sink

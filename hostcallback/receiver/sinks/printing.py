@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from hostcallback.receiver.messages import Message, device_text
 from hostcallback.receiver.sinks import described_template
 from hostcallback.receiver.sinks.batches import Batchings, for_each_element, shown_transforms
 from hostcallback.receiver.sinks.tap import Unflatten
+from hostcallback.receiver.tap_arguments import SupportsWrite
 from hostcallback.receiver.text import printable_lines
 from hostcallback.receiver.wire import array_types, pytree, truncation
 
@@ -29,13 +30,6 @@ WIDTH = 80
 
 
 _print_lock = threading.Lock()  # keeps the lines of one message together across devices
-
-
-class SupportsWrite(Protocol):
-    """Protocol of `output_stream` of id_print."""
-
-    def write(self, text: str, /) -> Any:
-        """Writes the text."""
 
 
 class EscapedOutput:

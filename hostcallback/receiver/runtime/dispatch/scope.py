@@ -19,7 +19,7 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from hostcallback.receiver import limits
 from hostcallback.receiver.errors import HostCallbackError
@@ -31,15 +31,14 @@ from hostcallback.receiver.runtime.stats import DeviceStats
 from hostcallback.receiver.sinks.batches import masking
 from hostcallback.receiver.sinks.call import SHARDS_ID, WHOLE_ID, ExportedTaps
 from hostcallback.receiver.sinks.factory import Binding, BoundTap
-from hostcallback.receiver.sinks.metric_writers.sink import MetricsSink
 from hostcallback.receiver.sinks.sharding.sinks import shard_sink
 from hostcallback.receiver.sources.back_pressure import BackPressure
 from hostcallback.receiver.sources.source import Batch
-from hostcallback.receiver.taplog.reading.merge import Stretch
-from hostcallback.receiver.taplog.reading.reader import LogReader
-from hostcallback.receiver.taplog.reading.selection import ALL, Selection
-from hostcallback.receiver.taplog.writing.recorder import Recorder
 from hostcallback.receiver.wire.tap_descriptor import KINDS, TapDescriptor, TapKind
+
+if TYPE_CHECKING:
+    from hostcallback.receiver.sinks.metric_writers.sink import MetricsSink
+    from hostcallback.receiver.taplog.writing.recorder import Recorder
 
 Link = Callable[[Consumer, Sink], Sink]
 """Returns the sink of one consumer's messages, given the rest of the chain; returns that rest if it adds nothing.
@@ -349,6 +348,10 @@ MOST_LOOKED_FOR = 16
 
 def _logged_steps(recorder: Recorder, failures: Sequence[Occurrence]) -> dict[Occurrence, int]:
     # The steps of failures, as the log shows them.
+    from hostcallback.receiver.taplog.reading.merge import Stretch  # here, because few processes read logs
+    from hostcallback.receiver.taplog.reading.reader import LogReader
+    from hostcallback.receiver.taplog.reading.selection import ALL, Selection
+
     found: dict[Occurrence, int] = {}
     try:
         recorder.flush()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from hostcallback.receiver.messages import Consumer, Registry
 from hostcallback.receiver.native import bindings as native_library
@@ -28,7 +29,9 @@ from hostcallback.receiver.runtime.rules.rules import (
     settings_text,
 )
 from hostcallback.receiver.tap_arguments import matches
-from hostcallback.receiver.taplog.format.layout import ThinnedTap
+
+if TYPE_CHECKING:
+    from hostcallback.receiver.taplog.format.layout import ThinnedTap
 
 PYTHON, FILE = "", "file"
 """Origin of a setting: a call in this process (also `hcb ctl`), or the control file. A collector uses its own name."""
@@ -285,6 +288,10 @@ def _full() -> MemoryError:
 class TakesRuleNotes(Protocol):
     """A recorder that accepts notes about rules."""
 
+    @property
+    def directory(self) -> os.PathLike[str]:
+        """Folder of its log."""
+
     def note_rules(self, thinned: list[ThinnedTap]) -> None:
         """Writes a note."""
 
@@ -317,6 +324,8 @@ class RuleNotes:
         self._note(at_end=False)
 
     def _note(self, *, at_end: bool) -> None:
+        from hostcallback.receiver.taplog.format.layout import ThinnedTap  # few processes record
+
         with self._lock:
             rules = {
                 name: text

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 from hostcallback.receiver import processes
 from hostcallback.receiver.log import logger
-from hostcallback.receiver.sinks import printing as output
+from hostcallback.receiver.sinks import printing as output, progress
 from hostcallback.receiver.text import say
 
 
@@ -357,8 +357,9 @@ class Bars:
 
     def close_all(self) -> None:
         """Closes all bars: their programs have ended, failed or were aborted."""
-        with self._lock:
-            self._close([*self.open.values()])
+        if self.open:
+            with self._lock:
+                self._close([*self.open.values()])
 
     def write_lines(self) -> None:
         """Writes the last step of the bars that are lines, at the end of the process."""
@@ -466,6 +467,8 @@ def value_text(value: Any) -> str:
 
 bars = Bars()
 """The bars of this process."""
+
+progress.shown.append(bars)
 
 
 def forget() -> None:

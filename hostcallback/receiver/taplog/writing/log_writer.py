@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 import threading
@@ -325,11 +324,12 @@ def _reason(error: BaseException) -> str:
 _open_writers: weakref.WeakSet[LogWriter] = weakref.WeakSet()
 
 
-@atexit.register
 def _close_all() -> None:
-    # atexit runs handlers in reverse order: those of modules that import this one deliver queued messages first.
     for writer in list(_open_writers):
         writer.close()
+
+
+processes.at_end(_close_all)
 
 
 def _after_fork_in_child() -> None:
