@@ -59,7 +59,7 @@ def recording(rounds: int) -> list[Row]:
 
 def _per_message(read: Any) -> float:
     start = perf_counter()
-    assert read() == STREAM
+    assert read() >= STREAM  # and the values of the knobs that other rows have declared
     return (perf_counter() - start) / STREAM * 1e6
 
 
