@@ -6,10 +6,12 @@ import os
 import signal
 import subprocess
 import textwrap
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hostcallback.receiver.taplog.reading.reader import LogReader
 from python_process import run_python, start_python
 
 PRELUDE = """
@@ -413,3 +415,19 @@ def test_the_log_level_comes_from_the_environment() -> None:
     assert result.stdout.split() == ["10"]
     bad = run("", HOSTCALLBACK_LOG_LEVEL="LOUD")
     assert "HOSTCALLBACK_LOG_LEVEL='LOUD' is not a logging level: use one of" in bad.stderr
+
+
+def test_a_log_that_is_open_at_the_end_is_closed_after_the_last_message(tmp_path: Path) -> None:
+    program = f"""
+    import time, jax, hostcallback as hcb
+    f = jax.jit(lambda i: hcb.id_tap(lambda i: time.sleep(0.01), i))
+    f(-1).block_until_ready()  # the exit handler is there before the module of the log is
+    hcb.barrier_wait()
+    receiver = hcb.outfeed_receiver(record={str(tmp_path)!r}).__enter__()
+    for i in range(20): f(i)
+    """
+    result = run_python("-c", textwrap.dedent(program))
+    assert (result.returncode, result.stderr) == (0, "")
+    reader = LogReader(tmp_path)
+    assert [int(message.value) for message in reader.messages()] == list(range(20))
+    assert all(segment.is_closed() for _, segment in reader.segments())
