@@ -1,4 +1,4 @@
-"""Processes: resets of state in a forked child, the end, whether one is alive, and the name of this run.
+"""Processes: resets of state in a forked child, whether another process is alive, and the name of this one's run.
 
 A child process has none of its parent's threads, and threads of the parent may hold its locks. Queued messages and
 open files belong to the parent, which delivers and closes them. Each module registers its function next to the state.

@@ -1,4 +1,4 @@
-"""What users pass to taps: functions that are called on the host, streams, names, and the globs that match names."""
+"""What users pass to taps: the functions that are called on the host, names, and the globs that match names."""
 
 from __future__ import annotations
 
