@@ -44,7 +44,7 @@ def test_no_other_module_registers_with_the_interpreter() -> None:
 
 @pytest.mark.slow
 def test_every_stage_of_a_program_has_a_function() -> None:
-    code = "import hostcallback.api; from hostcallback.receiver import processes; "
+    code = "import hostcallback.api.receiver; from hostcallback.receiver import processes; "
     code += "print(*(s.name for s in processes.Stage if processes._functions[s]))"
     printed = python_output("-c", f"import sys; sys.path.insert(0, {str(ROOT)!r}); {code}", timeout_sec=60)
     without_forwarding = {"PROGRAM", "CONTROL", "RUNTIME", "TAPLOG", "SINKS", "NATIVE"}
