@@ -183,10 +183,9 @@ class Runtime:
 
     def note_rules(self, *recorders: TakesRuleNotes | None) -> list[RuleNotes]:
         """Notes the rules of taps in the logs of some recorders; the caller ends the notes."""
-        given = [recorder for recorder in recorders if recorder is not None]
-        for recorder in given:
+        for recorder in filter(None, recorders):
             self.note_log(recorder.directory)
-        return [RuleNotes(self.rule_table, self.registry, recorder) for recorder in given]
+        return [RuleNotes(self.rule_table, self.registry, recorder) for recorder in recorders if recorder]
 
     def stats(self, scope: Scope) -> list[DeviceStats]:
         """Returns the current statistics of a scope, with the queues of the devices that it still has."""
@@ -358,8 +357,7 @@ class Runtime:
 
     def describe_backlog(self) -> str:
         """Says how many messages wait for which function on which device; empty if none do."""
-        own = [receiver.describe_backlog() for receiver in self.receivers()]
-        return "; ".join(filter(None, own))
+        return "; ".join(filter(None, (receiver.describe_backlog() for receiver in self.receivers())))
 
     def describe_wait(self) -> str:
         """Says of each device with messages or running functions what it waits for; empty if there is none."""
