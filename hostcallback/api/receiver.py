@@ -8,7 +8,7 @@ import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -84,9 +84,9 @@ class OutfeedReceiver(ShownAsSummary):
         self._names = [transport.device_name(device) for device in devices]
         self._ids = [device.id for device in devices]
 
-    def __del__(self) -> None:
+    def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         """Logs that the receiver was never entered."""
-        if not sys.is_finalizing():
+        if not _is_finalizing():  # kept here: the names of the module may be gone by then
             tell_never_entered([scope for scope in [getattr(self, "_scope", None)] if scope is not None])
 
     @property
