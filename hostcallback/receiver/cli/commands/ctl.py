@@ -9,13 +9,7 @@ import time
 from typing import Any
 
 from hostcallback.receiver.cli.arguments import add_reaching, number
-from hostcallback.receiver.cli.output.tables import (
-    print_json_lines,
-    print_knobs,
-    print_table,
-    rules_text,
-    seconds_text,
-)
+from hostcallback.receiver.cli.output import tables
 from hostcallback.receiver.cli.via_collector import control, steer
 from hostcallback.receiver.control.client import ControlClient, processes
 from hostcallback.receiver.runtime.rules.rules import checked
@@ -138,17 +132,17 @@ def run(arguments: argparse.Namespace) -> int:
             print(f"stop requested: {client.ask('stop')['reason']}")
             return 0
         if command:
-            print_knobs([("", knob) for knob in client.ask(command, **more)], as_json=arguments.json)
+            tables.print_knobs([("", knob) for knob in client.ask(command, **more)], as_json=arguments.json)
             return 0
         if pattern is None:
             _list_taps(client.ask("taps"), as_json=arguments.json)
             return 0
         answer = client.ask("rules", pattern=pattern, settings=settings, reset=arguments.reset)
     if arguments.json:
-        print_json_lines({"name": name, "rules": answer["rules"][name]} for name in answer["names"])
+        tables.print_json_lines({"name": name, "rules": answer["rules"][name]} for name in answer["names"])
         return 0
     rows = [(name, answer["rules"][name] or "-") for name in answer["names"]]
-    print_table(("tap", "rules"), rows, left=(0, 1))
+    tables.print_table(("tap", "rules"), rows, left=(0, 1))
     return 0
 
 
@@ -169,18 +163,20 @@ def _value(arguments: argparse.Namespace, text: str) -> Any:
 def _list_processes(*, as_json: bool) -> None:
     found = processes()
     if as_json:
-        print_json_lines({key: p[key] for key in ("pid", "started", "command")} for p in found)
+        tables.print_json_lines({key: p[key] for key in ("pid", "started", "command")} for p in found)
         return
     if not found:
         print("no process can be controlled here: none runs taps, or they belong to other users")
         return
-    rows = [(str(p["pid"]), seconds_text(time.time() - p["started"]), p["command"][:100]) for p in found]
-    print_table(("pid", "up", "command"), rows, left=(2,))
+    rows = [
+        (str(p["pid"]), tables.seconds_text(time.time() - p["started"]), p["command"][:100]) for p in found
+    ]
+    tables.print_table(("pid", "up", "command"), rows, left=(2,))
 
 
 def _list_taps(taps: list[dict[str, Any]], *, as_json: bool) -> None:
     if as_json:
-        print_json_lines(taps)
+        tables.print_json_lines(taps)
         return
     if not taps:
         print("no tap has been traced in this process yet")
@@ -189,10 +185,10 @@ def _list_taps(taps: list[dict[str, Any]], *, as_json: bool) -> None:
         (
             tap["name"],
             "check" if tap["check"] else "tap",
-            rules_text(tap),
+            tables.rules_text(tap),
             f"{tap['suppressed']:,}",
             tap["source_line"],
         )
         for tap in taps
     ]
-    print_table(("tap", "kind", "rules", "suppressed", "line"), rows, left=(0, 1, 2, 4))
+    tables.print_table(("tap", "kind", "rules", "suppressed", "line"), rows, left=(0, 1, 2, 4))

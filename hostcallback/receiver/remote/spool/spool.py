@@ -12,12 +12,7 @@ import numpy as np
 
 from hostcallback.receiver.errors import SpoolError
 from hostcallback.receiver.log import logger
-from hostcallback.receiver.remote.forwarding_protocol import (
-    PIECE_BYTES,
-    SegmentSlice,
-    StreamKey,
-    StreamOffset,
-)
+from hostcallback.receiver.remote import forwarding_protocol
 from hostcallback.receiver.remote.options import Forward, WhenFull
 from hostcallback.receiver.remote.spool.spool_folders import StreamFolder, making
 from hostcallback.receiver.taplog.format.block import FrameBlock
@@ -130,7 +125,7 @@ class Spool(Segments):
         Raises:
             SpoolError: the folder belongs to another user, or cannot be written to.
         """
-        self.key = StreamKey(options.run_name, process_index or 0, uuid.uuid4().hex[:16])
+        self.key = forwarding_protocol.StreamKey(options.run_name, process_index or 0, uuid.uuid4().hex[:16])
         self.folder = StreamFolder.make(options.folder, self.key)
         self.on_closed: Callable[[], None] = lambda: None
         self._forward = options
@@ -142,7 +137,7 @@ class Spool(Segments):
             "stream_process": self.key.process,
             "local_devices": dict(local_devices or {}),
         }
-        self._acked = self.sent_before = StreamOffset(0, 0)
+        self._acked = self.sent_before = forwarding_protocol.StreamOffset(0, 0)
         self._reading = 0
         self._is_closing = False
         self._sampled = 0
@@ -171,7 +166,9 @@ class Spool(Segments):
 
     # Reading.
 
-    def read(self, position: StreamOffset, timeout_sec: float) -> SegmentSlice | None:
+    def read(
+        self, position: forwarding_protocol.StreamOffset, timeout_sec: float
+    ) -> forwarding_protocol.SegmentSlice | None:
         """See `SliceSource`."""
         # The policy holds back only the end of the stream: earlier segments do not grow, so waiting would gain nothing.
         deadline = time.monotonic() + timeout_sec
@@ -194,11 +191,13 @@ class Spool(Segments):
                 self._changed.wait(left_sec)
             position, nbytes = found
             self._reading = position.segment
-            self._policy.sends(everything=is_last and nbytes <= PIECE_BYTES)
+            self._policy.sends(everything=is_last and nbytes <= forwarding_protocol.PIECE_BYTES)
         # Read without the lock, which devices need to write: written bytes of a segment do not change.
         return self.folder.read(position, nbytes)
 
-    def _next(self, position: StreamOffset) -> tuple[StreamOffset, int] | None:
+    def _next(
+        self, position: forwarding_protocol.StreamOffset
+    ) -> tuple[forwarding_protocol.StreamOffset, int] | None:
         kept = self._kept.get(position.segment)
         if kept is not None and kept.nbytes > position.offset:
             return position, kept.nbytes - position.offset
@@ -206,10 +205,10 @@ class Spool(Segments):
             return None
         for number in sorted(self._kept):
             if number > position.segment and self._kept[number].nbytes:
-                return StreamOffset(number, 0), self._kept[number].nbytes
+                return forwarding_protocol.StreamOffset(number, 0), self._kept[number].nbytes
         return None
 
-    def acked(self, position: StreamOffset) -> None:
+    def acked(self, position: forwarding_protocol.StreamOffset) -> None:
         """See `SliceSource`. Deletes the segments that the collector has stored."""
         with self._lock:
             self._acked = max(self._acked, position)

@@ -2,17 +2,9 @@
 
 from __future__ import annotations
 
+from hostcallback.receiver.taplog.format import step_finder
 from hostcallback.receiver.taplog.format.block import FrameBlock
 from hostcallback.receiver.taplog.format.layout import NO_STEP, Kind
-from hostcallback.receiver.taplog.format.step_finder import (
-    AHEAD_BYTES,
-    AHEAD_CHUNKS,
-    AHEAD_MESSAGES,
-    BEGINNING,
-    UNKNOWN,
-    Columns,
-    StepFinder,
-)
 from hostcallback.receiver.taplog.reading.chunk_reader import Chunk, read_frames
 from hostcallback.receiver.ui.index.buckets import ChunkTable
 from hostcallback.receiver.ui.index.log_files import LogFiles, Segment
@@ -29,27 +21,33 @@ class ChunkSteps:
         """`files` and `chunks` are those of the index."""
         self._files = files
         self._chunks = chunks
-        self._looked_ahead: dict[tuple[int, int], Columns] = {}
+        self._looked_ahead: dict[tuple[int, int], step_finder.Columns] = {}
 
-    def of(self, finder: StepFinder, segment: Segment, number: int, chunk: Chunk, block: FrameBlock) -> Array:
+    def of(
+        self, finder: step_finder.StepFinder, segment: Segment, number: int, chunk: Chunk, block: FrameBlock
+    ) -> Array:
         """The steps of the messages of a chunk.
 
         Raises:
             OSError: a chunk around it cannot be read.
         """
         here = finder.columns(block)
-        earlier = BEGINNING if chunk.step_before == NO_STEP else UNKNOWN
+        earlier = step_finder.BEGINNING if chunk.step_before == NO_STEP else step_finder.UNKNOWN
         found = finder.find(here, earlier)
         before = self._chunk_before(segment, number, chunk) if found.need_earlier else None
         if before is not None:
-            start = BEGINNING if before.step_before == NO_STEP else UNKNOWN
+            start = step_finder.BEGINNING if before.step_before == NO_STEP else step_finder.UNKNOWN
             earlier = start.and_then(finder.columns(read_frames(segment, before)[0]))
             found = finder.find(here, earlier)
         if not found.need_later:
             return found.steps
-        later: list[Columns] = []
+        later: list[step_finder.Columns] = []
         messages, nbytes, look_at = 0, 0, 1
-        while messages < AHEAD_MESSAGES and nbytes < AHEAD_BYTES and len(later) < AHEAD_CHUNKS:
+        while (
+            messages < step_finder.AHEAD_MESSAGES
+            and nbytes < step_finder.AHEAD_BYTES
+            and len(later) < step_finder.AHEAD_CHUNKS
+        ):
             after = self._chunk_after(segment, chunk)
             if after is None:
                 is_end = self._is_last(segment)
@@ -67,13 +65,15 @@ class ChunkSteps:
                     return found.steps
         return finder.find(here, earlier, later, guess=True).steps
 
-    def _columns_of(self, segment: Segment, chunk: Chunk, finder: StepFinder) -> Columns:
+    def _columns_of(
+        self, segment: Segment, chunk: Chunk, finder: step_finder.StepFinder
+    ) -> step_finder.Columns:
         # The chunks before the same launch's end look into it again.
         key = segment.number, chunk.offset
         known = self._looked_ahead.get(key)
         if known is None:
             known = finder.columns(read_frames(segment, chunk)[0])
-            if len(self._looked_ahead) >= AHEAD_CHUNKS:
+            if len(self._looked_ahead) >= step_finder.AHEAD_CHUNKS:
                 del self._looked_ahead[next(iter(self._looked_ahead))]
             if not chunk.is_torn:
                 self._looked_ahead[key] = known

@@ -13,13 +13,7 @@ from types import TracebackType
 from typing import Any
 
 from hostcallback.receiver.errors import CutOffLogError, NotATapLogError, UnsupportedVersionError
-from hostcallback.receiver.taplog.format.layout import (
-    CHUNK_HEADER_BYTES,
-    Damage,
-    decode_chunk_header,
-    existing,
-    segments_of,
-)
+from hostcallback.receiver.taplog.format import layout
 from hostcallback.receiver.taplog.reading.chunk_reader import Chunk
 from hostcallback.receiver.taplog.reading.segment_reader import SegmentReader, Unpack, Writer
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
@@ -81,7 +75,7 @@ class Segment:
 
     def chunk_at(self, offset: int) -> Chunk | None:
         """Reads a chunk's header once more; None if the file has changed."""
-        header = decode_chunk_header(self.read_at(offset, CHUNK_HEADER_BYTES), offset)
+        header = layout.decode_chunk_header(self.read_at(offset, layout.CHUNK_HEADER_BYTES), offset)
         return None if header is None else Chunk.of(header, self.path.stat().st_size)
 
 
@@ -102,7 +96,7 @@ class LogFiles:
             OSError: a path does not exist.
             NotATapLogError: a file is no segment of a log.
         """
-        self._paths = [existing(path) for path in paths]
+        self._paths = [layout.existing(path) for path in paths]
         self._unpack = unpack
         for path in self._paths:
             if path.is_file():
@@ -131,7 +125,7 @@ class LogFiles:
                     if known == changed and time.monotonic() - listed < RELIST_SEC:
                         continue
                     is_settled = time.time_ns() - changed > SETTLED_NS
-                    found = segments_of(folder)
+                    found = layout.segments_of(folder)
                 except NotATapLogError:  # a folder without logs so far
                     continue
                 except OSError as error:
@@ -184,7 +178,7 @@ class LogFiles:
             if nbytes == segment.nbytes:
                 return []
             for item in reader.chunks(segment.offset):
-                if isinstance(item, Damage):
+                if isinstance(item, layout.Damage):
                     if item.torn:
                         break
                     segment.offset = item.offset + item.nbytes

@@ -10,16 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from hostcallback.receiver.sinks.times import (
-    BINS_PER_OCTAVE,
-    DEVICE,
-    ITERATION,
-    PROGRAM,
-    SECONDS,
-    START,
-    TimeRow,
-    TimeSink,
-)
+from hostcallback.receiver.sinks import times as measured
 from hostcallback.receiver.taplog.format.layout import NO_STEP
 from hostcallback.receiver.text import printable
 from hostcallback.receiver.ui.index import buckets
@@ -60,7 +51,7 @@ def times(index: LogIndex, number: int) -> dict[str, Any]:
     key = next((key for key, taps in groups.items() if taps[0].number == number), [*groups][-1])
     taps, distributions = groups[key], index.distributions[key]
     calls = _calls(index, texts[key]) if key in texts else []
-    inner = {PROGRAM}.union(*map(_inner, calls))
+    inner = {measured.PROGRAM}.union(*map(_inner, calls))
     shown = _by_iteration(calls, inner) or _by_call(index, taps, inner)
     return {
         **found,
@@ -79,7 +70,7 @@ def _calls(index: LogIndex, text: Tap) -> list[Call]:
         with contextlib.suppress(LookupError, ValueError):  # of a foreign log
             if logged.tap.described is None:
                 continue
-            sink = TimeSink.of(logged.tap.described)
+            sink = measured.TimeSink.of(logged.tap.described)
             found.append({place: (axes, given) for place, axes, given in sink.places(logged.message)})
     return found
 
@@ -88,9 +79,9 @@ def _inner(call: Call) -> set[str]:
     """The places that are in other ones. The times of all others do not overlap, and may be added."""
     spans = {}
     for place, (axes, given) in call.items():
-        first = tuple(0 if axis == DEVICE else slice(None) for axis in axes)
-        starts = np.ascontiguousarray(given[START][first]).view(np.uint64).ravel().astype(np.int64)
-        lengths = given[SECONDS][first].ravel() * 1e9
+        first = tuple(0 if axis == measured.DEVICE else slice(None) for axis in axes)
+        starts = np.ascontiguousarray(given[measured.START][first]).view(np.uint64).ravel().astype(np.int64)
+        lengths = given[measured.SECONDS][first].ravel() * 1e9
         ran = ~np.isnan(lengths)
         order = np.argsort(starts[ran], kind="stable")
         spans[place] = starts[ran][order], lengths[ran][order]
@@ -103,7 +94,7 @@ def _inner(call: Call) -> set[str]:
         at = np.searchsorted(begins, middles, side="right") - 1
         return bool((at >= 0).all() and (middles <= begins[at] + extents[at]).all())
 
-    places = [place for place in call if place != PROGRAM]
+    places = [place for place in call if place != measured.PROGRAM]
     return {place for place in places if any(is_in(place, other) for other in places)}
 
 
@@ -132,11 +123,13 @@ def _by_iteration(calls: Sequence[Call], inner: set[str]) -> dict[str, Any]:
 
 def _of_iterations(axes: Sequence[str], given: dict[str, Array]) -> Array:
     # The seconds of each iteration of the outermost loop; of several devices the mean. Empty without a loop.
-    if ITERATION not in axes:
+    if measured.ITERATION not in axes:
         return np.empty(0)
-    seconds = np.nan_to_num(given[SECONDS].astype(np.float64))
-    devices = math.prod(size for axis, size in zip(axes, seconds.shape, strict=False) if axis == DEVICE)
-    loops = np.moveaxis(seconds, axes.index(ITERATION), 0)
+    seconds = np.nan_to_num(given[measured.SECONDS].astype(np.float64))
+    devices = math.prod(
+        size for axis, size in zip(axes, seconds.shape, strict=False) if axis == measured.DEVICE
+    )
+    loops = np.moveaxis(seconds, axes.index(measured.ITERATION), 0)
     found: Array = loops.reshape(len(loops), -1).sum(axis=1) / devices
     return found
 
@@ -147,7 +140,7 @@ def _by_call(index: LogIndex, taps: Sequence[Tap], inner: set[str]) -> dict[str,
         rows = {tap.leaf: tap.buckets.rows.copy() for tap in taps}
         by_place = {tap.leaf: tap for tap in taps}
         has_steps = all(tap.buckets.has_steps and tap.without_step < tap.count for tap in taps)
-    counting = by_place.get(PROGRAM) or max(taps, key=lambda tap: tap.count)
+    counting = by_place.get(measured.PROGRAM) or max(taps, key=lambda tap: tap.count)
     calls = rows[counting.leaf]
     calls = calls[np.argsort(calls[:, TIME], kind="stable")]
     stacked = [place for place in rows if place not in inner]
@@ -215,7 +208,7 @@ def _answer(
     }
 
 
-def _distributions(rows: Sequence[TimeRow], bins: dict[str, Counter[int]]) -> dict[str, Any]:
+def _distributions(rows: Sequence[measured.TimeRow], bins: dict[str, Counter[int]]) -> dict[str, Any]:
     # A table of places, and how often each took how long: counts of ranges with equal ratios.
     numbers = np.array([number for each in bins.values() for number in each] or [0])
     low, width = int(numbers.min()), max(1, math.ceil((np.ptp(numbers) + 1) / BINS))
@@ -229,5 +222,5 @@ def _distributions(rows: Sequence[TimeRow], bins: dict[str, Counter[int]]) -> di
             {"place": printable(row.place), "count": row.count, "slowest": row.slowest, "counts": counts}
             | {name: None if math.isnan(each) else each for name, each in figures.items()}
         )
-    ends = [2 ** (end / BINS_PER_OCTAVE) for end in (low, low + BINS * width)]
+    ends = [2 ** (end / measured.BINS_PER_OCTAVE) for end in (low, low + BINS * width)]
     return {"places": places, "range": ends}

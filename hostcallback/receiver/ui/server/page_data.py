@@ -25,12 +25,7 @@ from hostcallback.receiver.ui.index.runs import names, runs
 from hostcallback.receiver.ui.index.taps import Tap
 from hostcallback.receiver.ui.live.processes import LiveProcesses, live_failures
 from hostcallback.receiver.ui.live.source import LiveProcess
-from hostcallback.receiver.ui.server.requests import (
-    BadRequestError,
-    NoControlError,
-    RuleRequest,
-    UnknownError,
-)
+from hostcallback.receiver.ui.server import requests
 
 INTERVAL_SEC = 0.5
 """Seconds between looks at the logs while a page is open."""
@@ -290,7 +285,7 @@ class PageData:
         rows = self.fresh().taps.rows
         for number in numbers:
             if not 0 <= number < len(rows):
-                raise UnknownError(f"no tap has the id {number}: /api/overview lists the taps")
+                raise requests.UnknownError(f"no tap has the id {number}: /api/overview lists the taps")
         return [rows[number] for number in numbers]
 
     def errors(self) -> dict[str, Any]:
@@ -307,7 +302,7 @@ class PageData:
             runs = {run_of(segment) for segment in self.index.files.segments}
         for run in (left, right):
             if run not in runs:
-                raise UnknownError(f"no run is called {run[:100]!r}: /api/overview lists the runs")
+                raise requests.UnknownError(f"no run is called {run[:100]!r}: /api/overview lists the runs")
         with self._lock:
             return difference(self.index, left, right, tolerance)
 
@@ -317,7 +312,7 @@ class PageData:
         with self.index.lock:
             return {"devices": devices(self.index, self.live)}
 
-    def set_rules(self, wanted: RuleRequest) -> dict[str, Any]:
+    def set_rules(self, wanted: requests.RuleRequest) -> dict[str, Any]:
         """Sets rules of taps in the running processes.
 
         Raises:
@@ -351,7 +346,7 @@ class PageData:
     def set_knob(self, wanted: Any) -> dict[str, Any]:
         """Sets a knob in the running processes that have it. Raises as `set_rules` does."""
         if not isinstance(wanted, dict) or not isinstance(wanted.get("name"), str) or "value" not in wanted:
-            raise BadRequestError(
+            raise requests.BadRequestError(
                 f"the body is {str(wanted)[:100]}, expected the name and the value of a knob"
             )
         told = self._controlled().tell("set", name=wanted["name"], value=wanted["value"], by="hcb ui")
@@ -363,9 +358,13 @@ class PageData:
 
     def _controlled(self) -> LiveProcesses:
         if not self.control:
-            raise NoControlError("the page may only look: start hcb ui with --control to control from it")
+            raise requests.NoControlError(
+                "the page may only look: start hcb ui with --control to control from it"
+            )
         if not self.live:
-            raise NoControlError("no running process is shown: give its PID, or a collector with --from")
+            raise requests.NoControlError(
+                "no running process is shown: give its PID, or a collector with --from"
+            )
         return self.live
 
     def changes(self, watched: Sequence[int]) -> dict[str, Any]:
