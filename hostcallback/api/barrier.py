@@ -12,7 +12,6 @@ from hostcallback.primitives import effects
 from hostcallback.receiver.errors import ReentrantWaitError, TapFunctionException
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.runtime.cells import cells
-from hostcallback.receiver.runtime.dispatch.scope import never_entered, tell_never_entered
 from hostcallback.receiver.runtime.runtime import runtime
 from hostcallback.receiver.runtime.stop import stop_request
 from hostcallback.receiver.sinks import progress
@@ -64,8 +63,6 @@ def barrier_wait(timeout_sec: float | None = None) -> None:
         if scope.metrics is not None:
             # A writer that is blocked is reported, and the barrier goes on.
             scope.metrics.flush(None if deadline is None else max(0.0, deadline - perf_counter()))
-    if never_entered and {receiver.scope for receiver in runtime.receivers()} == {runtime.default_scope}:
-        tell_never_entered([*never_entered])
     error = merge(runtime.take_deferred())
     if error is not None:
         raise error

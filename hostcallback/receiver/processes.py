@@ -83,7 +83,11 @@ def at_end(function: Callable[[], Any]) -> None:
 @atexit.register
 def _end() -> None:
     for function in _at_end:
-        function()
+        try:
+            function()
+        except Exception:  # the others are called all the same
+            print("hostcallback: part of the process's end failed:", file=sys.stderr)
+            traceback.print_exc()
 
 
 def is_alive(pid: int) -> bool:

@@ -116,8 +116,8 @@ class PublicNames:
             return importlib.import_module(f"{module}.{name}")
         # What modules make lives as long as the process: a collection looks at all objects of JAX, and finds nothing.
         collects = gc.isenabled()
-        gc.disable()
         try:
+            gc.disable()
             self._before(module)
             value = getattr(importlib.import_module(module), name)
         finally:

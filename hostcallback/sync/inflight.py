@@ -23,7 +23,6 @@ from time import perf_counter, sleep
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from hostcallback import _jax_compat as compat
@@ -133,15 +132,14 @@ class Sentinels:
 @functools.cache
 def sentinel_program(devices: tuple[jax.Device, ...]) -> tuple[Callable[[Any], Any], Any]:
     """Returns a trivial program for these devices, and its operand."""
-    # Compiled ahead of time, so that it is not traced again under the user's settings of JAX. A copy,
-    # because XLA:CPU makes no code for it, which takes as long as the rest.
+    # Compiled ahead of time, so that it is not traced again under the user's settings of JAX.
     with jax.disable_jit(False), jax.transfer_guard("allow"):
         place: Any = devices[0]
         if len(devices) > 1:
             mesh = jax.sharding.Mesh(np.array(devices), ("device",))
             place = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("device"))
         operand = jax.device_put(np.zeros(len(devices), np.uint8), place)
-        return jax.jit(jnp.copy).lower(operand).compile(), operand
+        return jax.jit(threads.barrier_copy).lower(operand).compile(), operand
 
 
 def prepare(devices: Iterable[jax.Device]) -> None:

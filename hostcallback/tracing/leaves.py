@@ -184,12 +184,15 @@ def _describe_registered(
     # A reader has no such class. It shows a namedtuple or a dict, whose children have names, if JAX knows them.
     if keys and all(isinstance(key, jax.tree_util.GetAttrKey) for key in keys):
         fields = [key.name for key in keys]
+        if len(set(fields)) < len(fields):
+            return ["node", f"{kind.__module__}.{kind.__qualname__}", children]
         if not any(field.startswith("_") for field in fields):  # a namedtuple cannot have those
             return ["namedtuple", kind.__name__, fields, children]
         return ["dict", [["value", field] for field in fields], children]
     if keys and all(isinstance(key, jax.tree_util.DictKey) for key in keys):
         described = [tree.describe_value(key.key) for key in keys]
-        if len(set(map(repr, described))) == len(keys):
+        # Readers compare the keys: 1 and True are one.
+        if len({key.key for key in keys}) == len(set(map(repr, described))) == len(keys):
             return ["dict", described, children]
     return ["node", f"{kind.__module__}.{kind.__qualname__}", children]
 

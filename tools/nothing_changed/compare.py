@@ -16,7 +16,7 @@ import numpy as np
 from tools.nothing_changed.cell import OBSERVATION, PROGRAMS, RESULTS
 from tools.nothing_changed.features import Feature
 
-BARRIER = ("jit__lambda", "jit_hold")
+BARRIER = ("jit_barrier_copy", "jit_hold")
 """Programs of a barrier, which may be called from anywhere."""
 LOCATION = re.compile(r"\s*loc\((?:[^()\"]|\"(?:[^\"\\]|\\.)*\"|\((?:[^()\"]|\"[^\"]*\"|\([^()]*\))*\))*\)")
 

@@ -291,14 +291,17 @@ class FailedChecks:
         return group if new else None
 
     def without_step(self) -> list[Occurrence]:
-        """The first failures whose step is not known."""
-        return [group.first for group in self._groups.values() if group.first.step is None]
+        """The first and last failures whose step is not known."""
+        shown = (failure for group in self._groups.values() for failure in (group.first, group.last))
+        return [*dict.fromkeys(failure for failure in shown if failure.step is None)]
 
     def set_steps(self, found: Mapping[Occurrence, int]) -> None:
-        """Gives first failures the steps that were found for them."""
+        """Gives first and last failures the steps that were found for them."""
         for group in self._groups.values():
-            if group.first in found:
-                group.first = group.first._replace(step=found[group.first])
+            group.first, group.last = (
+                failure._replace(step=found.get(failure, failure.step))
+                for failure in (group.first, group.last)
+            )
 
     def merge(self, earlier: FailedChecks) -> None:
         """Adds the failures of another object, which were collected before this one's."""

@@ -144,7 +144,7 @@ class DeferredErrors:
         with self._lock:
             unknown = [] if self._found is None else self._found.checks.without_step()
             new = [failure for failure in unknown if failure not in self._looked_for]
-            self._looked_for.update(new)
+            self._looked_for = {*unknown}  # what was taken is not looked for again
         if new and (found := self.steps_of(new)):
             with self._lock:
                 for checks in (self._all_checks, *([] if self._found is None else [self._found.checks])):

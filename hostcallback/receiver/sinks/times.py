@@ -192,6 +192,11 @@ def _device(index: Sequence[int], first: int) -> str:
     return f"[{index[0] + first}]" if len(index) == 1 else f"[{','.join(map(str, index))}]"
 
 
+def as_measured(seconds: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Seconds with NaN, as where a place did not run, for what no clock measures: a log may be foreign."""
+    return np.where((seconds >= 0) & (seconds < np.inf), seconds, np.float32(np.nan))
+
+
 def runs_by_device(
     seconds: np.ndarray[Any, Any], axes: Sequence[str], device: str, first: int = 0
 ) -> dict[str, np.ndarray[Any, Any]]:
@@ -206,7 +211,7 @@ def runs_by_device(
     Returns:
         Arrays of shape (messages, iterations); NaN where it did not run.
     """
-    whole = seconds.sum(axis=-1)
+    whole = as_measured(seconds).sum(axis=-1)
     where = [i + 1 for i, axis in enumerate(axes) if axis == DEVICE]
     moved = np.moveaxis(whole, where, range(len(where)))
     return {

@@ -74,7 +74,7 @@ def test_a_failure_has_the_step_that_the_log_has(
 ) -> None:
     error = recorded(lambda: program(body), tmp_path)
     logged = step_in(tmp_path, capsys)
-    assert error.step == error.check.first.step == logged
+    assert error.step == error.check.first.step == error.check.last.step == logged
     assert (f", step {logged}, message " in str(error)) == (logged is not None)
 
 

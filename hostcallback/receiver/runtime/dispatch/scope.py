@@ -21,8 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from hostcallback.receiver import limits
-from hostcallback.receiver.errors import HostCallbackError
+from hostcallback.receiver import limits, processes
 from hostcallback.receiver.failures.check_report import OTHERS, Occurrence
 from hostcallback.receiver.failures.deferred_errors import MAX_KEPT, DeferredErrors, MultipleFailures, OnError
 from hostcallback.receiver.log import logger
@@ -363,13 +362,16 @@ def _logged_steps(recorder: Recorder, failures: Sequence[Occurrence]) -> dict[Oc
                     step = record.step_at(failure.seq, failure.time_ns)
                     if step is not None:
                         found[failure] = step
-    except (OSError, HostCallbackError):  # it was deleted, or is damaged
+    except (
+        Exception
+    ):  # it was deleted, or is damaged; whatever it is, the report of the failures comes without steps
         logger.debug("the log of %s has no steps", recorder.directory, exc_info=True)
     return found
 
 
 never_entered: dict[Scope, None] = {}
 """Scopes of the receivers that users have made and not entered so far."""
+processes.in_child(processes.Stage.RUNTIME, never_entered.clear)  # they are the parent's to enter
 
 
 def tell_never_entered(scopes: Iterable[Scope]) -> None:

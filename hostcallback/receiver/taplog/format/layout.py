@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import enum
 import errno
 import functools
+import itertools
 import os
 import struct
 import zlib
@@ -117,7 +119,9 @@ def existing(path: str | os.PathLike[str]) -> Path:
     try:
         found.stat()
     except FileNotFoundError:
-        names = [entry.name for entry in found.parent.iterdir()] if found.parent.is_dir() else []
+        names: list[str] = []
+        with contextlib.suppress(OSError):
+            names = [entry.name for entry in itertools.islice(found.parent.iterdir(), 1000)]
         near = difflib.get_close_matches(found.name, names, n=1)
         meant = f"; did you mean {found.parent / near[0]}?" if near else ""
         text = f"no such tap log: give the folder that record= wrote, or files *{SUFFIX} of it{meant}"

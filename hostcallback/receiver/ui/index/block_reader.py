@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from hostcallback.receiver import limits
 from hostcallback.receiver.errors import WireError
 from hostcallback.receiver.sinks.batches import LaneMask
 from hostcallback.receiver.sinks.call import SHARDS_ID, WHOLE_ID
 from hostcallback.receiver.sinks.metric_writers.reduction import SCALAR, TEXT
-from hostcallback.receiver.sinks.times import SECONDS, first_device, runs_by_device
+from hostcallback.receiver.sinks.times import DEVICE, SECONDS, first_device, runs_by_device
 from hostcallback.receiver.taplog.columns.column_batches import Column, Layouts, array_views
 from hostcallback.receiver.taplog.columns.tables import kept_columns
 from hostcallback.receiver.taplog.format.block import FrameBlock, alike_groups
@@ -260,7 +262,11 @@ class BlockReader:
         axes_of = described.params.get("axes")
         for place, axes in axes_of.items() if isinstance(axes_of, dict) else ():
             number, rank = shapes.get(f"{place}/{SECONDS}", (0, 0))
-            if isinstance(axes, list) and rank == len(axes) + 1 and columns[number].dtype == np.float32:
+            if not isinstance(axes, list) or rank != len(axes) + 1 or columns[number].dtype != np.float32:
+                continue
+            shape = columns[number].shape
+            devices = math.prod(size for axis, size in zip(axes, shape, strict=False) if axis == DEVICE)
+            if 0 not in shape and devices <= limits.DEVICES:
                 tap = self._taps.of(run_name, described.name, str(place), "time", described.source_line)
                 yield number, tap, axes
 

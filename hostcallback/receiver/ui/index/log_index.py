@@ -214,16 +214,30 @@ class LogIndex:
         while _is_small(found[-1][1]) and len(found) < TOGETHER and self._pending:
             found.append(self._pending.popleft())
         alike: dict[Any, list[_Read]] = {}
+        faults: list[Exception] = []  # of a hostile log; the other chunks are read all the same
         for number, chunk in found:
-            read = self._read(number, chunk)
-            if read is not None:
-                alike.setdefault(read.alike or number, []).append(read)
+            try:
+                read = self._read(number, chunk)
+            except Exception as error:
+                faults.append(error)
+            else:
+                if read is not None:
+                    alike.setdefault(read.alike or number, []).append(read)
         for reads in alike.values():
-            if len(reads) == 1 or not self._take_together(reads):
-                for read in reads:
-                    origin = self._with_steps(read)
-                    if origin is not None:
-                        self._take(origin, read.alike)
+            try:
+                self._take_all(reads)
+            except Exception as error:
+                faults.append(error)
+        if faults:
+            raise faults[0]
+
+    def _take_all(self, reads: list[_Read]) -> None:
+        if len(reads) > 1 and self._take_together(reads):
+            return
+        for read in reads:
+            origin = self._with_steps(read)
+            if origin is not None:
+                self._take(origin, read.alike)
 
     def _read(self, number: int, chunk: Chunk | None = None) -> _Read | None:
         segment_number, offset = self.chunks.place(number)

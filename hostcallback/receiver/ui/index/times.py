@@ -50,9 +50,10 @@ def times(index: LogIndex, number: int) -> dict[str, Any]:
         return found
     key = next((key for key, taps in groups.items() if taps[0].number == number), [*groups][-1])
     taps, distributions = groups[key], index.distributions[key]
-    calls = _calls(index, texts[key]) if key in texts else []
-    inner = {measured.PROGRAM}.union(*map(_inner, calls))
-    shown = _by_iteration(calls, inner) or _by_call(index, taps, inner)
+    launches = _launches(index, texts[key]) if key in texts else []
+    is_short = key in texts and sum(texts[key].counts) <= FEW_CALLS
+    inner = {measured.PROGRAM}.union(*(_inner(call) for launch in launches for call in launch))
+    shown = (is_short and _by_iteration(launches, inner)) or _by_call(index, taps, inner)
     return {
         **found,
         "tap": taps[0].number,
@@ -61,18 +62,21 @@ def times(index: LogIndex, number: int) -> dict[str, Any]:
     }
 
 
-def _calls(index: LogIndex, text: Tap) -> list[Call]:
-    # The messages of a tap that has few; else its last one.
+def _launches(index: LogIndex, text: Tap) -> list[list[Call]]:
+    # The messages of a tap that has few, else its last one: of each launch, one for each of its devices.
     count = sum(text.counts)
     numbers = list(range(count) if count <= FEW_CALLS else [count - 1])
-    found: list[Call] = []
+    found: dict[Any, list[Call]] = {}
     for logged in messages(index, text, numbers):
         with contextlib.suppress(LookupError, ValueError):  # of a foreign log
             if logged.tap.described is None:
                 continue
             sink = measured.TimeSink.of(logged.tap.described)
-            found.append({place: (axes, given) for place, axes, given in sink.places(logged.message)})
-    return found
+            call = {place: (axes, given) for place, axes, given in sink.places(logged.message)}
+            # The callback transport tells of no launch: there a message is one.
+            launch = logged.writer, logged.message.run_id or -len(found) - 1
+            found.setdefault(launch, []).append(call)
+    return [*found.values()]
 
 
 def _inner(call: Call) -> set[str]:
@@ -98,18 +102,22 @@ def _inner(call: Call) -> set[str]:
     return {place for place in places if any(is_in(place, other) for other in places)}
 
 
-def _by_iteration(calls: Sequence[Call], inner: set[str]) -> dict[str, Any]:
-    # The iterations of the longest loop in few calls; empty if there are more calls than iterations.
+def _by_iteration(launches: Sequence[Sequence[Call]], inner: set[str]) -> dict[str, Any]:
+    # The iterations of the longest loop in few launches; empty if there are more launches than iterations.
     found: dict[str, list[Array]] = {}
-    for call in calls:
-        seconds = {place: _of_iterations(*call[place]) for place in call if place not in inner}
-        length = max(map(len, seconds.values()), default=0)
-        for place, each in seconds.items():
-            if len(each) == length:
-                found.setdefault(place, []).append(each)
+    for launch in launches:
+        of_devices: dict[str, list[Array]] = {}
+        for call in launch:
+            for place in call:
+                if place not in inner:
+                    of_devices.setdefault(place, []).append(_of_iterations(*call[place]))
+        length = max((len(each) for devices in of_devices.values() for each in devices), default=0)
+        for place, devices in of_devices.items():
+            if all(len(each) == length for each in devices):
+                found.setdefault(place, []).append(np.mean(devices, axis=0))
     columns = {place: np.concatenate(parts) for place, parts in found.items()}
     length = max(map(len, columns.values()), default=0)
-    if length <= len(calls):
+    if length <= len(launches):
         return {}
     columns = {place: each for place, each in columns.items() if len(each) == length}
     table = np.stack([*columns.values()])

@@ -105,7 +105,7 @@ export class TimeView extends LiveView {
         const cells = [row.share === null ? "–" : `${number(Math.round(row.share * 1000) / 10)} %`, count(row.count), ...[row.mean, row.p50, row.p90, row.p99].map(seconds),
           ...(spread ? [row.slowest ? `${row.slowest} +${number(Math.round((row.spread ?? 0) * 1000) / 10)} %` : ""] : [])];
         return element("tr", {}, element("th", { scope: "row" }, this.swatch(row.place), foreign(row.place)),
-          cells.map((cell, i) => element("td", { class: "number", "data-label": heads[i + 1] }, cell)), element("td", { class: "strip-cell" }, strip));
+          cells.map((cell, i) => element("td", { class: "number", "data-label": heads[i + 1] }, foreign(cell))), element("td", { class: "strip-cell" }, strip));
       }))));
   }
 
