@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 
 from hostcallback.api.capsule.capsule import capsule
-from hostcallback.api.observe.observe import observe
+from hostcallback.api.observe.observe import Observe, observe
 from hostcallback.api.watch.watch import watch_nonfinite
 from hostcallback.lowering.xray import Context
 from hostcallback.receiver import environment
@@ -22,7 +22,8 @@ def open_asked() -> None:
     if selections:
         context = observe(where=selections, name="observe", all_threads=True)
         context.__enter__()
-        atexit.register(_say_what_matched_nothing, context)
+        if isinstance(context.xray, Observe):
+            atexit.register(_say_what_matched_nothing, context, context.xray)
     if environment.WATCH.read() == "1":
         watch_nonfinite(all_threads=True).__enter__()
     folder = environment.CAPSULES.read()
@@ -30,8 +31,8 @@ def open_asked() -> None:
         capsule(folder, nonfinite=True, all_threads=True).__enter__()
 
 
-def _say_what_matched_nothing(context: Context) -> None:
-    try:
-        context.xray.left(context, None)
-    except ValueError as error:
+def _say_what_matched_nothing(context: Context, asked: Observe) -> None:
+    if error := asked.unmatched("the option --observe of hcb run"):
         logger.error("%s", error)
+    else:
+        asked.left(context, None)

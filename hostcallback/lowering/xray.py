@@ -139,9 +139,11 @@ class Xray(ABC):
 
     Attributes:
         order: X-rays of a lower order are applied first.
+        made_by: the public function that makes it.
     """
 
     order: ClassVar[int] = 0
+    made_by: ClassVar[str] = ""
 
     @abstractmethod
     def rewrite(self, program: Program, context: Context) -> compat.ClosedJaxpr | None:
@@ -190,9 +192,9 @@ class Context:
     def __enter__(self) -> Context:
         if compat.is_staging():
             raise RuntimeError(
-                f"a block of {type(self.xray).__name__.lower()} is for programs that are called in it, and here a "
-                "function is being traced: put the block around the call of the jitted function, or wrap a function "
-                "in here, as in hcb.observe(f, ...)(x)"
+                f"a block of {self.xray.made_by} is for programs that are called in it, and here a function is being "
+                "traced: put the block around the call of the jitted function, or wrap a function in here, as in "
+                f"{self.xray.made_by}(f, ...)(x)"
             )
         if self._all_threads:
             with _everywhere_lock:
@@ -229,7 +231,7 @@ class Context:
         numbers = [number for number, each in enumerate(opened) if each is self]
         if not numbers:
             raise RuntimeError(
-                f"a block of {type(self.xray).__name__.lower()} was left that is not open on this thread: leave it "
+                f"a block of {self.xray.made_by} was left that is not open on this thread: leave it "
                 "once for each time that it was entered, on the thread that entered it (all_threads=True makes one "
                 "that any thread may leave)"
             )

@@ -266,7 +266,7 @@ def spans_of(stack: str) -> tuple[int, ...]:
 def _scopes(stack: str) -> list[str]:
     parts = [
         p
-        for p in _TRANSFORM.sub("", stack).split("/")
+        for p in _without_repetition(stack)
         if p and p not in _NOT_SCOPES and (p == SPAN or not p.startswith(MARK))
     ]
     half = len(parts) // 2
@@ -274,6 +274,18 @@ def _scopes(stack: str) -> list[str]:
     if is_backward(stack) and half and parts[:half] == parts[half:]:
         parts = parts[:half]
     return parts
+
+
+def _without_repetition(stack: str) -> list[str]:
+    # The scopes around a gradient, which the backward pass of a jitted function in it and that of a checkpoint have
+    # twice: `step/transpose(step)/jvp(layer)` and `step/transpose(jvp(step))/jvp(layer)`.
+    names = _TRANSFORM.sub("", stack).split("/")
+    if not is_backward(stack):
+        return names
+    around = stack[: stack.index("transpose(")].count("/")
+    first = stack.split("/")[2 * around :][:1]
+    is_repeated = names[:around] == names[around : 2 * around] and any("jvp(" in part for part in first)
+    return names[around:] if is_repeated else names
 
 
 F = TypeVar("F", bound=Callable[..., Any])

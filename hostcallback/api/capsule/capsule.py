@@ -127,6 +127,7 @@ def capsule(
 class Capsules(CapsuleOptions):
     """Rewrites programs to send their inputs."""
 
+    made_by = "hcb.capsule"
     order = 10  # the last: it looks for checks in the program as it runs
 
     def rewrite(self, program: xray.Program, context: xray.Context) -> compat.ClosedJaxpr | None:

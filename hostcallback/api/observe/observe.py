@@ -171,6 +171,8 @@ def observe(
 class Observe(Xray):
     """What `observe` does to programs; the attributes are its arguments, as read."""
 
+    made_by: ClassVar[str] = "hcb.observe"
+
     items: tuple[tuple[Selection, ...], ...]
     statistics: tuple[str, ...] | None
     directions: tuple[str, ...]
@@ -193,7 +195,7 @@ class Observe(Xray):
         self.notes.add(program, found, missed)
         # A wrapper in a trace has one program only.
         if program.mark and not self.notes.hits:
-            raise UserError(self.notes.error(missed, f"of {program.function}"))
+            raise UserError(self.notes.error(missed, f"of {program.function}", user_source_line()))
         if not plan:
             return None
         names, devices = self.statistics, program.devices
@@ -212,10 +214,15 @@ class Observe(Xray):
 
         return program.run(run)
 
+    def unmatched(self, at: object) -> str | None:
+        """The error about selections that matched nothing, with the place that has them; None if there are none."""
+        missed, count = self.notes.missed(), self.notes.programs
+        return self.notes.error(missed, f"of {count} program{'s' * (count != 1)}", at) if missed else None
+
     def left(self, context: Context, function: str | None) -> None:
         """Raises ValueError for selections that matched nothing; warns if no program was compiled. See `Xray`."""
-        if missed := self.notes.missed():
-            raise ValueError(self.notes.error(missed, f"of {self.notes.programs} programs")) from None
+        if error := self.unmatched(user_source_line()):
+            raise ValueError(error) from None
         if function is None and not context.seen and not self.notes.hits:
             logger.warning(
                 "%s saw no program: nothing was compiled in the block. Functions that were compiled ahead of time "
@@ -243,7 +250,7 @@ class Timed(Observe):
                 missed.append(("operation", item))
         self.notes.add(program, found, missed)
         if program.mark and not self.notes.hits:
-            raise UserError(self.notes.error(missed, f"of {program.function}"))
+            raise UserError(self.notes.error(missed, f"of {program.function}", user_source_line()))
         if not selected:
             return None
         for each in sorted(selected, key=len, reverse=True):
@@ -390,19 +397,24 @@ class _Notes:
         with self._lock:
             return [asked for asked in self._missed if asked not in self.hits]
 
-    def error(self, missed: Sequence[_Asked], of_what: str) -> str:
-        """The error about the first of what matched nothing."""
+    def error(self, missed: Sequence[_Asked], of_what: str, at: object) -> str:
+        """The error about the first of what matched nothing; `at` is the place that has the selection."""
         what_of, item = missed[0]
         text = item[0].text
+        if item[0].kind == "span":
+            return (
+                f'hcb.observe(what="time") without where= measures what hcb.span names, and found none {of_what}: '
+                f"name parts, with hcb.span('attention'): ..., or give where='layers/*', at {at}"
+            )
         if self._not_entered:
             places = ", ".join(f"{s.function or s.primitive} at {s.source_line}" for s in self._not_entered)
             return (
                 f"hcb.observe: where={text!r} matches only inside of operations that cannot be rewritten: {places}; "
-                f"select their results with where='primitive:...', at {user_source_line()}"
+                f"select their results with where='primitive:...', at {at}"
             )
         kinds = ["param"] if what_of in PARAMETERS else [selection.kind for selection in item]
         names = [name for kind in kinds for name in self._names.get(kind, ())]
         others = "\n".join(f"    {name}" for name in nearest(text, names))
         hint = f"; the nearest that there are:\n{others}" if others else ""
         cotangents = " in a backward pass" if what_of == "grad" else ""
-        return f"hcb.observe: where={text!r} matches no {what_of} {of_what}{cotangents}, at {user_source_line()}{hint}"
+        return f"hcb.observe: where={text!r} matches no {what_of} {of_what}{cotangents}, at {at}{hint}"

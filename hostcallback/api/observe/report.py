@@ -46,7 +46,7 @@ def check_statistics(what: Any) -> tuple[str, ...] | None:
     wrong = [name for name in what if name not in STATISTICS] if is_list else [what]
     if wrong:
         raise (ValueError if is_list else TypeError)(
-            f"hcb.observe: what has {wrong[0]!r}, expected 'value', 'statistics', or a list of "
+            f"hcb.observe: what has {wrong[0]!r}, expected 'value', 'statistics', 'time', or a list of "
             f"{', '.join(STATISTICS)}, at {user_source_line()}"
         )
     return tuple(dict.fromkeys(what))

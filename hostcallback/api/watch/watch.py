@@ -119,6 +119,7 @@ class Watch(Xray):
     every: bool = False
     passed_on: _PassedOn = field(default_factory=lambda: _PassedOn(), compare=False)
 
+    made_by = "hcb.watch_nonfinite"
     order = 1  # after the taps of others, whose values are not the program's
 
     def rewrite(self, program: Program, context: Context) -> compat.ClosedJaxpr | None:

@@ -57,6 +57,9 @@ class TimeRow:
         p50: the median.
         p90: at most that long in 90 of 100 cases.
         p99: at most that long in 99 of 100 cases.
+        max: the longest one.
+        max_at: which one that was: `step 12`, or `call 12` where no step is known, or `call 3, iteration 40` in a loop;
+            calls and iterations count from 0. Empty if there is only one.
         share: of the time of the program; NaN where that is not known.
         slowest: of a program on several devices, the one with the largest mean; else empty.
         spread: the mean of that device divided by the mean of all, minus one.
@@ -68,20 +71,48 @@ class TimeRow:
     p50: float
     p90: float
     p99: float
+    max: float
+    max_at: str
     share: float
     slowest: str
     spread: float
 
 
+class _Which(NamedTuple):
+    """Which one of the times of a place."""
+
+    step: int | None
+    call: int
+    iterations: tuple[int, ...]
+
+    def text(self, calls: int) -> str:
+        """Says it, of a place that was called that often."""
+        parts = []
+        if calls > 1:
+            # A call with a loop may have a step for each iteration, and its message only the last one.
+            knows_step = self.step is not None and not self.iterations
+            parts.append(f"step {self.step}" if knows_step else f"call {self.call}")
+        if self.iterations:
+            parts.append(f"iteration {'/'.join(map(str, self.iterations))}")
+        return ", ".join(parts)
+
+
 class _Distribution:
     def __init__(self) -> None:
-        self.total, self.count = 0.0, 0
+        self.total, self.count, self.calls = 0.0, 0, 0
         self.bins: Counter[int] = Counter()
+        self.longest: tuple[float, _Which | None] = -math.inf, None
 
-    def add(self, seconds: np.ndarray[Any, Any]) -> None:
-        self.total += float(seconds.sum(dtype=np.float64))
-        self.count += seconds.size
-        self.bins.update(np.round(np.log2(np.maximum(seconds, 1e-9)) * BINS_PER_OCTAVE).astype(int).tolist())
+    def add(self, seconds: np.ndarray[Any, Any], step: int | None) -> None:
+        """Adds the times of one call, by iteration; NaN where it did not run."""
+        ran = seconds[~np.isnan(seconds)]
+        self.total += float(ran.sum(dtype=np.float64))
+        self.count += ran.size
+        self.bins.update(np.round(np.log2(np.maximum(ran, 1e-9)) * BINS_PER_OCTAVE).astype(int).tolist())
+        if ran.size and (most := float(ran.max())) > self.longest[0]:
+            at = np.unravel_index(int(np.nanargmax(seconds)), seconds.shape)
+            self.longest = most, _Which(step, self.calls, tuple(map(int, at)))
+        self.calls += 1
 
     def percentile(self, percent: int) -> float:
         left = math.ceil(self.count * percent / 100)
@@ -102,14 +133,23 @@ class Times:
         self._is_new = False
 
     def add(
-        self, seconds: Mapping[str, Mapping[str, np.ndarray[Any, Any]]], is_printed: bool = False
+        self,
+        seconds: Mapping[str, Mapping[str, np.ndarray[Any, Any]]],
+        is_printed: bool = False,
+        step: int | None = None,
     ) -> None:
-        """Adds times by place and device; `is_printed`: whether `new_tables` has them."""
+        """Adds the times of one call.
+
+        Args:
+            seconds: by place and device, as from `TimeSink.seconds`.
+            is_printed: whether `new_tables` has them.
+            step: of the call, where it is known.
+        """
         with self._lock:
             for place, by_device in seconds.items():
                 known = self._found.setdefault(place, {})
                 for device, times in by_device.items():
-                    known.setdefault(device, _Distribution()).add(times)
+                    known.setdefault(device, _Distribution()).add(times, step)
             self._is_new |= is_printed
 
     def rows(self) -> list[TimeRow]:
@@ -146,7 +186,10 @@ def _row(place: str, by_device: Mapping[str, _Distribution]) -> TimeRow:
     slowest = max(means, key=means.__getitem__) if len(means) > 1 else ""
     spread = means[slowest] / mean - 1 if slowest else 0.0
     p50, p90, p99 = (both.percentile(percent) for percent in (50, 90, 99))
-    return TimeRow(place, both.count, mean, p50, p90, p99, math.nan, slowest, spread)
+    longest, which = max((one.longest for one in by_device.values()), key=lambda one: one[0])
+    at = "" if which is None else which.text(max(one.calls for one in by_device.values()))
+    longest = math.nan if which is None else longest
+    return TimeRow(place, both.count, mean, p50, p90, p99, longest, at, math.nan, slowest, spread)
 
 
 times_by_tap: dict[str, Times] = {}
@@ -162,13 +205,14 @@ def new_tables(name: str | None = None) -> list[str]:
 def table(rows: list[TimeRow]) -> str:
     """Returns rows as a text table."""
     spread = any(row.slowest for row in rows)
-    head = ("place", "count", "mean", "p50", "p90", "p99", "share", *(["slowest"] if spread else []))
+    head = ("place", "count", "mean", "p50", "p90", "p99", "max", "share", *(["slowest"] if spread else []))
     lines = []
     for row in rows:
         share = "" if math.isnan(row.share) else f"{100 * row.share:.1f} %"
         slowest = f"{row.slowest} {100 * row.spread:+.1f} %" if row.slowest else ""
         texts = map(duration_text, (row.mean, row.p50, row.p90, row.p99))
-        lines.append((row.place, f"{row.count:,}", *texts, share, *([slowest] if spread else [])))
+        longest = ", ".join(filter(None, (duration_text(row.max), row.max_at)))
+        lines.append((row.place, f"{row.count:,}", *texts, longest, share, *([slowest] if spread else [])))
     return "\n".join(text_table(head, lines))
 
 
@@ -250,12 +294,13 @@ class TimeSink:
         times.add(self.seconds(message), self._is_printed)
 
     def seconds(self, message: Message) -> dict[str, dict[str, np.ndarray[Any, Any]]]:
-        """The seconds of a message by place and device; none for what did not run."""
+        """The seconds of a message by place and device, with an axis for each loop; NaN for what did not run."""
         found: dict[str, dict[str, np.ndarray[Any, Any]]] = {}
         for place, axes, times in self.places(message):
             of_one, first = times[SECONDS][np.newaxis], first_device(message)
             runs = runs_by_device(of_one, axes, device_text(message.device), first)
-            found[place] = {device: ran[~np.isnan(ran)] for device, ran in runs.items()}
+            lengths = [n for n, axis in zip(times[SECONDS].shape, axes, strict=False) if axis == ITERATION]
+            found[place] = {device: run.reshape(lengths) for device, run in runs.items()}
         return found
 
     def segments(self, message: Message) -> Iterator[Segment]:
@@ -283,7 +328,7 @@ class TimeSink:
         """The times of a message as one text: `layers/0 1.25 ms, layers/1 1.3 ms`."""
         parts = []
         for place, by_device in self.seconds(message).items():
-            means = [float(times.mean()) for times in by_device.values() if times.size]
+            means = [float(np.nanmean(times)) for times in by_device.values() if not np.isnan(times).all()]
             parts.append(f"{place} {duration_text(sum(means) / len(means))}" if means else f"{place} -")
         return [", ".join(parts)]
 

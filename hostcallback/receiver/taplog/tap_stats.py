@@ -168,7 +168,7 @@ def _add_times(
         for logged in decoder.messages(one):
             with contextlib.suppress(LookupError, ValueError):
                 if isinstance(logged, LoggedMessage):
-                    times.add(sink.seconds(logged.message))
+                    times.add(sink.seconds(logged.message), step=logged.step)
 
 
 def _tap(found: LogStats, described: TapDescriptor | None, consumer_id: int) -> TapStats:

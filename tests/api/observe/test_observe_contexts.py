@@ -159,7 +159,7 @@ def test_exported_programs_are_left_as_they_are() -> None:
 
 
 def test_a_block_that_matches_nothing_raises_at_its_end_unless_it_raises_already() -> None:
-    with pytest.raises(ValueError, match=r"where='scal' matches no output of \d+ programs(.|\n)*scale"):
+    with pytest.raises(ValueError, match=r"where='scal' matches no output of 1 program, at (.|\n)*scale"):
         with hcb.observe(where="scal"):
             jax.jit(scale)(X)
     with pytest.raises(KeyError), hcb.observe(where="scal"):
@@ -334,6 +334,17 @@ def test_a_wrapper_that_is_forgotten_before_its_program_is_lowered_says_so(
 def test_misuse_of_a_block_is_named() -> None:
     with pytest.raises(RuntimeError, match="here a function is being traced: put the block around the call"):
         jax.jit(lambda x: hcb.observe(where="scale").__enter__())(X)
+    for made, name in (
+        (hcb.watch_nonfinite(), "watch_nonfinite"),
+        (hcb.capsule("capsules"), "capsule"),
+        (hcb.observe(what="time"), "observe"),
+    ):
+        with pytest.raises(
+            RuntimeError, match=rf"a block of hcb\.{name} is .* as in hcb\.{name}\(f, \.\.\.\)\(x\)"
+        ):
+            jax.jit(lambda x, made=made: made.__enter__())(X)
+    with pytest.raises(ValueError, match="what has 'tim', expected 'value', 'statistics', 'time', or a list"):
+        hcb.observe(where="*", what="tim")
     with pytest.raises(ValueError, match=r"a histogram cannot be sent by tap_func=hcb.metrics"):
         hcb.observe(where="scale", what=["histogram"], tap_func=hcb.metrics)
     with pytest.raises(ValueError, match=r"where=<lambda> raised AttributeError: .* 'prim'"):

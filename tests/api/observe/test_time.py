@@ -17,6 +17,7 @@ from collecting_writer import CollectingWriter
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
 
 import hostcallback as hcb
+from hcb_command import hcb as run_hcb
 from hostcallback.api.observe.spans import Segment, arranged
 from hostcallback.lifecycle import receivers
 
@@ -161,6 +162,70 @@ def test_the_backward_pass_and_what_it_recomputes_have_times_of_their_own(is_rem
     assert_same(out, jax.jit(jax.grad(loss))(X))
 
 
+def test_a_span_around_a_gradient_does_not_divide_its_backward_passes() -> None:
+    def loss(x: Any) -> Any:
+        for name in ("attention", "mlp"):
+            with jax.named_scope(name):
+                x = jax.nn.relu(x @ W)  # the backward pass of a jitted function
+        return jnp.sum(x)
+
+    def step(x: Any) -> Any:
+        with hcb.span("step"):
+            return jax.grad(loss)(x), jax.grad(jax.checkpoint(loss))(x)
+
+    _, [values] = times_of(step, X, where=["step", "attention", "mlp"])
+    places = {"step", "step/attention", "step/mlp"}
+    assert {re.sub("^(backward|recomputed) ", "", place) for place in values} == {*places, "program"}
+    assert {f"backward {place}" for place in places} <= set(values)
+
+    def same_name_inside(x: Any) -> Any:
+        def inner(x: Any) -> Any:
+            with jax.named_scope("step"):
+                return jnp.sum(jnp.tanh(x @ W))
+
+        with hcb.span("step"):
+            return jax.grad(inner)(x)
+
+    _, [values] = times_of(same_name_inside, X, where="step/step")
+    assert "backward step/step" in values
+
+
+def test_the_table_names_the_slowest_step_call_and_iteration(tmp_path: Path) -> None:
+    def step(x: Any, i: Any) -> Any:
+        with hcb.span("part"):
+            x = jax.lax.cond(i == 12, lambda x: nap(x, 10 * NAP), lambda x: x * 2, x)
+        return x
+
+    @jax.jit
+    def one(x: Any, i: Any) -> Any:
+        x = step(x, i)
+        hcb.metrics({"mean": jnp.mean(x)}, step=i)
+        return x
+
+    @jax.jit
+    def scan(x: Any) -> Any:
+        return jax.lax.scan(lambda x, i: (step(x, i), None), x, jnp.arange(10, 15))[0]
+
+    with hcb.outfeed_receiver(record=tmp_path / "log") as receiver:
+        with hcb.observe(what="time", name="steps", tap_func=lambda times: None):
+            for i in range(10, 15):
+                one(X, i).block_until_ready()
+        with hcb.observe(what="time", name="iterations", tap_func=lambda times: None):
+            scan(X).block_until_ready()
+            scan(X).block_until_ready()
+    rows = {(name, row.place): row for name, each in receiver.stats.times.items() for row in each}
+    part, program = rows["steps", "part"], rows["steps", "program"]
+    assert (part.max_at, program.max_at) == ("call 2", "call 2")
+    assert 10 * NAP <= part.max <= program.max
+    assert re.fullmatch("call [01], iteration 2", rows["iterations", "part"].max_at)
+    assert re.search(r"part .* m?s, call 2 ", receiver.summary())
+    shown = run_hcb(tmp_path, "stats", "log").stdout
+    assert re.search(r"part .* m?s, step 12 ", shown)
+    assert re.search(r"part .* m?s, call [01], iteration 2 ", shown)
+    lines = run_hcb(tmp_path, "cat", "log", "--name", "steps").stdout.splitlines()
+    assert [int(line.split()[2]) for line in lines] == [*range(10, 15)]
+
+
 def test_what_is_recomputed_of_modules_is_named_so() -> None:
     params = [{"w": W, "b": X[0]}] * 2
 
@@ -242,7 +307,7 @@ def test_the_block_prints_a_table_and_the_receiver_what_came_later(
             for _ in range(3):
                 step(X)
         lines = capsys.readouterr().out.splitlines()
-        assert lines[0].split() == ["place", "count", "mean", "p50", "p90", "p99", "share"]
+        assert lines[0].split() == ["place", "count", "mean", "p50", "p90", "p99", "max", "share"]
         assert [line.split()[:2] for line in lines[1:]] == [
             ["attention", "3"],
             ["mlp", "3"],
@@ -292,7 +357,10 @@ def test_names_that_no_scope_can_have_are_refused(name: Any, error: type[Excepti
 
 
 def test_programs_without_such_a_place_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"where='hcb\.span' matches no operation"):
+    wanted = (
+        r"without where= measures what hcb\.span names, and found none of 1 program: .*give where='layers/\*'"
+    )
+    with pytest.raises(ValueError, match=wanted):
         times_of(jnp.sin, X)
     with pytest.raises(ValueError, match=r"where='layer_\*' matches no operation[^$]*\n    attention"):
         times_of(layers, X, where="layer_*")

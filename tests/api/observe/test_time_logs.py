@@ -44,12 +44,15 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_stats_prints_the_table(log: Path) -> None:
     shown = run_hcb(log.parent, "stats", log).stdout
     lines = shown[shown.index("parts:\n") :].splitlines()[1:]
-    assert lines[0].split() == ["place", "count", "mean", "p50", "p90", "p99", "share"]
+    assert lines[0].split() == ["place", "count", "mean", "p50", "p90", "p99", "max", "share"]
     counts = {line.split()[0]: int(line.split()[1]) for line in lines[1:]}
     assert counts == {"outer/inner": CALLS * LENGTH, "outer": CALLS * LENGTH, PROGRAM: CALLS}
     found = [json.loads(line) for line in run_hcb(log.parent, "stats", log, "--json").stdout.splitlines()]
     rows = {one["place"]: one for one in found if "times" in one}
     assert rows["outer"]["count"] == CALLS * LENGTH
+    assert re.fullmatch(r"call [012], iteration [0123]", rows["outer"]["max_at"])
+    assert re.fullmatch(r"call [012]", rows[PROGRAM]["max_at"])
+    assert rows[PROGRAM]["max"] >= rows["outer"]["max"] > rows["outer"]["mean"]
     assert 0 < rows["outer/inner"]["share"] < rows["outer"]["share"] < rows[PROGRAM]["share"] == 1
 
 
@@ -120,7 +123,7 @@ def test_the_table_tells_percentiles_and_the_slowest_device() -> None:
     lines = table([a, b, program]).splitlines()
     assert lines[0].split()[-1] == "slowest"
     assert lines[1].endswith("20.0 %  [1] +50.0 %")
-    assert lines[2].split() == ["b", "0", "-", "-", "-", "-", "0.0", "%"]
+    assert lines[2].split() == ["b", "0", "-", "-", "-", "-", "-", "0.0", "%"]
 
 
 @pytest.mark.parametrize(

@@ -359,8 +359,7 @@ class LogIndex:
     def times(self, tap: Tap, part: ScalarPart, by_device: dict[str, Array]) -> None:
         """Takes messages of a place that is timed."""
         self.scalar(tap, part)
-        ran = {device: runs[~np.isnan(runs)] for device, runs in by_device.items()}
-        self.distributions.setdefault((tap.run, tap.name, tap.place), Times()).add({tap.leaf: ran})
+        self.distributions.setdefault((tap.run, tap.name, tap.place), Times()).add({tap.leaf: by_device})
 
     def other(self, tap: Tap, count: int) -> None:
         """Takes messages of a leaf that is not a scalar."""
