@@ -137,7 +137,7 @@ def test_selected_columns_and_a_limit_leave_out_the_rest() -> None:
     assert taps["train"].select(limit=0).to_numpy()["step"].tolist() == []
     assert [*taps["two"].select(columns=["b"]).to_numpy()] == ["step", "time", "b"]
     with pytest.raises(ValueError, match="the tap 'two' has no column 'c'; it has 'a', 'b'"):
-        taps["two"].select(columns=["c"]).to_numpy()
+        taps["two"].select(columns=["c"])
     with pytest.raises(TypeError, match=r"columns is 'b', expected a list of names: columns=\['b'\]"):
         taps["two"].select(columns="b")
     for limit in (-1, 1.5):
@@ -401,6 +401,48 @@ def test_a_tap_that_is_not_there_lists_those_that_are() -> None:
     assert "trian" not in taps
     with hcb.capture() as none, pytest.raises(hcb.UnknownTapError, match="its taps are none"):
         none["loss"]
+
+
+def test_what_is_asked_of_the_wrong_object_has_a_cure() -> None:
+    with hcb.capture() as taps:
+        program(8.0)
+    with pytest.raises(
+        hcb.UnknownTapError, match=r"'loss' is a column of 'train': data\['train'\]\.to_numpy\(\)"
+    ):
+        taps["loss"]
+    assert "loss" not in taps
+    with pytest.raises(
+        TypeError, match=r"data\['train'\]\.to_numpy\(\)\['loss'\], or \.to_pandas\(\)\['loss'\]"
+    ):
+        taps["train"]["loss"]
+    data = taps.data()
+    with pytest.raises(
+        AttributeError, match=r"to_pandas is of one tap: data\['state'\]\.to_pandas.*'state', 'train'"
+    ):
+        data.to_pandas()
+    with pytest.raises(AttributeError, match="'LogData' object has no attribute 'to_csv'"):
+        data.to_csv()
+    with pytest.raises(ValueError, match="no column 'los'; it has 'loss'") as found:
+        taps["train"].select(columns=["los"])
+    files = {Path(frame.path).name for frame in found.traceback}
+    assert files == {"test_data.py"}
+
+
+def test_of_several_runs_in_a_folder_the_last_is_read_and_the_others_are_named_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for run in ("first", "second", "third"):
+        with hcb.record(tmp_path, run=run) as log, hcb.outfeed_receiver(record=log):
+            hcb.tap(nothing, {"name": np.float32(len(run))}, name="run")
+    for _ in range(2):
+        assert hcb.read(tmp_path)["run"].to_numpy()["name"].tolist() == [5]
+    said = [record.getMessage() for record in caplog.records if "hcb.read" in record.getMessage()]
+    assert said == [
+        "hcb.read: of 3 runs, this is the last, third; run=NAME reads another, run='all' all of them: second, first"
+    ]
+    assert hcb.read(tmp_path, run="second")["run"].to_numpy()["name"].tolist() == [6]
+    assert len(hcb.read(tmp_path, run="all")["run"].to_numpy()["name"]) == 3
+    assert len([record for record in caplog.records if "hcb.read" in record.getMessage()]) == 1
 
 
 def test_a_damaged_log_gives_the_rest_and_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

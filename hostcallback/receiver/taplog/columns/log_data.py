@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import glob
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from hostcallback.receiver import errors, tap_arguments, text
+from hostcallback.receiver.log import logger
 from hostcallback.receiver.public_names import hide_frames
 from hostcallback.receiver.taplog.columns import tables
 from hostcallback.receiver.taplog.columns.column_batches import ColumnBatch, ColumnReader, joined
@@ -16,7 +18,7 @@ from hostcallback.receiver.taplog.columns.tables import Table
 from hostcallback.receiver.taplog.format.layout import ALL_CONSUMERS, Kind
 from hostcallback.receiver.taplog.reading.chunk_reader import Chunk
 from hostcallback.receiver.taplog.reading.reader import LogReader, Paths
-from hostcallback.receiver.taplog.reading.selection import Selection
+from hostcallback.receiver.taplog.reading.selection import Selection, unread_text
 from hostcallback.receiver.text import table
 from hostcallback.receiver.wire.array_types import Array
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
@@ -26,6 +28,9 @@ BATCH_BYTES = 4 << 20
 
 SHOWN = 10
 """Messages that a notebook shows of a tap."""
+
+MAX_SEARCHED = 50
+"""Number of taps among whose columns a name is looked for that no tap has."""
 
 
 class TapData:
@@ -77,6 +82,19 @@ class TapData:
                     parts += [text.preformatted(name), text.array(values)]
         return "\n".join([*parts, text.preformatted(f"at most the first {SHOWN} messages")])
 
+    @hide_frames
+    def __getitem__(self, name: Any) -> NoReturn:
+        """Refuses it: columns are items of what the messages are converted to.
+
+        Raises:
+            TypeError: always.
+        """
+        raise TypeError(
+            f"{self.name!r} is a tap, and its columns are in what it is converted to: "
+            f"data[{self.name!r}].to_numpy()[{name!r}], or .to_pandas()[{name!r}]"
+        )
+
+    @hide_frames
     def select(
         self,
         *,
@@ -92,13 +110,13 @@ class TapData:
             first_step: first step; messages without a step are left out.
             last_step: last step.
             device: name of a device, such as "cpu:0".
-            columns: names of leaves; the others are not copied. A name that is not there raises ValueError when
-                messages are read.
+            columns: names of leaves; the others are not copied.
             limit: largest number of messages, the first ones of the log; reading ends there.
 
         Raises:
             TypeError: `columns` is a text, or `limit` no whole number.
-            ValueError: `limit` is negative.
+            ValueError: `limit` is negative; there is no column of a name, in the first of these messages, or (while
+                they are read) in a later one.
         """
         if isinstance(columns, str):
             raise TypeError(f"columns is {columns!r}, expected a list of names: columns=[{columns!r}]")
@@ -111,10 +129,18 @@ class TapData:
             self._selection, first_step=first_step, last_step=last_step, devices=devices
         )
         chosen = self._columns if columns is None else tuple(columns)
-        return TapData(
+        selected = TapData(
             self._reader, self.name, self._described, selection, chosen,
             self._limit if limit is None else limit,
         )  # fmt: skip
+        if columns is not None:
+            next(selected._raw(), None)
+        return selected
+
+    def _column_names(self) -> list[str]:
+        # Of the first message, without `step` and `time`; empty if there is none.
+        batch = next(self._raw(), None)
+        return [] if batch is None else Table.of(self.name, [batch]).names
 
     def batches(self) -> Iterator[ColumnBatch]:
         """Yields the messages in batches of about 4 MiB, those of a device in order. Memory is bounded by a batch."""
@@ -169,6 +195,7 @@ class TapData:
             found.setdefault(batch.columns, []).append(batch)
         return [Table.of(self.name, batches) for batches in found.values()]
 
+    @hide_frames
     def to_numpy(self) -> dict[str, Array]:
         """Reads all messages, as an array per column: `step`, `time`, and one per leaf, of shape (messages, *lanes,
         *shape).
@@ -180,6 +207,7 @@ class TapData:
         """
         return tables.to_numpy(self._one_table())
 
+    @hide_frames
     def to_pandas(self) -> Any:
         """Reads all messages, as a `pandas.DataFrame`: a row per message and vmap lane.
 
@@ -192,6 +220,7 @@ class TapData:
         """
         return tables.to_pandas(self.tables(), self.name)
 
+    @hide_frames
     def to_xarray(self) -> Any:
         """Reads all messages, as an `xarray.Dataset` with a variable per leaf.
 
@@ -205,6 +234,7 @@ class TapData:
         """
         return tables.to_xarray(self._one_table())
 
+    @hide_frames
     def to_arrow(self) -> Any:
         """Returns a `pyarrow.RecordBatchReader`, which reads batch by batch; `.read_all()` makes it a table.
 
@@ -282,12 +312,14 @@ class LogData(Mapping[str, TapData]):
             UnknownTapError: there is no such tap, or several; the text lists what there is.
         """
         taps = self._described()
-        if name in taps:
-            return TapData(self._reader, name, taps[name])
-        near = [known for known in taps if tap_arguments.matches(known, name)]
+        near = self._called(name)
         if len(near) == 1:
             return TapData(self._reader, near[0], taps[near[0]])
         there = ", ".join(map(repr, taps)) or "none"
+        if not near and (owner := self._owner(name)) is not None:
+            raise UnknownTapError(
+                f"the log has no tap {name!r}; {name!r} is a column of {owner!r}: data[{owner!r}].to_numpy()[{name!r}]"
+            )
         if near:
             some = ", ".join(map(repr, near[:8])) + (f" and {len(near) - 8} more" if len(near) > 8 else "")
             raise UnknownTapError(
@@ -297,6 +329,36 @@ class LogData(Mapping[str, TapData]):
         similar = difflib.get_close_matches(str(name), [*taps], n=1)
         meant = f" Did you mean {similar[0]!r}?" if similar else ""
         raise UnknownTapError(f"the log has no tap {name!r}; its taps are {there}.{meant}")
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and len(self._called(name)) == 1
+
+    def _called(self, name: str) -> list[str]:
+        # The taps that are meant by a name.
+        taps = self._described()
+        return [name] if name in taps else [known for known in taps if tap_arguments.matches(known, name)]
+
+    def _owner(self, column: str) -> str | None:
+        # The first tap that has a column of that name.
+        some = list(self._described().items())[:MAX_SEARCHED]
+        found = (
+            name
+            for name, described in some
+            if column in TapData(self._reader, name, described)._column_names()
+        )
+        return next(found, None)
+
+    @hide_frames
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("_") or not hasattr(TapData, name):
+            raise AttributeError(
+                f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self
+            )
+        taps = list(self)
+        raise AttributeError(
+            f"{name} is of one tap: data[{(taps or ['loss'])[0]!r}].{name}(...); "
+            f"the taps are {', '.join(map(repr, taps)) or 'none'}"
+        )
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._described())
@@ -333,4 +395,14 @@ def read(paths: Paths, *, run: str | None = None) -> LogData:
         data = hcb.read("logs")
         data["loss"].to_pandas().plot(x="step", y="loss")
     """
-    return LogData(LogReader(paths, run=run))
+    reader = LogReader(paths, run=run)
+    if run is None:
+        choose = "run=NAME reads another, run='all' all of them"
+        _say_once(unread_text(reader.runs, {writer.run for writer in reader.writers}, choose))
+    return LogData(reader)
+
+
+@functools.lru_cache(maxsize=256)
+def _say_once(unread: str) -> None:
+    if unread:
+        logger.warning("hcb.read: %s", unread)

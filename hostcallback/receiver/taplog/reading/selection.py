@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
@@ -13,6 +13,7 @@ import numpy as np
 from hostcallback.receiver import errors, tap_arguments
 from hostcallback.receiver.taplog.format.layout import ALL_CONSUMERS, NO_STEP
 from hostcallback.receiver.taplog.reading.chunk_reader import Chunk
+from hostcallback.receiver.text import printable
 from hostcallback.receiver.wire.array_types import Array
 
 
@@ -125,6 +126,17 @@ class LoggedRun(NamedTuple):
     def title(self) -> str:
         """The name for messages to users."""
         return self.name or "(without a name)"
+
+
+def unread_text(runs: Sequence[LoggedRun], read: Collection[str], choose: str) -> str:
+    """Says which runs are not read; empty if all are. `runs` has the last one last; `choose`: how to read them."""
+    others = [known for known in runs if known.name not in read]
+    if not others:
+        return ""
+    shown = ", ".join(printable(known.title) for known in reversed(others[-5:]))
+    more = f" and {len(others) - 5} more" if len(others) > 5 else ""
+    (last, *_) = [known for known in reversed(runs) if known.name in read]
+    return f"of {len(runs)} runs, this is the last, {printable(last.title)}; {choose}: {shown}{more}"
 
 
 class RunCatalog:
