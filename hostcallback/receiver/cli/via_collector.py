@@ -69,6 +69,9 @@ def steer(arguments: argparse.Namespace, command: str, more: dict[str, Any]) -> 
         stopping = [one.process for one in told if one.result is not None]
         if stopping:
             print(f"stop requested: {_places(stopping)}")
+        for one in told:
+            if isinstance(one.result, dict) and (unheard := one.result.get("unheard")):
+                print(f"hcb: {_places([one.process])}: {printable(str(unheard))}", file=sys.stderr)
     else:
         found = [
             (_places([one.process]), knob)

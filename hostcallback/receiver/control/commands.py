@@ -101,9 +101,14 @@ def set_knob(arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def stop(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Requests a stop, by `by` as in `set_knob`, and returns the reason of the request that there is now."""
+    """Requests a stop, by `by` as in `set_knob`.
+
+    Returns:
+        The `reason` of the request that there is now, and `unheard`, why no loop ends by it; empty if one may.
+    """
+    unheard = stop_request.unheard()
     stop_request.make(_by(arguments))
-    return {"reason": stop_request.reason}
+    return {"reason": stop_request.reason, "unheard": unheard}
 
 
 def _by(arguments: Mapping[str, Any]) -> str:

@@ -77,6 +77,14 @@ class StopRequest:
         """Whether a loop runs that can be stopped."""
         return _reads(BEGUN) - _reads(ENDED) > self._failed_loops
 
+    def unheard(self) -> str:
+        """Says that no loop would end by a request that is made now; empty if one may."""
+        if self._reason is None and SPEC.name not in cells:
+            return "no program with a loop with stop=True, or with hcb.stop_requested, was traced yet"
+        if _reads(BEGUN) and not self.is_awaited():
+            return "no loop with stop=True runs now; those that begin later end before their first iteration"
+        return ""
+
     def loops_begun(self) -> int:
         """How many loops that can be stopped have begun so far."""
         return _reads(BEGUN)

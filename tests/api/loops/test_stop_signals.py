@@ -58,8 +58,11 @@ def test_the_first_ctrl_c_stops_the_loop_and_the_second_one_is_pythons() -> None
 
 def test_hcb_ctl_stops_the_loop_and_ctrl_c_is_pythons_then(tmp_path: Path) -> None:
     with running(PROGRAM, first="runs") as process:
-        assert hcb(tmp_path, "ctl", str(process.pid), "stop").stdout == "stop requested: hcb ctl\n"
+        done = hcb(tmp_path, "ctl", str(process.pid), "stop")
+        assert (done.stdout, done.stderr) == ("stop requested: hcb ctl\n", "")
         assert line_of(process) == "stopped True"
+        again = hcb(tmp_path, "ctl", str(process.pid), "stop")
+        assert again.stderr.startswith("hcb: no loop with stop=True runs now; those that begin later end")
         process.send_signal(signal.SIGINT)
         assert line_of(process) == "interrupted"
 

@@ -82,6 +82,20 @@ def test_a_name_that_matches_nothing(process: Controlled) -> None:
     assert done.stdout == ""
 
 
+def test_a_stop_that_no_loop_hears_says_so(process: Controlled) -> None:
+    done = process.hcb("ctl", process.pid, "stop")
+    assert (done.returncode, done.stdout) == (0, "stop requested: hcb ctl\n")
+    assert done.stderr == (
+        "hcb: no program with a loop with stop=True, or with hcb.stop_requested, was traced yet\n"
+    )
+
+
+def test_the_examples_of_the_help_are_aligned(process: Controlled) -> None:
+    shown = process.hcb("ctl", "-h").stdout.partition("examples:\n")[2].splitlines()
+    assert {line.index(line.split("  ")[-1].strip()) for line in shown} == {48}
+    assert all(line.startswith("  hcb ctl") for line in shown)
+
+
 def test_a_process_without_taps(process: Controlled) -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
         done = process.hcb("ctl", other.pid)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import sys
 import time
 from typing import Any
 
@@ -13,20 +14,21 @@ from hostcallback.receiver.cli.output import tables
 from hostcallback.receiver.cli.via_collector import control, steer
 from hostcallback.receiver.control.client import ControlClient, processes
 from hostcallback.receiver.runtime.rules.rules import checked
+from hostcallback.receiver.text import printable
 
 EXAMPLES = """\
 examples:
-  hcb ctl                                   the processes that can be controlled
-    hcb ctl 4242                              the taps of one, and their rules
-    hcb ctl 4242 'layer*/grad' --every 100    only the first message of each tap, and every 100th after it
-    hcb ctl 4242 loss --rate 10 --truncate 8  at most 10 per second, and the first 8 elements of each array
-    hcb ctl 4242 '*' --reset                  no rules: all messages are sent again
-    hcb ctl 4242 set                          the knobs of one, and their values
-    hcb ctl 4242 set lr 3e-4                  sets the knob lr; an array is '[1, 2, 3]'
-    hcb ctl 4242 stop                         loops with stop=True end, and keep what they have computed
-    hcb ctl --via host:7070                   the processes of all hosts that forward to a collector
-    hcb ctl --via host:7070 'loss*' --every 10   in all of them, and in those that start later
-    hcb ctl --via host:7070 set lr 3e-4       in all that run; so does stop
+  hcb ctl                                       the processes that can be controlled
+  hcb ctl 4242                                  the taps of one, and their rules
+  hcb ctl 4242 'layer*/grad' --every 100        only the first message of each tap, and every 100th after it
+  hcb ctl 4242 loss --rate 10 --truncate 8      at most 10 per second, and the first 8 elements of each array
+  hcb ctl 4242 '*' --reset                      no rules: all messages are sent again
+  hcb ctl 4242 set                              the knobs of one, and their values
+  hcb ctl 4242 set lr 3e-4                      sets the knob lr; an array is '[1, 2, 3]'
+  hcb ctl 4242 stop                             loops with stop=True end, and keep what they have computed
+  hcb ctl --via host:7070                       the processes of all hosts that forward to a collector
+  hcb ctl --via host:7070 'loss*' --every 10    in all of them, and in those that start later
+  hcb ctl --via host:7070 set lr 3e-4           in all that run; so does stop
 """
 
 
@@ -43,7 +45,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="PID",
         help="the process; without it, all are listed. Not with --via",
     )
-    parser.add_argument("pattern", nargs="?", metavar="PATTERN", help="name or glob of taps; quote it")
+    parser.add_argument(
+        "pattern",
+        nargs="?",
+        metavar="PATTERN",
+        help="name or glob of taps; quote it. Or one of the words set and stop",
+    )
     parser.add_argument(
         "knob", nargs="*", metavar="NAME VALUE", help="after the word set: a knob, and its new value"
     )
@@ -110,7 +117,8 @@ def run(arguments: argparse.Namespace) -> int:
     if rest and pattern != "set" and arguments.via is not None:
         arguments.parser.error("--via addresses all processes: give a pattern of taps, and no PID")
     if rest and pattern != "set":
-        arguments.parser.error(f"unexpected {' '.join(rest)}: only set takes a name and a value")
+        meant = f": hcb ctl {arguments.pid} set {pattern} {rest[0]}" if len(rest) == 1 else ""
+        arguments.parser.error(f"unexpected {' '.join(rest)}: only set takes a name and a value{meant}")
     if pattern is None and (settings or arguments.reset):
         arguments.parser.error("rules are for taps: give their name or a glob, such as '*'")
     if pattern == "set" and (settings or arguments.reset):
@@ -129,7 +137,10 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.parser.error(f"argument PID: {arguments.pid!r} is not a process id; `hcb ctl` lists them")
     with ControlClient(int(arguments.pid)) as client:
         if command == "stop":
-            print(f"stop requested: {client.ask('stop')['reason']}")
+            answer = client.ask("stop")
+            print(f"stop requested: {answer['reason']}")
+            if unheard := answer.get("unheard"):  # processes of earlier versions do not say
+                print(f"hcb: {printable(unheard)}", file=sys.stderr)
             return 0
         if command:
             tables.print_knobs([("", knob) for knob in client.ask(command, **more)], as_json=arguments.json)
