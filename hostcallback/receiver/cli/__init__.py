@@ -36,6 +36,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             parser.print_help(sys.stderr)
             return USAGE
         parsed, unknown = parser.parse_known_args(given)
+        if not hasattr(parsed, "command"):
+            parser.error(
+                f"unrecognized arguments: {' '.join(unknown)}"
+                if unknown
+                else "the following arguments are required: COMMAND"
+            )
         if unknown:
             parsed.command.error(f"unrecognized arguments: {' '.join(unknown)}")
         status: int = parsed.run(parsed)

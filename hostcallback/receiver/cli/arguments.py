@@ -17,9 +17,8 @@ from hostcallback.receiver.remote.brokers import DIRECT
 from hostcallback.receiver.remote.options import Forward
 from hostcallback.receiver.taplog.format.layout import Damage
 from hostcallback.receiver.taplog.reading.reader import LogReader
-from hostcallback.receiver.taplog.reading.selection import LoggedRun, Selection
+from hostcallback.receiver.taplog.reading.selection import LoggedRun, Selection, unread_text
 from hostcallback.receiver.taplog.tap_stats import gather
-from hostcallback.receiver.text import printable
 
 Found = TypeVar("Found")
 
@@ -69,6 +68,13 @@ def count(text: str) -> int:
     """Parses a number of messages."""
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"got {text!r}, expected a number of messages, 0 or more")
+    return int(text)
+
+
+def port(text: str) -> int:
+    """Parses the number of a port; 0 is any free one."""
+    if not (text.isascii() and text.isdecimal()) or int(text[:6]) > 65_535:
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected a port up to 65535")
     return int(text)
 
 
@@ -167,16 +173,9 @@ def report_extent(reader: LogReader, wanted: Selection, what: str = "the log") -
 
 def name_other_runs(runs: Sequence[LoggedRun], read: Collection[str]) -> None:
     """Names on standard error the runs that are not read; `runs` has the last one last."""
-    others = [known for known in runs if known.name not in read]
-    if others:
-        shown = ", ".join(printable(known.title) for known in reversed(others[-5:]))
-        more = f" and {len(others) - 5} more" if len(others) > 5 else ""
-        (last, *_) = [known for known in reversed(runs) if known.name in read]
-        print(
-            f"hcb: of {len(runs)} runs, this is the last, {printable(last.title)}; --run NAME shows another, "
-            f"--run all all of them: {shown}{more}",
-            file=sys.stderr,
-        )
+    unread = unread_text(runs, read, "--run NAME shows another, --run all all of them")
+    if unread:
+        print(f"hcb: {unread}", file=sys.stderr)
 
 
 def add_selection(parser: argparse.ArgumentParser) -> None:
@@ -215,6 +214,8 @@ def steps(text: str) -> tuple[int | None, int | None]:
         raise argparse.ArgumentTypeError(f"got {text!r}, expected steps such as 100:200, 100:, :200 or 100")
     first = None if match[1] is None else int(match[1])
     last = first if match[2] is None else None if match[3] is None else int(match[3])
+    if first is not None and last is not None and last < first:
+        raise argparse.ArgumentTypeError(f"got {text!r}, which ends before it begins: {last}:{first}")
     return first, last
 
 

@@ -68,7 +68,7 @@ def make_parser(*chosen: str | None) -> Parser:
     """Makes the parser. Only the chosen commands have their arguments: some take long to import."""
     parser = Parser(prog="hcb", description=DESCRIPTION)
     parser.add_argument("--version", action="version", version=f"hcb (hostcallback) {_version()}")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     for name, summary in COMMANDS.items():
         added = commands.add_parser(name, help=summary, description=summary)
         if name in chosen:

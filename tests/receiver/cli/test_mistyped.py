@@ -23,6 +23,15 @@ from hostcallback.receiver.cli import COMMANDS, main
         ),
         (["tail", "--lins=3", "log"], "usage: hcb tail ", "Did you mean --lines?"),
         (["cat"], "usage: hcb cat ", "the following arguments are required: LOG"),
+        (["--verson"], "usage: hcb [-h]", "unrecognized arguments: --verson. Did you mean --version?"),
+        (["cat", "log", "--step", "9:2"], "usage: hcb cat ", "got '9:2', which ends before it begins: 2:9"),
+        (["ui", "log", "--port", "80000"], "usage: hcb ui ", "got '80000', expected a port up to 65535"),
+        (["ui", "log", "--port", "-1"], "usage: hcb ui ", "got '-1', expected a port up to 65535"),
+        (
+            ["ctl", "4242", "lr", "3e-4"],
+            "usage: hcb ctl ",
+            "unexpected 3e-4: only set takes a name and a value: hcb ctl 4242 set lr 3e-4",
+        ),
     ],
 )
 def test_a_mistyped_word_gets_a_suggestion(

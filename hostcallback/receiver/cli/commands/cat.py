@@ -27,18 +27,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command."""
     log = SelectedLog(arguments, prints=True)
-    several = len(log.reader.writers) > 1
+    among = log.reader.writers
     show = Show(as_json=arguments.json, full=arguments.full)
     shown = 0
     read = log.reader.records if arguments.shards else log.reader.values
     records: Iterator[LoggedMessage | LostNote] = log.intact(read(log.wanted))
     for record in records:
         if not isinstance(record, LoggedMessage):
-            show.lost(record, several=several)
+            show.lost(record, among=among)
         elif shown == arguments.limit:
             break
         else:
-            show.message(record, several=several)
+            show.message(record, among=among)
             shown += 1
     sys.stdout.flush()
     return log.status(shown or arguments.limit == 0)

@@ -90,14 +90,14 @@ def run(arguments: argparse.Namespace) -> int:
     sys.stdout.flush()
     trouble = report_damage([*a.damaged, *b.damaged]) or compared.outcome.unaligned
     if not found and not compared.outcome.compared and (a.devices or b.devices):
-        print(
-            "hcb: no messages to compare: no message of these names, devices and steps is in both logs",
-            file=sys.stderr,
-        )
         devices = {device.device for device in a.devices | b.devices}
-        report_unmatched_names(wanted, a.tap_names | b.tap_names, devices)
-        for name, log in (("A", a), ("B", b)):
-            report_extent(log.reader, wanted, name)
+        if not report_unmatched_names(wanted, a.tap_names | b.tap_names, devices):
+            print(
+                "hcb: no messages to compare: no message of these names, devices and steps is in both logs",
+                file=sys.stderr,
+            )
+            for name, log in (("A", a), ("B", b)):
+                report_extent(log.reader, wanted, name)
         trouble = 1
     return DIFFERENT if found else FAILED if trouble else SAME
 

@@ -142,9 +142,9 @@ def _show(flight: Flight, log: Path, arguments: argparse.Namespace, wanted: Sele
             last.append(record)
             found.messages += 1
         else:
-            show.lost(record, several=False)
+            show.lost(record, among=())
     if not last and arguments.last != 0:
         report_extent(reader, wanted, "the flight recorder")
     for logged in last:
         had = (logged.message.device, logged.message.seq) in delivered
-        show.message(logged, several=False, delivered=had)
+        show.message(logged, among=(), delivered=had)

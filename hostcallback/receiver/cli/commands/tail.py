@@ -12,6 +12,7 @@ from hostcallback.receiver.cli.output.messages import Show, report_damage
 from hostcallback.receiver.taplog.format.layout import Damage
 from hostcallback.receiver.taplog.reading.follow import Follower, Found
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
+from hostcallback.receiver.taplog.reading.reader import LogReader
 from hostcallback.receiver.taplog.reading.selection import ALL, Selection
 
 POLL_SEC = 0.1
@@ -47,9 +48,11 @@ def run(arguments: argparse.Namespace) -> int:
     )
     show = Show(as_json=arguments.json, full=arguments.full)
     last = follower.last(arguments.lines)
+    if arguments.of_run is None:
+        shared.name_other_runs(follower.runs, {writer.run for writer in follower.writers})
     status = _show(follower, show, last)
     if not last and arguments.lines and not arguments.follow:
-        status = status or shared.report_nothing(shared.open_log(arguments.log, arguments.of_run), wanted)
+        status = status or shared.report_nothing(LogReader(arguments.log, run=arguments.of_run), wanted)
     while arguments.follow:
         status = _show(follower, show, follower.poll()) or status
         time.sleep(POLL_SEC)
@@ -79,12 +82,11 @@ def _follow_collector(arguments: argparse.Namespace, wanted: Selection) -> int:
 def _show(follower: Follower, show: Show, found: Iterable[Found]) -> int:
     damaged: list[Damage] = []
     for item in found:
-        several = len(follower.writers) > 1
         if isinstance(item, Damage):
             damaged.append(item)
         elif isinstance(item, LoggedMessage):
-            show.message(item, several=several)
+            show.message(item, among=follower.writers)
         else:
-            show.lost(item, several=several)
+            show.lost(item, among=follower.writers)
     sys.stdout.flush()
     return report_damage(damaged)

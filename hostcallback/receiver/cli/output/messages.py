@@ -14,7 +14,7 @@ from typing import Any
 from hostcallback.receiver.cli.output.tables import BOLD, CYAN, DIM, RED, YELLOW, has_color, painted
 from hostcallback.receiver.sinks.printing import place_text
 from hostcallback.receiver.taplog.format.layout import Damage, Kind, Lost
-from hostcallback.receiver.taplog.reading import chunk_reader, logged_message, merge
+from hostcallback.receiver.taplog.reading import chunk_reader, logged_message, merge, segment_reader
 from hostcallback.receiver.taplog.reading.reader import EVERYTHING, LogReader
 from hostcallback.receiver.taplog.reading.selection import Selection
 from hostcallback.receiver.taplog.render import as_dict, message_text, process_text, short_text
@@ -35,13 +35,17 @@ class Show:
         make_safe()
 
     def message(
-        self, logged: logged_message.LoggedMessage, *, several: bool, delivered: bool | None = None
+        self,
+        logged: logged_message.LoggedMessage,
+        *,
+        among: Collection[segment_reader.Writer],
+        delivered: bool | None = None,
     ) -> None:
         """Writes one message.
 
         Args:
             logged: the message.
-            several: whether the line names the message's process.
+            among: the processes whose messages are shown: the line names the message's one, and its run, among several.
             delivered: whether the message was delivered; None if unknown.
         """
         if self._as_json:
@@ -52,7 +56,7 @@ class Show:
         step = "-" if logged.step is None else str(logged.step)
         parts = [
             self._painted(time_text(message.time_ns), DIM),
-            *([process_text(logged.writer)] if several else []),
+            *_writer_texts(logged.writer, among),
         ]
         name = self._painted(printable(message.consumer.name), CYAN)
         parts += [printable(message.device), step, name, self._value(logged)]
@@ -64,17 +68,16 @@ class Show:
         undelivered = [self._painted("not delivered", YELLOW)] if delivered is False else []
         print("  ".join([*parts, *undelivered]))
 
-    def lost(self, run: merge.LostNote, *, several: bool) -> None:
-        """Writes a note of lost messages, in the text format only."""
+    def lost(self, run: merge.LostNote, *, among: Collection[segment_reader.Writer]) -> None:
+        """Writes a note of lost messages, in the text format only; `among` as for `message`."""
         # Each line of JSON is one message: programs that read them would take a note for a message. A gap in
         # `seq` shows the loss, and `hcb stats` counts it.
         if not self._as_json:
-            where = [process_text(run.writer)] if several else []
             print(
                 "  ".join(
                     [
                         time_text(run.lost.time_ns),
-                        *where,
+                        *_writer_texts(run.writer, among),
                         printable(run.lost.device),
                         "-",
                         self._painted(lost_text(run.lost), YELLOW),
@@ -94,6 +97,13 @@ class Show:
             return f"(cannot be shown: {printable(str(error))})"
         text = printable(text)
         return text if self._limit is None or len(text) <= self._limit else text[: self._limit - 3] + "..."
+
+
+def _writer_texts(writer: segment_reader.Writer, among: Collection[segment_reader.Writer]) -> Iterator[str]:
+    if len({each.run for each in among}) > 1:
+        yield printable(writer.run or "-")
+    if len(among) > 1:
+        yield process_text(writer)
 
 
 def time_text(time_ns: int) -> str:

@@ -13,7 +13,7 @@ from hostcallback.receiver import errors
 from hostcallback.receiver.taplog.format import layout
 from hostcallback.receiver.taplog.format.step_finder import StepFinder
 from hostcallback.receiver.taplog.reading import chunk_reader, logged_message, merge, segment_reader
-from hostcallback.receiver.taplog.reading.selection import RunCatalog, Selection, is_run as matches
+from hostcallback.receiver.taplog.reading.selection import LoggedRun, RunCatalog, Selection, is_run as matches
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 
 AT_ONCE = 64
@@ -77,6 +77,11 @@ class Follower:
         self._choose_run()
         if not self._followed and not wait:
             raise errors.NotATapLogError(f"{self._paths[0]}: this tap log ends before its header does")
+
+    @property
+    def runs(self) -> list[LoggedRun]:
+        """The runs in the folders, the last one last, also those that are not followed."""
+        return self._catalog.runs
 
     def _merger(self) -> logged_message.ShardMerger:
         return logged_message.ShardMerger(

@@ -93,7 +93,17 @@ def test_the_commands_show_the_last_run_and_name_the_others(
     assert "exp-b, (without a name)" in err
     assert run("cat", log, "--run", "exp-b") == (0, 2, "")
     assert run("cat", log, "--run", "all") == (0, 10, "")
-    assert run("tail", log) == (0, 4, "")
+    main(["cat", str(log), "--run", "all"])
+    runs = [line.split()[1] for line in capsys.readouterr().out.splitlines()]
+    assert sorted(runs) == ["-"] * 4 + ["exp-a"] * 4 + ["exp-b"] * 2
+    main(["tail", str(log), "--run", "exp*", "-n", "1"])
+    assert capsys.readouterr().out.split()[1] == "exp-a"
+    main(["cat", str(log), "--run", "exp-b"])
+    assert "exp-b" not in capsys.readouterr().out
+    status, lines, err = run("tail", log)
+    assert (status, lines) == (0, 4)
+    assert err.count("of 3 runs, this is the last, exp-a; --run NAME shows another") == 1
+    assert run("tail", log, "--name", "nope")[2].count("of 3 runs") == 1
     assert run("tail", log, "--run", "exp-b") == (0, 2, "")
     assert run("stats", log, "--run", "exp-b", "--json")[:2] == (0, 1)
     assert run("diff", log, log, "--run", "exp-a", "--run", "exp-b")[0] == 1

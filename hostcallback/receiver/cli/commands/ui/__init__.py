@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hostcallback.receiver.cli import CommandError
-from hostcallback.receiver.cli.arguments import add_reaching, reaching
+from hostcallback.receiver.cli.arguments import add_reaching, port, reaching
 
 if TYPE_CHECKING:
     from hostcallback.receiver.ui.live.processes import LiveSource
@@ -50,7 +50,7 @@ def add_serving(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("the server")
     add = group.add_argument
     add("--host", default="127.0.0.1", metavar="ADDR", help="address to listen at (default 127.0.0.1)")
-    add("--port", type=int, default=0, metavar="N", help="port (default: any free one)")
+    add("--port", type=port, default=0, metavar="N", help="port (default: any free one)")
     add(
         "--allow-host", action="append", default=[], metavar="NAME", help="a name of this machine in browsers"
     )
