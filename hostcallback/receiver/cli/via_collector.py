@@ -69,9 +69,12 @@ def steer(arguments: argparse.Namespace, command: str, more: dict[str, Any]) -> 
         stopping = [one.process for one in told if one.result is not None]
         if stopping:
             print(f"stop requested: {_places(stopping)}")
+        unheard: dict[str, list[Controlled]] = {}
         for one in told:
-            if isinstance(one.result, dict) and (unheard := one.result.get("unheard")):
-                print(f"hcb: {_places([one.process])}: {printable(str(unheard))}", file=sys.stderr)
+            if isinstance(one.result, dict) and (said := one.result.get("unheard")):
+                unheard.setdefault(str(said), []).append(one.process)
+        for said, where in unheard.items():
+            print(f"hcb: {_places(where)}: {printable(said)}", file=sys.stderr)
     else:
         found = [
             (_places([one.process]), knob)

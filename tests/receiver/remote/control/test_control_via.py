@@ -148,6 +148,10 @@ def test_rules_take_effect_in_all_processes(everywhere: Everywhere) -> None:
     check_sends(two, 1)
     assert "remembered" not in ctl(collector).stdout
 
+    done = ctl(collector, "stop")
+    assert (done.returncode, done.stdout) == (0, "stop requested: exp1 p0; exp2 p0\n")
+    assert done.stderr.startswith("hcb: exp1 p0; exp2 p0: no program with a loop with stop=True, or with")
+
 
 def test_a_wrong_name_and_impossible_settings(everywhere: Everywhere) -> None:
     collector = everywhere.collect()
