@@ -138,8 +138,8 @@ class FailureCapsules:
         path = capsule_path(self._directory, self._name, number)
         try:
             self._write(path, failure, found)
-        except Exception:  # the program goes on, and its failure is reported anyhow
-            logger.exception("the capsule %s of %s could not be written", path, found.name)
+        except Exception as error:  # the program goes on, and its failure is reported anyhow
+            log_unwritten(path, found.name, error)
             return
         logger.error(
             "%s %s failed (%s); its report is in a capsule: hcb reproduce --show %s",
@@ -155,6 +155,17 @@ class FailureCapsules:
             writer.finish({**about, **about_this_process()}, found)
         finally:
             writer.discard()
+
+
+def log_unwritten(path: Path, name: str, error: Exception) -> None:
+    """Logs that the capsule of `name` could not be written; with a traceback if the file system is not the reason."""
+    if isinstance(error, OSError):
+        logger.error(
+            "the capsule %s of %s could not be written: %s: give a folder that you may write to and that has room",
+            path, name, error.strerror or error,
+        )  # fmt: skip
+    else:
+        logger.error("the capsule %s of %s could not be written", path, name, exc_info=error)
 
 
 def add_report(writer: CapsuleWriter, failure: FailedCheck | TapFailure, more: str = "") -> None:

@@ -29,6 +29,7 @@ from hostcallback.primitives import effects
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.runtime.runtime import runtime
 from hostcallback.tracing import source_line
+from hostcallback.tracing.arguments import refuse_compiled
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -170,6 +171,8 @@ class UserError(ValueError):
 class Context:
     """`with` block in which each program gets the taps of an X-ray; may be entered again, and by several threads.
 
+    It is also a decorator, of a function that is then called in such a block.
+
     Attributes:
         xray: what is done to the programs.
         seen: number of programs that were lowered in it.
@@ -236,6 +239,23 @@ class Context:
                 "that any thread may leave)"
             )
         del opened[numbers[-1]]
+
+    @source_line.hide_frames
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        """As a decorator: returns `function`, called in the context.
+
+        Raises:
+            TypeError: it is no function, or was compiled ahead of time.
+        """
+        what = self.xray.made_by
+        if not callable(function):
+            raise TypeError(
+                f"what {what} returned is a `with` block or a decorator of a function, got "
+                f"{type(function).__name__} {function!r:.80}: step = {what}(step), at "
+                f"{source_line.user_source_line()}"
+            )
+        refuse_compiled(what.removeprefix("hcb."), function)
+        return self.wrap(function)
 
     def wrap(self, function: Callable[P, R]) -> Callable[P, R]:
         """Returns a function that calls `function` in the context."""

@@ -13,9 +13,11 @@ import jax.numpy as jnp
 
 from hostcallback import _jax_compat as compat
 from hostcallback.api.capsule.held_program import CapsuleOptions, HeldProgram
+from hostcallback.api.watch import watch
 from hostcallback.lowering import device_ops, equations, evaluator, inputs, xray
 from hostcallback.primitives.call import call_p
 from hostcallback.primitives.tap import tap_p
+from hostcallback.receiver.capsule.file_format import try_folder
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.wire import tap_descriptor
 from hostcallback.tracing.arguments import refuse_compiled
@@ -84,12 +86,14 @@ def capsule(
         all_threads: whether the programs of other threads are meant too.
 
     Returns:
-        The function, with the signature of `step`; without one, a context manager. Any thread.
+        The function, with the signature of `step`; without one, a context manager, which is also a decorator:
+        `@hcb.capsule("capsules", nonfinite=True)`. Any thread.
 
     Raises:
         TypeError: `step` is neither a function nor a path, or was compiled ahead of time; `directory` is no path.
         ValueError: a number is out of range.
         NotADirectoryError: the folder is a file.
+        OSError: the folder, or the one that it would be made in, may not be written to.
 
     Example:
         with hcb.capsule("capsules", nonfinite=True):
@@ -111,10 +115,14 @@ def capsule(
         )
     refuse_compiled("capsule", step)
     folder = Path(step if is_folder else directory).absolute()
-    if folder.exists() and not folder.is_dir():
-        raise NotADirectoryError(
-            f"hcb.capsule: {folder} is a file, expected a folder, made when it is needed, at {user_source_line()}"
+    try:
+        try_folder(folder)
+    except OSError as error:
+        text = (
+            f"hcb.capsule cannot write capsules here: {error.strerror}: give a folder that you may write to, which is "
+            f"made when it is needed, at {user_source_line()}"
         )
+        raise type(error)(error.errno, text, str(folder)) from None
     options = Capsules(folder, str(user_source_line()), nonfinite, exceptions, max_bytes, max_capsules)
     context = xray.Context(options, all_threads=all_threads)
     return context if is_folder else context.wrap(step)
@@ -141,7 +149,7 @@ class Capsules(CapsuleOptions):
         tests = self.nonfinite and any(map(inputs.is_inexact, program.closed.out_avals))
         if not taps and not tests:
             return None
-        held = HeldProgram(self, program)
+        held = HeldProgram(self, program, reports=not any(map(_is_watch, taps)))
         sends = always or tests or any(map(_is_check, taps))
         own_taps = _OwnTaps(held)
 
@@ -185,6 +193,10 @@ def _taps_in(*jaxprs: compat.AnyJaxpr) -> Iterator[compat.JaxprEqn]:
 
 def _is_check(equation: compat.JaxprEqn) -> bool:
     return equation.primitive is tap_p and bool(equation.params["tap"].options.kind.is_check)
+
+
+def _is_watch(equation: compat.JaxprEqn) -> bool:
+    return equation.primitive is tap_p and watch.reports_all(equation.params["tap"])
 
 
 def _is_held(tapped: compat.AnyJaxpr, capsules: Capsules) -> bool:

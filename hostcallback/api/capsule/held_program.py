@@ -78,8 +78,12 @@ class HeldProgram:
         donated: for each input, whether it must be copied before the program takes its memory.
     """
 
-    def __init__(self, options: CapsuleOptions, program: xray.Program) -> None:
-        """Keeps what a capsule of the program has, for as long as the compiled program lives."""
+    def __init__(self, options: CapsuleOptions, program: xray.Program, *, reports: bool = True) -> None:
+        """Keeps what a capsule of the program has, for as long as the compiled program lives.
+
+        `reports`: whether it reports results that are not finite; otherwise a watch in the program does, with the
+        capsule.
+        """
         self.options = options
         self.program = program.without_values()
         self.name = "pmap" if compat.is_pmap(program.closed) else program.function
@@ -91,6 +95,7 @@ class HeldProgram:
         devices = {device for s in program.shardings if s is not None for device in s.device_set}
         self._waits = options.exceptions or len(devices) > 1
         self._diagnose = watch.diagnoser(replace(self.program, mark=""), self.name)
+        self._reports = reports
         self._number = next(_numbers)
         self._specs: dict[int, tuple[TapSpec, TapSpec]] = {}
 
@@ -116,7 +121,7 @@ class HeldProgram:
                 barrier.add_after_delivery(_settle)
         if failed is not None and failed.held is self:
             _write(failed, run, arrays)
-        if is_bad:
+        if is_bad and self._reports:
             self._report(message, arrays, judged[0])
 
     def _report(self, message: Message, arrays: Arrays, judged: np.ndarray[Any, Any]) -> None:
@@ -267,8 +272,8 @@ def _write(failed: _Failed, run: int, arrays: Arrays | None) -> None:
     try:
         with held.program.own_work():
             _write_to(path, failed, arrays)
-    except Exception:  # the program goes on, and its failure is reported anyhow
-        logger.exception("the capsule %s of %s could not be written", path, name)
+    except Exception as error:  # the program goes on, and its failure is reported anyhow
+        capsule_contents.log_unwritten(path, name, error)
         return
     how = "To see it again: hcb reproduce"
     if arrays is None and isinstance(failed.reported, TapFailure):

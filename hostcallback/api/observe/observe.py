@@ -114,7 +114,8 @@ def observe(
         all_threads: whether the block is for programs that other threads call, too.
 
     Returns:
-        A context manager, which may be entered again; with `fun`, a function with its signature.
+        A context manager, which may be entered again, and is also a decorator; with `fun`, a function with its
+        signature.
 
     Raises:
         TypeError: `fun` is not callable, or an argument has another type.

@@ -26,6 +26,7 @@ from hostcallback.receiver.runtime.runtime import runtime
 from hostcallback.receiver.sinks.nonfinite import Explains
 from hostcallback.receiver.wire import tap_descriptor
 from hostcallback.tracing.source_line import public, user_source_line
+from hostcallback.tracing.tap_spec import TapSpec
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -62,7 +63,8 @@ def watch_nonfinite(
     """Reports the operation that made a NaN or an infinite value in the programs called by `fun`: `NonFiniteError`.
 
     `watch_nonfinite(step)` is `step`, called in a context; `with watch_nonfinite(): ...` is that context for all
-    programs that the block calls, of any framework's jit. The watch itself calls and traces no function.
+    programs that the block calls, of any framework's jit. `@watch_nonfinite(mode="every")` decorates a function. The
+    watch itself calls and traces no function.
 
     Each program tests its results. If a call fails the test, it sends its inputs, and a receiver thread walks the
     program on them, operation by operation. The error is a `CheckError`, raised like those of `hcb.check`: by
@@ -87,7 +89,7 @@ def watch_nonfinite(
         all_threads: of the context, whether programs that other threads call are meant too.
 
     Returns:
-        A function with the signature of `fun`, or the context.
+        A function with the signature of `fun`, or the context, which is also a decorator.
 
     Raises:
         TypeError: `fun` is not callable, or `where` has another type.
@@ -135,6 +137,7 @@ class Watch(Xray):
         if isinstance(self.where, str):
             context.notes["selected"] = context.notes.get("selected") or watched.has_selected()
         receive, params = _Receive(watched, self.passed_on), {"program": program.function[:MAX_NAME_CHARS]}
+        receive.reports_all = self.where is None and self.inputs and not program.mark
         tests = Tests(watched.chosen, every=self.every)
 
         def evaluate(values: Sequence[Any]) -> tuple[list[Any], Any]:
@@ -232,8 +235,15 @@ class _PassedOn:
             self._known.clear()
 
 
+def reports_all(tap: TapSpec) -> bool:
+    """Whether it is the tap of a watch that reports each call of a program whose results are not finite."""
+    return isinstance(tap.binding.func, _Receive) and tap.binding.func.reports_all
+
+
 class _Receive:
     """Takes the messages of the failed calls of one program. Receiver threads."""
+
+    reports_all = False
 
     def __init__(self, watched: WatchedProgram, passed_on: _PassedOn) -> None:
         self._watched = watched

@@ -196,6 +196,31 @@ def test_a_folder_that_is_a_file_is_refused_at_once(tmp_path: Path) -> None:
             hcb.capsule(*arguments)
 
 
+def test_a_folder_in_which_nothing_can_be_written_is_refused_at_once_and_one_that_can_is_not_made(
+    tmp_path: Path,
+) -> None:
+    for arguments in ((lambda x: x, "/proc/capsules"), ("/proc/capsules",)):
+        with pytest.raises(
+            OSError, match=r"hcb\.capsule cannot write capsules here: .*give a folder that.*test_capsule\.py"
+        ):
+            hcb.capsule(*arguments)
+    with hcb.capsule(tmp_path / "new" / "folder"):
+        jax.jit(jnp.log)(1.0)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_is_lost_later_costs_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = tmp_path / "capsules"
+    step = hcb.capsule(jax.jit(lambda x: jnp.log(x)), folder, nonfinite=True)
+    folder.write_text("x")
+    run(step, (jnp.float32(-1),))
+    (record,) = [record for record in caplog.records if "could not be written" in record.getMessage()]
+    assert record.exc_info is None
+    assert record.getMessage().endswith(
+        "could not be written: File exists: give a folder that you may write to and that has room"
+    )
+
+
 @native
 def test_the_inputs_of_a_tap_that_raises_are_gone_by_default(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
@@ -332,6 +357,31 @@ def test_a_program_that_cannot_be_exported_leaves_its_inputs(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
+def test_calls_that_a_watch_reports_too_are_counted_once_and_have_their_inputs(tmp_path: Path) -> None:
+    step = jax.jit(lambda x: jnp.log(x))
+    with (
+        pytest.raises(hcb.TapFunctionException, match=r"1 check.* failed, 3 time"),
+        hcb.outfeed_receiver(),
+        hcb.capsule(tmp_path, nonfinite=True),
+        hcb.watch_nonfinite(),
+    ):
+        _ = [step(jnp.float32(number)) for number in (3, 2, 1, -1, -2, -3)]
+    capsule = only(tmp_path)
+    assert capsule.failure.kind == "nonfinite"
+    assert float(capsule.array(capsule.inputs[0])) == -1
+
+
+def test_a_watch_of_other_operations_leaves_the_count_to_the_capsule(tmp_path: Path) -> None:
+    step = jax.jit(lambda x: jnp.log(x))
+    with (
+        pytest.raises(hcb.TapFunctionException, match=r"1 check.* failed, 2 time"),
+        hcb.outfeed_receiver(),
+        hcb.capsule(tmp_path, nonfinite=True),
+        hcb.watch_nonfinite(where=lambda operation: operation.primitive == "sqrt"),
+    ):
+        _ = [step(jnp.float32(number)) for number in (-1, -2)]
+
+
 @native
 def test_packages_that_are_not_installed_and_writers_that_fail(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

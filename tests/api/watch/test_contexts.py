@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -34,6 +35,40 @@ def test_every_program_of_the_block_is_watched_and_none_after_it() -> None:
     assert not errors_of(lambda: log(-ONES))
     assert set(primitives(in_context(lambda: (log(-ONES), sqrt(-ONES))))) == {"log", "sqrt"}
     assert not errors_of(lambda: log(-ONES))
+
+
+def test_a_block_with_options_is_a_decorator(tmp_path: Path) -> None:
+    @hcb.watch_nonfinite(mode="every")
+    @jax.jit
+    def step(x: Any) -> Any:
+        return jnp.where(x > 0, jnp.log(x), 0.0)
+
+    @hcb.capsule(tmp_path, nonfinite=True)
+    @jax.jit
+    def root(x: Any) -> Any:
+        return jnp.sqrt(x)
+
+    tables: list[Any] = []
+
+    @hcb.observe(where="log", what="value", tap_func=tables.append)
+    @jax.jit
+    def logarithm(x: Any) -> Any:
+        return jnp.log(x)
+
+    assert step.__name__ == "step"
+    assert set(primitives(lambda: (step(-ONES), root(-ONES), logarithm(ONES)))) == {"log", "sqrt"}
+    assert [path.suffix for path in tmp_path.iterdir()] == [".hcb"]
+    assert len(tables) == 1
+
+
+def test_a_block_that_is_called_with_something_else_says_what_it_is() -> None:
+    with pytest.raises(
+        TypeError, match=r"is a `with` block or a decorator of a function, got .*step = hcb\."
+    ):
+        hcb.watch_nonfinite()(jnp.ones(2))
+    compiled = jax.jit(jnp.log).lower(ONES).compile()
+    with pytest.raises(TypeError, match="compiled ahead of time"):
+        hcb.watch_nonfinite()(compiled)
 
 
 def test_a_function_is_traced_as_often_as_without() -> None:
