@@ -102,6 +102,9 @@ def _followed(call: Callable[..., Any], function: Callable[[], None]) -> Callabl
     def call_and_more(self: Any, *args: Any) -> Any:
         try:
             return call(self, *args)
+        except KeyboardInterrupt as error:  # JAX leaves its frames
+            error.with_traceback(error.__traceback__ and error.__traceback__.tb_next)
+            raise
         finally:
             function()
 

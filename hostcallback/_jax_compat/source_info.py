@@ -54,6 +54,11 @@ def end_at_users_line(error: BaseException) -> None:
         trace = error.__traceback__
         trace = users_frames(trace) if isinstance(error, KeyboardInterrupt) else trace
         error.with_traceback(trace and _traceback_util.filter_traceback(trace))
+        if isinstance(error, BaseExceptionGroup) and hasattr(error, "__notes__"):
+            # It would stand between a report and its members, and speaks of "the following exception".
+            error.__notes__ = [
+                note for note in error.__notes__ if "JAX has removed its internal frames" not in note
+            ]
 
 
 @contextlib.contextmanager

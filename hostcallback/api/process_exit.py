@@ -83,7 +83,7 @@ def _deliver_at_exit() -> None:
         lost = _give_up_at_exit()
     with suppress(KeyboardInterrupt):
         hold_daemon_threads()  # again: the wait may have taken longer than they are held
-    errors = _take_errors()
+    errors = _take_errors(getattr(sys, "last_value", None))
     if not lost:
         runtime.remove_files()
     # The daemon threads go on, because exit handlers that were registered earlier may still emit messages.
@@ -124,16 +124,19 @@ def _end_interrupted(error: BaseException) -> None:
         runtime.close_calls(_CALLS_END)
         if not hurries:  # the tap that runs now may print
             _wait_until(perf_counter() + LAST_TAP_SEC)
-        errors = _take_errors()
+        errors = _take_errors(error)
         if errors is not None:
             _report(errors)
     finally:  # also after another Ctrl-C
         wait_bounds.tell_loss(error, lost)
 
 
-def _take_errors() -> TapFunctionException | None:
+def _take_errors(told: BaseException | None) -> TapFunctionException | None:
+    # `told`: what has ended the program. Python prints it.
     if effects.forget_failures is not None:  # also if the wait has not ended
         effects.forget_failures()
+    for scope in runtime.current_scopes():
+        scope.deferred.forget_told(told)
     return merge(runtime.take_deferred())
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import textwrap
 import threading
 import traceback
 import warnings
@@ -210,6 +211,7 @@ class OutfeedReceiver(ShownAsSummary):
             transport.record_receiver(self._scope.name, self.stats)
             for text in new_tables():
                 print(text)
+        self._scope.deferred.forget_told(error)
         deferred = self._scope.deferred.take()
         if problem is not None and deferred is not None:
             deferred.add_note(str(problem))
@@ -223,7 +225,8 @@ class OutfeedReceiver(ShownAsSummary):
         # The exception of the block goes on. The errors of the taps are attached to it and logged.
         error.add_note(f"meanwhile in the receiver: {report}")
         if deferred is None or not has_only_checks_of(deferred, error):
-            logger.error("while the receiver was closing:\n%s", "".join(traceback.format_exception(report)))
+            text = textwrap.dedent("".join(traceback.format_exception(report)))
+            logger.error("while the receiver was closing:\n%s", text.rstrip("\n"))
 
     def _seconds_for_writers(self, finished: bool, error: BaseException | None) -> float | None:
         # As for taps: the whole wait is limited only after an exception, and short after Ctrl-C in the wait for taps.

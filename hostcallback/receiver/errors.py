@@ -231,6 +231,7 @@ class TapFailure:
         transforms: the transformations applied to the tap, in the format that tap functions get.
         kwargs: the tap's keyword arguments.
         run_id: the launch of the program, equal on all its devices; 0 on the callback transport.
+        is_call: whether the program waited for a result, as with `hcb.call`, and failed with this exception.
 
     Example:
         hcb.tap(lambda value: 1 / 0, x, name="loss")
@@ -248,6 +249,7 @@ class TapFailure:
     transforms: tuple[tuple[str, dict[str, Any]], ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     run_id: int = 0
+    is_call: bool = False
 
     def describe(self) -> str:
         """Returns one line with the tap, its source line, device, sequence number, transforms and kwargs."""

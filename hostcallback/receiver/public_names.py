@@ -95,6 +95,7 @@ class PublicNames:
         packages = {name for name, module in self.modules.items() if module == self._package}
         return sorted(self.modules.keys() - packages - set(self._unstarred))
 
+    @hide_frames
     def load(self, name: str) -> Any:
         """The object of a name, for `__getattr__`.
 
@@ -105,7 +106,7 @@ class PublicNames:
             return self.starred
         new = self._renamed.get(name)
         if new is not None:
-            warnings.warn(f"{self._package}.{name} is called {new} now", DeprecationWarning, stacklevel=2)
+            warnings.warn(f"{self._package}.{name} is called {new} now", DeprecationWarning, stacklevel=3)
             return self.load(new)
         module = "" if name.startswith("__") else self.modules.get(name, "")
         if not module:

@@ -321,9 +321,17 @@ def public(function: F) -> F:
                 raise
             # Python 3.13 and later append a suggestion to it.
             text = str(error).partition(". Did you mean ")[0]
-            raise TypeError(f"hcb.{text}{_cure(function, text, args)}, at {user_source_line()}") from None
+            raise TypeError(
+                f"hcb.{_as_called(text)}{_cure(function, text, args)}, at {user_source_line()}"
+            ) from None
 
     return hide_frames(cast(F, call))
+
+
+def _as_called(error: str) -> str:
+    # `id_tap() missing ...`, by the name that the user's line has.
+    name, *rest = error.partition("()")
+    return "".join([used_name("tap", name) if name == "id_tap" else name, *rest])
 
 
 def _cure(function: Callable[..., Any], error: str, args: tuple[Any, ...]) -> str:
@@ -341,7 +349,13 @@ def _cure(function: Callable[..., Any], error: str, args: tuple[Any, ...]) -> st
     return ""
 
 
+_OTHER_NAMES = {"directory": ("dir", "folder", "path")}
+"""What an option may be taken for."""
+
+
 def suggestion(name: str, options: list[str]) -> str:
     """Returns what the user may have meant by an option that does not exist."""
-    near = difflib.get_close_matches(name, options, n=1)
+    near = difflib.get_close_matches(name, options, n=1) or [
+        option for option in options if name in _OTHER_NAMES.get(option, ())
+    ]
     return f"did you mean {near[0]}=?" if near else f"its options are {', '.join(options)}"

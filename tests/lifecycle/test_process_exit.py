@@ -179,6 +179,44 @@ def test_unreported_tap_exceptions_are_printed_at_exit() -> None:
     assert "no barrier_wait() or receiver reported it" in result.stderr
 
 
+CALL = """
+def fail(x): raise RuntimeError("the user's failure")
+def bad(x): raise ValueError("the tap's failure")
+g = jax.jit(lambda x: hcb.call(fail, x, result_shape=x))
+h = jax.jit(lambda x: hcb.id_tap(bad, x))
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "reported"),
+    [
+        pytest.param("jax.block_until_ready(g(1.0))", [], id="the program ends by it"),
+        pytest.param("with hcb.outfeed_receiver(): jax.block_until_ready(g(1.0))", [], id="in a receiver"),
+        pytest.param("h(1.0); jax.block_until_ready(g(1.0))", ["the tap's failure"], id="a tap failed, too"),
+        pytest.param(
+            "try: jax.block_until_ready(g(1.0))\nexcept Exception: pass", ["the user's failure"], id="it is caught"
+        ),
+    ],
+)  # fmt: skip
+def test_a_failed_call_is_reported_at_exit_only_if_the_program_did_not_end_by_it(
+    program: str, reported: list[str]
+) -> None:
+    result = run(CALL + program)
+    at_exit = result.stderr.partition("no barrier_wait() or receiver reported it:")[2]
+    assert [text for text in ("the user's failure", "the tap's failure") if text in at_exit] == reported
+    assert "while the receiver was closing" not in result.stderr
+    if reported == ["the user's failure"]:
+        assert "1 tap function call(s) raised; the programs that waited for them failed; the first" in at_exit
+
+
+def test_a_breakpoint_without_a_terminal_shows_no_line_of_ours() -> None:
+    result = run("jax.block_until_ready(jax.jit(lambda x: (hcb.breakpoint(), x)[1])(1.0))")
+    assert result.returncode == 1
+    assert "cannot read commands" in result.stderr
+    assert "debugger.py" not in result.stderr
+    assert "no barrier_wait() or receiver reported it" not in result.stderr
+
+
 @pytest.mark.slow
 def test_a_tap_that_never_returns_does_not_hang_the_exit_and_the_loss_is_reported() -> None:
     result = run(

@@ -15,7 +15,7 @@ from hostcallback.api.receiver import OutfeedReceiver, outfeed_receiver
 from hostcallback.receiver.errors import DeviceClaimedError
 from hostcallback.receiver.messages import Find
 from hostcallback.receiver.sources.source import Batch
-from hostcallback.receiver.taplog.columns.log_data import LogData, TapData, read
+from hostcallback.receiver.taplog.columns.log_data import LogData, TapData, UnknownTapError, read
 from hostcallback.receiver.taplog.writing.recorder import Recorder, record
 from hostcallback.tracing.source_line import hide_frames, public
 
@@ -35,6 +35,7 @@ class OwnReceiver:
     hint_if_claimed: ClassVar[str]
     _receiver: OutfeedReceiver | None = None
 
+    @hide_frames
     def __enter__(self) -> Self:
         """Opens a receiver for all devices, which delivers to this sink.
 
@@ -52,6 +53,7 @@ class OwnReceiver:
             raise
         return self
 
+    @hide_frames
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
@@ -98,7 +100,14 @@ class Capture(OwnReceiver, Mapping[str, TapData]):
     @hide_frames
     def __getitem__(self, name: str) -> TapData:
         """The tap of that name. Raises UnknownTapError, which lists what there is."""
-        return self.data()[name]
+        try:
+            return self.data()[name]
+        except UnknownTapError as error:
+            if self._receiver is None:
+                raise
+            raise UnknownTapError(
+                f"{error} The block has not ended, and messages may be under way: call hcb.barrier_wait() first"
+            ) from None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.data())

@@ -13,6 +13,7 @@ import numpy as np
 from hostcallback.receiver import limits
 from hostcallback.receiver.capsule import file_format
 from hostcallback.receiver.capsule.file_format import Input, Shard
+from hostcallback.receiver.public_names import hide_frames
 from hostcallback.receiver.wire.array_types import BY_NAME, dtype_of
 
 
@@ -33,6 +34,7 @@ class Capsule:
             print(capsule.failure.text, [entry.path for entry in capsule.inputs])
     """
 
+    @hide_frames
     def __init__(self, path: str | os.PathLike[str]) -> None:
         """Reads the manifest.
 

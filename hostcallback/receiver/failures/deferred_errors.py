@@ -244,6 +244,8 @@ class DeferredErrors:
             first = not found.failures
             if len(found.failures) < self.max_kept:
                 failure.exception.add_note(f"raised by {failure.describe()}")
+                if _takes_no_batch(failure):
+                    failure.exception.add_note(BATCHED)
                 found.failures.append(failure)
             else:
                 found.suppressed[failure.source_line] += 1
@@ -274,7 +276,9 @@ class DeferredErrors:
     def _note(self, failure: errors.TapFailure) -> None:
         error = failure.exception
         error.__traceback__ = _without_receiver_frames(error.__traceback__)
-        if isinstance(error, errors.CallResultError):  # of the result: it has no frame of the user's
+        if isinstance(
+            error, errors.CallResultError | errors.BreakpointError
+        ):  # they have no frame of the user's
             error.__traceback__ = None
         failure_report.failure_history.add_exception(failure)
         if self.on_exception is not None:
@@ -326,6 +330,17 @@ class DeferredErrors:
         if self.on_error is OnError.WARN and self._log is not None:
             found = replace(found, failures=[], suppressed=Counter())
         return failure_report.report_of(found)
+
+    def forget_told(self, error: BaseException | None) -> None:
+        """Removes the failures of calls that `error`, with which the program has ended, reports."""
+        text = _texts(error)
+        with self._lock:
+            if text and self._found is not None:
+                self._found.failures = [
+                    failure
+                    for failure in self._found.failures
+                    if not (failure.is_call and told_to_caller(failure) in text)
+                ]
 
     def failed(self) -> int:
         """Number of exceptions of tap functions that no thread has taken."""
@@ -400,6 +415,37 @@ def failure_of(error: BaseException, message: Message, device: str) -> errors.Ta
         error, consumer.name, consumer.source_line, device, message.seq, consumer.transforms, consumer.kwargs,
         message.run_id,
     )  # fmt: skip
+
+
+BATCHED = (
+    "Under vmap the function gets the whole batch; `transforms` says which dimension of each array it adds."
+)
+"""A note of exceptions of functions that may have expected the values of one element."""
+
+
+def _takes_no_batch(failure: errors.TapFailure) -> bool:
+    error = failure.exception
+    is_batched = any(name == "batch" for name, _ in failure.transforms)
+    of_element = any(note.startswith("element ") for note in getattr(error, "__notes__", ()))
+    return is_batched and not of_element and isinstance(error, TypeError | ValueError)
+
+
+def told_to_caller(failure: errors.TapFailure) -> str:
+    """The first line of the error with which the program of a call fails. Different for each failure of a process."""
+    return f"hostcallback: a call failed: {failure.describe()}\n"
+
+
+def _texts(error: BaseException | None) -> str:
+    # Also of the exceptions that it was raised from, and of the members of a group.
+    found: dict[int, BaseException] = {}
+    left = [error]
+    while left:
+        one = left.pop()
+        if one is not None and id(one) not in found:
+            found[id(one)] = one
+            left += [one.__cause__, one.__context__]
+            left += one.exceptions if isinstance(one, BaseExceptionGroup) else ()
+    return "\n".join(str(text) for one in found.values() for text in one.args if isinstance(text, str))
 
 
 @contextlib.contextmanager

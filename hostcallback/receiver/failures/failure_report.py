@@ -211,7 +211,13 @@ def headline(failures: Sequence[errors.TapFailure], suppressed: Counter[str]) ->
     if not kept:
         return "messages could not be delivered"
     first = failures[0]
-    text = f"{kept + suppressed.total()} tap function call(s) raised; the stream went on without them"
+    calls = sum(failure.is_call for failure in failures)
+    then = "the programs that waited for them failed" if calls else "the stream went on without them"
+    if 0 < calls < kept:
+        then = (
+            f"the programs that waited for {calls} of them failed, and the stream went on without the others"
+        )
+    text = f"{kept + suppressed.total()} tap function call(s) raised; {then}"
     if suppressed:
         lines = ", ".join(f"{count} at {line}" for line, count in suppressed.most_common())
         text += f"; the first {kept} are kept, beyond them: {lines}"

@@ -66,6 +66,16 @@ def test_what_is_captured_can_be_read_within_the_block_and_is_gone_when_closed()
     assert not folder.exists()
 
 
+def test_a_tap_that_has_not_arrived_is_looked_for_after_a_barrier() -> None:
+    with hcb.capture() as taps:
+        with pytest.raises(hcb.UnknownTapError, match=r"no tap 'train'.*call hcb\.barrier_wait\(\) first"):
+            taps["train"]
+        program(8.0)
+    with pytest.raises(hcb.UnknownTapError) as caught:
+        taps["tram"]
+    assert "barrier_wait" not in str(caught.value)
+
+
 def test_a_capture_is_a_sink_of_another_receiver() -> None:
     taps = hcb.capture()
     with hcb.outfeed_receiver(sinks=[taps]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import os
 import signal
@@ -16,6 +17,8 @@ import pytest
 
 import hostcallback as hcb
 from checkout import ROOT
+from hostcallback.receiver import Capsule
+from python_process import run_python
 
 
 def bad(value: Any) -> None:
@@ -30,6 +33,11 @@ def receive() -> None:
 def wait() -> None:
     hcb.tap(bad, 1)
     hcb.barrier_wait()
+
+
+def capture() -> None:
+    with hcb.capture():
+        hcb.tap(bad, 1)
 
 
 MISUSES = {
@@ -60,12 +68,18 @@ MISUSES = {
     "while_loop": lambda: hcb.while_loop(lambda x: x < 3, lambda x: x + 0.5, jnp.int32(0)),
     "jit": lambda: jax.jit(lambda x: hcb.print("{} {}", x))(1.0),
     "vmap": lambda: jax.vmap(lambda x: hcb.tap(3, x))(jnp.ones(2)),  # type: ignore[call-overload]
+    "no such name": lambda: hcb.id_prnt,  # type: ignore[attr-defined]
+    "no such capsule": lambda: Capsule("nowhere.hcb"),
+    "capture in a receiver": lambda: hcb.capture().__enter__(),
+    "failing tap in a capture": capture,
+    "decorator": lambda: hcb.watch_nonfinite()(3),  # type: ignore[arg-type]
 }
 
 
 @pytest.mark.parametrize("what", list(MISUSES))
 def test_a_misuse_ends_at_the_users_line(what: str) -> None:
-    with pytest.raises(Exception) as caught:  # noqa: PT011
+    around = hcb.outfeed_receiver() if what == "capture in a receiver" else contextlib.nullcontext()
+    with around, pytest.raises(Exception) as caught:  # noqa: PT011
         MISUSES[what]()
     hcb.barrier_wait()
     files = [frame.filename for frame in traceback.extract_tb(caught.value.__traceback__)]
@@ -109,6 +123,49 @@ def test_an_interrupt_ends_at_the_users_line(asynchronous: bool, work: str) -> N
     frames = [line.strip() for line in told.splitlines() if line.strip().startswith("File ")]
     assert frames
     assert all('"<string>"' in frame for frame in frames), told
+
+
+CALLED = """
+import os, signal, time, jax, hostcallback as hcb
+def slow(x):
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(60)
+jax.jit(lambda x: hcb.call(slow, x, result_shape=x))(1.0).block_until_ready()
+"""
+
+
+def test_an_interrupted_call_is_told_of_once_and_without_frames_of_this_package() -> None:
+    told = run_python("-c", CALLED).stderr
+    assert "KeyboardInterrupt" in told
+    assert "no barrier_wait() or receiver reported it" not in told
+    assert f"{ROOT}{os.sep}hostcallback" not in told
+
+
+def test_a_report_has_no_note_of_jaxs_about_frames() -> None:
+    hcb.tap(bad, 1)
+    with pytest.raises(hcb.TapFunctionException) as caught:
+        hcb.barrier_wait()
+    assert "JAX has removed" not in "".join(traceback.format_exception(caught.value))
+
+
+def test_an_argument_that_is_missing_is_told_with_the_name_that_was_used() -> None:
+    with pytest.raises(TypeError, match=r"hcb\.tap\(\) missing 1 required positional argument: 'arg', at"):
+        hcb.tap(1.0)  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match=r"hcb\.id_tap\(\) missing 1"):
+        (lambda: hcb.id_tap(1.0))()  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match=r"argument 'folder': did you mean directory=\?"):
+        hcb.capsule(jax.jit(jnp.log), folder="x")  # type: ignore[call-overload]
+
+
+def test_a_function_that_cannot_take_a_batch_is_told_of_it() -> None:
+    jax.jit(jax.vmap(lambda x: hcb.id_tap(lambda value: float(value), x)))(jnp.ones(3))
+    with pytest.raises(hcb.TapFunctionException) as caught:
+        hcb.barrier_wait()
+    assert "Under vmap the function gets the whole batch" in caught.value.exceptions[0].__notes__[1]
+    jax.jit(lambda x: hcb.id_tap(lambda value: float(value), x))(jnp.ones(3))
+    with pytest.raises(hcb.TapFunctionException) as caught:
+        hcb.barrier_wait()
+    assert len(caught.value.exceptions[0].__notes__) == 1
 
 
 def test_all_frames_are_shown_if_jax_is_told_so() -> None:

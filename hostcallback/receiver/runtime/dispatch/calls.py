@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import NamedTuple
 
 import numpy as np
 
 from hostcallback.receiver.errors import CallFailedError
-from hostcallback.receiver.failures.deferred_errors import FailureOfProgram, about, failure_of
+from hostcallback.receiver.failures.deferred_errors import FailureOfProgram, about, failure_of, told_to_caller
 from hostcallback.receiver.log import logger, traceback_text
 from hostcallback.receiver.messages import Consumer, Message
 from hostcallback.receiver.runtime.dispatch.gil_share import HeldInterrupts
@@ -174,7 +174,7 @@ class Calls:
             error = raised.error if isinstance(raised, FailureOfProgram) else raised
             if interrupts is not None:
                 interrupts.note(error)
-            failure = failure_of(error, call.message, self._device_name)
+            failure = replace(failure_of(error, call.message, self._device_name), is_call=True)
             with about(call.message):
                 if error is raised:
                     call.scope.deferred.add_failure(failure)
@@ -182,7 +182,7 @@ class Calls:
                     call.scope.deferred.note_failure(failure)
             told = traceback_text(error)
             self._end(call, failed=True)
-            raise CallFailedError(f"hostcallback: a call failed: {failure.describe()}\n{told}") from None
+            raise CallFailedError(f"{told_to_caller(failure)}{told}") from None
         # Counts before it replies, so that a thread that has waited for the program finds the counts complete.
         self._end(call, failed=False)
         return results
