@@ -20,7 +20,7 @@ ANSWERS = {
 }
 TOPICS = (
     "every N-th step", "one process", "failing tap", "TensorBoard or W&B", "Jupyter", "pytest", "progress bar",
-    "size of a log", "NaN", "debug", "later", "mute",
+    "size of a log", "NaN", "debug", "two messages", "later", "mute",
 )  # fmt: skip
 
 ALL_IN_ONE_PROCESS = """
