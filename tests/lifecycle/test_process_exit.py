@@ -192,6 +192,14 @@ h = jax.jit(lambda x: hcb.id_tap(bad, x))
     [
         pytest.param("jax.block_until_ready(g(1.0))", [], id="the program ends by it"),
         pytest.param("with hcb.outfeed_receiver(): jax.block_until_ready(g(1.0))", [], id="in a receiver"),
+        pytest.param(
+            "try: jax.block_until_ready(g(1.0))\nexcept Exception as error: raise OSError('other') from error", [],
+            id="another exception is raised from it",
+        ),
+        pytest.param(
+            "try: jax.block_until_ready(g(1.0))\nexcept Exception: raise OSError('other') from None",
+            ["the user's failure"], id="it is suppressed",
+        ),
         pytest.param("h(1.0); jax.block_until_ready(g(1.0))", ["the tap's failure"], id="a tap failed, too"),
         pytest.param(
             "try: jax.block_until_ready(g(1.0))\nexcept Exception: pass", ["the user's failure"], id="it is caught"

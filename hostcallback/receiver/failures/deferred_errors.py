@@ -436,14 +436,14 @@ def told_to_caller(failure: errors.TapFailure) -> str:
 
 
 def _texts(error: BaseException | None) -> str:
-    # Also of the exceptions that it was raised from, and of the members of a group.
+    # Of all that Python prints: also the exceptions that it was raised from, and the members of a group.
     found: dict[int, BaseException] = {}
     left = [error]
     while left:
         one = left.pop()
         if one is not None and id(one) not in found:
             found[id(one)] = one
-            left += [one.__cause__, one.__context__]
+            left.append(one.__cause__ if one.__suppress_context__ else one.__context__)
             left += one.exceptions if isinstance(one, BaseExceptionGroup) else ()
     return "\n".join(str(text) for one in found.values() for text in one.args if isinstance(text, str))
 
