@@ -13,7 +13,7 @@ import numpy as np
 from hostcallback import _jax_compat as compat
 from hostcallback.lifecycle import receivers as transport, reentrant_calls as reentrant
 from hostcallback.lowering import partition
-from hostcallback.primitives import effects
+from hostcallback.primitives import effect_dispatch, effects
 from hostcallback.primitives.call import call_p, call_where, masked_call_p
 from hostcallback.primitives.effects import TAP_EFFECT
 from hostcallback.primitives.tap import mask_levels, tap_p
@@ -361,6 +361,7 @@ def _lower_call(
     # Before the program can run, since its first message needs a reader.
     transport.start(context.platform)
     inflight.expect(context.local_devices())
+    effect_dispatch.expect_failures()
     consumer = call.consumer(transforms, ())
     # If the compiler partitions, JAX's callback gathers the operands on the calling device and distributes the results.
     native = transport.calls_natively(context.platform) and not context.automatic
