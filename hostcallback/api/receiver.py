@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import sys
@@ -167,6 +168,7 @@ class OutfeedReceiver(ShownAsSummary):
             watch_termination.add(self._scope.recorder)
         if self._metrics is not None:
             self._metrics.open()
+            watch_termination.add(self._metrics)
         if self._forward is not None:
             self._forwarder = receiver_options.open_forwarder(self._forward)
             self._scope.add_batch_sink(self._forwarder)
@@ -175,8 +177,7 @@ class OutfeedReceiver(ShownAsSummary):
         self._end_recording(None)
         if self._forwarder is not None:
             self._forwarder.close()
-        if self._metrics is not None:
-            self._metrics.close()
+        self._close_writers(None)
 
     @hide_frames
     def __exit__(
@@ -200,10 +201,9 @@ class OutfeedReceiver(ShownAsSummary):
             if not finished:  # also after an interrupt: the next report has the later errors of the taps
                 runtime.defer_report(self._scope)
             self._end_recording(problem)
-            if self._metrics is not None:
-                timeout_sec = self._seconds_for_writers(finished, error or problem)
-                for text in self._metrics.close(timeout_sec, self._timeout_sec):
-                    warnings.warn(text, receiver_options.MetricsWarning, stacklevel=3)
+            timeout_sec = self._seconds_for_writers(finished, error or problem)
+            for text in self._close_writers(timeout_sec, self._timeout_sec):
+                warnings.warn(text, receiver_options.MetricsWarning, stacklevel=3)
             if self._forwarder is not None:
                 for text in receiver_options.end_forwarding(self._forwarder):
                     warnings.warn(text, receiver_options.ForwardingWarning, stacklevel=3)
@@ -224,6 +224,15 @@ class OutfeedReceiver(ShownAsSummary):
         error.add_note(f"meanwhile in the receiver: {report}")
         if deferred is None or not has_only_checks_of(deferred, error):
             logger.error("while the receiver was closing:\n%s", "".join(traceback.format_exception(report)))
+
+    def _close_writers(self, timeout_sec: float | None, idle_sec: float = math.inf) -> list[str]:
+        # Returns a sentence per writer that lost something.
+        if self._metrics is None:
+            return []
+        try:
+            return self._metrics.close(timeout_sec, idle_sec)
+        finally:  # not before: SIGTERM may come while they are being closed
+            watch_termination.remove(self._metrics)
 
     def _seconds_for_writers(self, finished: bool, error: BaseException | None) -> float | None:
         # As for taps: the whole wait is limited only after an exception, and short after Ctrl-C in the wait for taps.
@@ -264,8 +273,7 @@ class OutfeedReceiver(ShownAsSummary):
         runtime.defer_report(self._scope)
         try:
             self._end_recording(problem)
-            if self._metrics is not None:
-                found += self._metrics.close(DRAIN_SEC)
+            found += self._close_writers(DRAIN_SEC)
             if self._forwarder is not None:
                 found += receiver_options.end_forwarding(self._forwarder, drain_sec=DRAIN_SEC)
         except KeyboardInterrupt:
