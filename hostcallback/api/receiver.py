@@ -17,7 +17,7 @@ from typing import Any, Literal, Self
 import jax
 
 from hostcallback.api import receiver_options
-from hostcallback.api.barrier import wait_for_taps
+from hostcallback.api.barrier import in_traced_code, wait_for_taps
 from hostcallback.api.receiver_options import ReceiverSink, ReceiverSinks, RecordTo
 from hostcallback.lifecycle import receivers as transport, wait_bounds
 from hostcallback.lifecycle.job import job_id, process_index, this_job
@@ -40,7 +40,7 @@ from hostcallback.receiver.sinks.times import new_tables, table
 from hostcallback.receiver.sources.back_pressure import BackPressure, Policy
 from hostcallback.receiver.taplog.writing.recorder import Recorder, record as record_to
 from hostcallback.sync import inflight
-from hostcallback.tracing.source_line import hide_frames, public, user_source_line
+from hostcallback.tracing.source_line import hide_frames, public, user_source_line, user_stacklevel
 
 DRAIN_SEC = 0.3
 """Seconds that the collector and the writers of metrics have after an interrupt. The rest stays in the spool."""
@@ -135,6 +135,12 @@ class OutfeedReceiver(ShownAsSummary):
             HostCallbackError: the spool cannot be made, or a file is not a certificate or key.
         """
         never_entered.pop(self._scope, None)
+        if in_traced_code():
+            logger.warning(
+                "the outfeed_receiver at %s is entered in traced code: it is open while the program is traced, and not "
+                "when the program runs. Enter it outside of jit, around the call of the program",
+                user_source_line(),
+            )
         self._wait_for_earlier_work()
         if self._flight_recorder is not None:
             runtime.record_flight(self._flight_recorder)
@@ -197,16 +203,17 @@ class OutfeedReceiver(ShownAsSummary):
             finished = True
         except TapTimeoutError as timeout:
             problem = timeout
+            runtime.default_scope.takes_rest = True
         finally:
             if not finished:  # also after an interrupt: the next report has the later errors of the taps
                 runtime.defer_report(self._scope)
             self._end_recording(problem)
             timeout_sec = self._seconds_for_writers(finished, error or problem)
             for text in self._close_writers(timeout_sec, self._timeout_sec):
-                warnings.warn(text, receiver_options.MetricsWarning, stacklevel=3)
+                warnings.warn(text, receiver_options.MetricsWarning, stacklevel=user_stacklevel())
             if self._forwarder is not None:
                 for text in receiver_options.end_forwarding(self._forwarder):
-                    warnings.warn(text, receiver_options.ForwardingWarning, stacklevel=3)
+                    warnings.warn(text, receiver_options.ForwardingWarning, stacklevel=user_stacklevel())
             transport.record_receiver(self._scope.name, self.stats)
             for text in new_tables():
                 print(text)
@@ -261,6 +268,7 @@ class OutfeedReceiver(ShownAsSummary):
         wait = wait_bounds.InterruptedWait(min(wait_bounds.GRACE_SEC, self._timeout_sec))
         problem: TapTimeoutError | None = None
         found: list[str] = []
+        runtime.default_scope.takes_rest = True
         try:
             self._wait(wait.deadline, wait)
         except TapTimeoutError as timeout:
@@ -328,7 +336,7 @@ class OutfeedReceiver(ShownAsSummary):
                 f"{lost} message(s) were delivered but not recorded in {recorder.directory}: "
                 f"{recorder.counters.failure}. The log says where they are missing",
                 receiver_options.RecordingWarning,
-                stacklevel=4,
+                stacklevel=user_stacklevel(),
             )
 
 

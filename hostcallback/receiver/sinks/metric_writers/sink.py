@@ -124,11 +124,8 @@ class WriterThread:
         finally:  # also after Ctrl-C
             with self._changed:
                 self._closed = True
-                if not done:
-                    self._report(
-                        f"was not done at the end of the receiver, and {self._records} record(s) are lost",
-                        True,
-                    )
+                if not done:  # who closes it reports the loss
+                    self._stats.error = self._stats.error or "was not done at the end of the receiver"
                     self._stats.dropped += self._records
                     self._records = 0
                     self._queue.clear()
