@@ -172,6 +172,13 @@ def check_format(what: str, fmt: Any, args: Sequence[Any], kwargs: Mapping[str, 
     checker = _Checker(what, fmt, str(user_source_line()))
     _refuse_traced_text(what, fmt, checker.source_line)
     try:
+        list(placeholders(fmt))
+    except ValueError as error:
+        raise ValueError(
+            f"the format string {fmt!r} of {what} is malformed: {error}. A placeholder is {{}} or {{name}}; write "
+            f"{{{{ and }}}} for braces, at {checker.source_line}"
+        ) from None
+    try:
         checker.vformat(fmt, args, kwargs)
     except Exception as error:
         if checker.source_line not in str(error):

@@ -218,6 +218,11 @@ def _split(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, list[An
     )
     sent: dict[str, Any] = {}
     forms: dict[str, list[Any]] = {}
+    for name, value in values.items():
+        if value is None:
+            raise TypeError(
+                f"hcb.metrics: {name!r} is None, expected a value: leave the name out, at {user_source_line()}"
+            )
     for path, leaf in found:
         name = jax.tree_util.keystr(path, simple=True, separator="/")
         value = text(leaf) if isinstance(leaf, str) else leaves.scalar_of(leaf)
