@@ -30,7 +30,8 @@ def loss(params: Any, x: Any, y: Any) -> Any:
 
 def update(step: Any, params: Any) -> Any:
     """One step of gradient descent."""
-    gradient = jax.grad(loss)(params, *batch(step))
+    value, gradient = jax.value_and_grad(loss)(params, *batch(step))
+    hcb.metrics({"loss": value}, step=step, every=1000)
     return jax.tree.map(lambda p, g: p - 0.01 * g, params, gradient)
 
 
@@ -55,7 +56,8 @@ def main(path: Path) -> None:
         }
     compiled = train.lower(first, params).compile()
     print(f"training from step {first}", flush=True)
-    params, count = compiled(first, params)
+    with hcb.outfeed_receiver(writers=[hcb.csv(path.with_suffix(".csv"), mode="a")]):  # "a": it goes on, too
+        params, count = compiled(first, params)
     step = first + int(count)
     np.savez(path, step=step, **params)
     print(f"step {step} of {STEPS}: " + ("finished" if step == STEPS else "saved; start again to go on"))

@@ -12,6 +12,7 @@ from hostcallback.primitives import effects
 from hostcallback.receiver.errors import ReentrantWaitError, TapFunctionException
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.runtime.cells import cells
+from hostcallback.receiver.runtime.rules import rules
 from hostcallback.receiver.runtime.runtime import runtime
 from hostcallback.receiver.runtime.stop import stop_request
 from hostcallback.receiver.sinks import progress
@@ -53,7 +54,7 @@ def barrier_wait(timeout_sec: float | None = None) -> None:
     """
     if timeout_sec is not None and (not isinstance(timeout_sec, int | float) or not timeout_sec >= 0):
         raise ValueError(f"timeout_sec is {timeout_sec!r}, expected a number of seconds, 0 or more, or None")
-    if compat.trace_context.trace is not compat.eval_trace and compat.is_staging():
+    if in_traced_code():
         _tell_of_trace(str(user_source_line()))
     deadline = None if timeout_sec is None else perf_counter() + timeout_sec
     wait_for_taps(deadline=deadline)
@@ -66,6 +67,11 @@ def barrier_wait(timeout_sec: float | None = None) -> None:
     error = merge(runtime.take_deferred())
     if error is not None:
         raise error
+
+
+def in_traced_code() -> bool:
+    """Whether the calling thread traces a program."""
+    return compat.trace_context.trace is not compat.eval_trace and compat.is_staging()
 
 
 def _tell_of_trace(line: str) -> None:
@@ -104,6 +110,8 @@ def wait_for_taps(
             "the handler, and wait where the program looks at it"
         )
     _this_thread.waits = True
+    # Now, since the wait forgets the taps of programs that are dropped.
+    rules.tell_early(lambda: rules.tap_names(runtime.registry))
     try:
         _wait_for_taps(names, deadline, stall_sec, exit_wait)
     finally:
@@ -141,6 +149,7 @@ def _wait_for_taps(
     if effects.forget_failures is not None:
         effects.forget_failures()
     if names is None:
+        runtime.default_scope.takes_rest = False
         runtime.registry.forget(retired)
 
 

@@ -21,7 +21,7 @@ from hostcallback.receiver.failures.deferred_errors import MAX_KEPT, OnError
 from hostcallback.receiver.runtime.runtime import runtime
 from hostcallback.receiver.sinks.factory import Binding
 from hostcallback.receiver.wire import tap_descriptor
-from hostcallback.tracing import arguments, tap_spec
+from hostcallback.tracing import arguments, leaves, tap_spec
 from hostcallback.tracing.source_line import SourceLine, hide_frames, public, user_place, user_source_line
 
 P = ParamSpec("P")
@@ -74,7 +74,8 @@ def check(
             f"hcb.check takes a format string after the predicate, got {type(fmt).__name__} {fmt!r}: "
             f"hcb.check(x > 0, 'x is {{}}', x), at {line}"
         )
-    predicate = _predicate(pred, line)
+    predicate = _predicate(leaves.scalar_of(pred), line)
+    args, kwargs = arguments.with_scalars(fmt, args, kwargs)
     arguments.check_format("hcb.check", fmt, args, kwargs)
     without = _without(devices, line)
     template = template_of(fmt, args, kwargs)
@@ -86,7 +87,7 @@ def check(
     )  # fmt: skip
     identity = ("check", fmt, str(template.printoptions))
     binding = Binding(objects={"template": template})
-    bind_tap((predicate, tuple(args), dict(kwargs)), (), {}, binding, identity=identity, options=options)
+    bind_tap((predicate, args, kwargs), (), {}, binding, identity=identity, options=options)
 
 
 def _predicate(pred: Any, line: SourceLine) -> jax.Array:
@@ -247,7 +248,7 @@ def error_collector(
     Example:
         with hcb.error_collector() as errors:
             train()
-            print(errors.failed_checks)
+            print(*errors.failed_checks, sep="\n")
     """
     return outfeed_receiver(
         receiver_name="error collector", on_error=on_error, max_errors=max_errors, timeout_sec=timeout_sec,

@@ -80,7 +80,9 @@ def knob(
         raise ValueError(f"read={read!r}, expected one of {', '.join(map(repr, READS))}, at {line}")
     processes = processes_of("agree", agree, None, line)
     if min is not None and max is not None and not min <= max:
-        raise ValueError(f"min={min!r} and max={max!r} are not in order, at {line}")
+        raise ValueError(
+            f"the knob {name!r} has min={min!r} and max={max!r}, which are not in order, at {line}"
+        )
     value = _as_array(name, default, str(line))
     if value.dtype.kind in "bc" and (min, max) != (None, None):
         raise ValueError(

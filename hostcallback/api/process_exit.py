@@ -20,6 +20,7 @@ from hostcallback.receiver.log import logger
 from hostcallback.receiver.native import bindings as native
 from hostcallback.receiver.runtime import signals
 from hostcallback.receiver.runtime.dispatch.scope import never_entered, tell_never_entered
+from hostcallback.receiver.runtime.rules import rules
 from hostcallback.receiver.runtime.runtime import runtime
 from hostcallback.receiver.sinks import progress
 from hostcallback.receiver.text import say
@@ -43,6 +44,7 @@ def _end_program() -> None:
     try:
         _deliver_at_exit()
     finally:
+        rules.tell_early(lambda: rules.tap_names(runtime.registry), ends=True)
         for bars in progress.shown:
             bars.write_lines()
         if this_job.failure is not None:

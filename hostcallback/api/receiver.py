@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import sys
@@ -17,7 +18,7 @@ from typing import Any, Literal, Self
 import jax
 
 from hostcallback.api import receiver_options
-from hostcallback.api.barrier import wait_for_taps
+from hostcallback.api.barrier import in_traced_code, wait_for_taps
 from hostcallback.api.receiver_options import ReceiverSink, ReceiverSinks, RecordTo
 from hostcallback.lifecycle import receivers as transport, wait_bounds
 from hostcallback.lifecycle.job import job_id, process_index, this_job
@@ -40,7 +41,7 @@ from hostcallback.receiver.sinks.times import new_tables, table
 from hostcallback.receiver.sources.back_pressure import BackPressure, Policy
 from hostcallback.receiver.taplog.writing.recorder import Recorder, record as record_to
 from hostcallback.sync import inflight
-from hostcallback.tracing.source_line import hide_frames, public, user_source_line
+from hostcallback.tracing.source_line import hide_frames, public, user_source_line, user_stacklevel
 
 DRAIN_SEC = 0.3
 """Seconds that the collector and the writers of metrics have after an interrupt. The rest stays in the spool."""
@@ -135,6 +136,12 @@ class OutfeedReceiver(ShownAsSummary):
             HostCallbackError: the spool cannot be made, or a file is not a certificate or key.
         """
         never_entered.pop(self._scope, None)
+        if in_traced_code():
+            logger.warning(
+                "the outfeed_receiver at %s is entered in traced code: it is open while the program is traced, and not "
+                "when the program runs. Enter it outside of jit, around the call of the program",
+                user_source_line(),
+            )
         self._wait_for_earlier_work()
         if self._flight_recorder is not None:
             runtime.record_flight(self._flight_recorder)
@@ -168,6 +175,7 @@ class OutfeedReceiver(ShownAsSummary):
             watch_termination.add(self._scope.recorder)
         if self._metrics is not None:
             self._metrics.open()
+            watch_termination.add(self._metrics)
         if self._forward is not None:
             self._forwarder = receiver_options.open_forwarder(self._forward)
             self._scope.add_batch_sink(self._forwarder)
@@ -176,8 +184,7 @@ class OutfeedReceiver(ShownAsSummary):
         self._end_recording(None)
         if self._forwarder is not None:
             self._forwarder.close()
-        if self._metrics is not None:
-            self._metrics.close()
+        self._close_writers(None)
 
     @hide_frames
     def __exit__(
@@ -197,17 +204,17 @@ class OutfeedReceiver(ShownAsSummary):
             finished = True
         except TapTimeoutError as timeout:
             problem = timeout
+            runtime.default_scope.takes_rest = True
         finally:
             if not finished:  # also after an interrupt: the next report has the later errors of the taps
                 runtime.defer_report(self._scope)
             self._end_recording(problem)
-            if self._metrics is not None:
-                timeout_sec = self._seconds_for_writers(finished, error or problem)
-                for text in self._metrics.close(timeout_sec, self._timeout_sec):
-                    warnings.warn(text, receiver_options.MetricsWarning, stacklevel=3)
+            timeout_sec = self._seconds_for_writers(finished, error or problem)
+            for text in self._close_writers(timeout_sec, self._timeout_sec):
+                warnings.warn(text, receiver_options.MetricsWarning, stacklevel=user_stacklevel())
             if self._forwarder is not None:
                 for text in receiver_options.end_forwarding(self._forwarder):
-                    warnings.warn(text, receiver_options.ForwardingWarning, stacklevel=3)
+                    warnings.warn(text, receiver_options.ForwardingWarning, stacklevel=user_stacklevel())
             transport.record_receiver(self._scope.name, self.stats)
             for text in new_tables():
                 print(text)
@@ -227,6 +234,15 @@ class OutfeedReceiver(ShownAsSummary):
         if deferred is None or not has_only_checks_of(deferred, error):
             text = textwrap.dedent("".join(traceback.format_exception(report)))
             logger.error("while the receiver was closing:\n%s", text.rstrip("\n"))
+
+    def _close_writers(self, timeout_sec: float | None, idle_sec: float = math.inf) -> list[str]:
+        # Returns a sentence per writer that lost something.
+        if self._metrics is None:
+            return []
+        try:
+            return self._metrics.close(timeout_sec, idle_sec)
+        finally:  # not before: SIGTERM may come while they are being closed
+            watch_termination.remove(self._metrics)
 
     def _seconds_for_writers(self, finished: bool, error: BaseException | None) -> float | None:
         # As for taps: the whole wait is limited only after an exception, and short after Ctrl-C in the wait for taps.
@@ -255,6 +271,7 @@ class OutfeedReceiver(ShownAsSummary):
         wait = wait_bounds.InterruptedWait(min(wait_bounds.GRACE_SEC, self._timeout_sec))
         problem: TapTimeoutError | None = None
         found: list[str] = []
+        runtime.default_scope.takes_rest = True
         try:
             self._wait(wait.deadline, wait)
         except TapTimeoutError as timeout:
@@ -267,8 +284,7 @@ class OutfeedReceiver(ShownAsSummary):
         runtime.defer_report(self._scope)
         try:
             self._end_recording(problem)
-            if self._metrics is not None:
-                found += self._metrics.close(DRAIN_SEC)
+            found += self._close_writers(DRAIN_SEC)
             if self._forwarder is not None:
                 found += receiver_options.end_forwarding(self._forwarder, drain_sec=DRAIN_SEC)
         except KeyboardInterrupt:
@@ -323,7 +339,7 @@ class OutfeedReceiver(ShownAsSummary):
                 f"{lost} message(s) were delivered but not recorded in {recorder.directory}: "
                 f"{recorder.counters.failure}. The log says where they are missing",
                 receiver_options.RecordingWarning,
-                stacklevel=4,
+                stacklevel=user_stacklevel(),
             )
 
 

@@ -14,6 +14,7 @@ from hostcallback.receiver.runtime.rules.rules import (
     When,
     matching,
     no_such_tap,
+    note_early,
     rule_settings,
     settings_text,
     tap_names,
@@ -32,8 +33,8 @@ class TapSelection:
     order of the rules and their meaning for sharded taps. Calls (`call`) and taps of exported programs have no rules;
     checks can only be switched off and on.
 
-    Each method returns the names that match now. If no name matches, it logs similar names, and the rule applies to
-    later taps.
+    Each method returns the names that match now. If no name matches, the rule applies to later taps, and similar names
+    are logged: at once, or, if no tap was traced yet, at a barrier after that or at the end of the process.
 
     Example:
         hcb.taps["layer*/grad"].every(100)
@@ -151,6 +152,8 @@ class TapSelection:
         if not names:
             if not checks and self.names:
                 logger.warning("%r matches checks only, which can be switched off and on", self.pattern)
+            elif not known:
+                note_early(self.pattern)
             else:
                 logger.warning(
                     "%s: what you set applies to taps that get such a name later",

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hostcallback.receiver.errors import TapTimeoutError
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.runtime.runtime import runtime
+from hostcallback.receiver.runtime.signals import watch_termination
 from hostcallback.receiver.text import say
+
+if TYPE_CHECKING:
+    from hostcallback.receiver.sinks.metric_writers.sink import MetricsSink
 
 GRACE_SEC = 0.8
 """Seconds for which an interrupted program waits for its taps, its recorders and its collector."""
@@ -129,8 +133,18 @@ def _progress() -> tuple[Any, ...]:
 
 
 def _records() -> list[str]:
-    metrics = [scope.metrics for scope in runtime.current_scopes() if scope.metrics is not None]
-    return [text for sink in metrics for text in sink.backlog()]
+    return [text for sink in _metrics() for text in sink.backlog()]
+
+
+def _behind() -> list[str]:
+    return [text for sink in _metrics() for text in sink.behind()]
+
+
+def _metrics() -> list[MetricsSink]:
+    return [scope.metrics for scope in runtime.current_scopes() if scope.metrics is not None]
+
+
+watch_termination.unwritten = _behind
 
 
 _NO_END = (

@@ -374,6 +374,7 @@ def emit_text(
             f"{user_source_line()}"
         )
     tap_spec.check_switch("skip_format_check", skip_format_check)
+    args, kwargs = arguments.with_scalars(fmt, args, kwargs)
     if not skip_format_check:
         arguments.check_format(what, fmt, args, kwargs)
     template = template_of(fmt, args, kwargs)
@@ -386,7 +387,7 @@ def emit_text(
     identity = (*identity, fmt, str(template.printoptions))
     options = replace(options, kind=tap_descriptor.FORMAT, params={**options.params, **template.params()})
     binding = Binding(objects={**objects, "template": template})
-    bind_tap((tuple(args), dict(kwargs)), (), {}, binding, identity=identity, options=options)
+    bind_tap((args, kwargs), (), {}, binding, identity=identity, options=options)
 
 
 def template_of(fmt: str, args: Sequence[jax.Array], kwargs: Mapping[str, Any]) -> Template:

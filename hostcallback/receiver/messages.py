@@ -133,8 +133,9 @@ def step_place(described: TapDescriptor) -> StepSource | None:
     """Finds the source of the step in a tap's messages; None if they have no step.
 
     It is the first leaf called `step` in the tapped pytree (an item of a dict or a field of a namedtuple, at any depth)
-    that is an array or an integer, or else the keyword argument of that name. Only a message shows whether the array is
-    an integer without dimensions.
+    that is an array or an integer, or else the keyword argument of that name. An object with one leaf, such as
+    `flax.nnx.Variable`, gives the leaf its name. Only a message shows whether the array is an integer without
+    dimensions.
     """
     arrays = 0
     for name, leaf in _leaves(described.tree, ""):
@@ -168,7 +169,10 @@ def _fits(value: int) -> bool:
 def _leaves(description: Description, name: str) -> Iterator[tuple[str, Description]]:
     # The leaves of a pytree in order, each with its key.
     kind, *rest = description
-    if kind in ("tuple", "list", "node"):
+    only = _only_leaf(description) if name == NAME else None
+    if only is not None:
+        yield name, only
+    elif kind in ("tuple", "list", "node"):
         for child in rest[-1]:
             yield from _leaves(child, "")
     elif kind == "namedtuple":
@@ -179,6 +183,17 @@ def _leaves(description: Description, name: str) -> Iterator[tuple[str, Descript
             yield from _leaves(child, _text(key))
     else:
         yield name, description
+
+
+def _only_leaf(description: Description) -> Description | None:
+    # The leaf of a pytree that has one; None if it has more or none.
+    kind, *rest = description
+    while kind in ("tuple", "list", "node", "namedtuple", "dict"):
+        if len(rest[-1]) != 1:
+            return None
+        description = rest[-1][0]
+        kind, *rest = description
+    return None if kind == "none" else description
 
 
 def _text(key: Any) -> str:

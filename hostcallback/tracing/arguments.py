@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from hostcallback.receiver.sinks.tap import CONTEXT, accepted_keywords
+from hostcallback.tracing import leaves
 from hostcallback.tracing.source_line import user_source_line
 
 
@@ -128,6 +129,30 @@ def named_fields(fmt: str) -> set[str]:
         return set()
 
 
+def with_scalars(
+    fmt: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Returns the arguments of a format string, with scalars for objects that stand for them, such as `nnx.Variable`.
+
+    An argument of which the format string takes an attribute, an item or the repr, stays as it is.
+    """
+    try:
+        taken = {
+            re.split(r"[.\[!]", field, maxsplit=1)[0] for field in placeholders(fmt) if _ACCESS.search(field)
+        }
+    except ValueError:  # it is malformed, which `check_format` says
+        taken = {""}
+    keeps_all = "" in taken
+    positional = [
+        arg if keeps_all or str(place) in taken else leaves.scalar_of(arg) for place, arg in enumerate(args)
+    ]
+    named = {key: arg if key in taken else leaves.scalar_of(arg) for key, arg in kwargs.items()}
+    return tuple(positional), named
+
+
+_ACCESS = re.compile(r"[.\[!]")
+
+
 def check_format(what: str, fmt: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """Checks that each placeholder has an argument and each argument a placeholder, as `jax.debug.print` does.
 
@@ -146,6 +171,13 @@ def check_format(what: str, fmt: Any, args: Sequence[Any], kwargs: Mapping[str, 
     """
     checker = _Checker(what, fmt, str(user_source_line()))
     _refuse_traced_text(what, fmt, checker.source_line)
+    try:
+        list(placeholders(fmt))
+    except ValueError as error:
+        raise ValueError(
+            f"the format string {fmt!r} of {what} is malformed: {error}. A placeholder is {{}} or {{name}}; write "
+            f"{{{{ and }}}} for braces, at {checker.source_line}"
+        ) from None
     try:
         checker.vformat(fmt, args, kwargs)
     except Exception as error:

@@ -275,6 +275,24 @@ def split_leaves(
     return arrays or [jnp.zeros(0, np.uint8)], TreeTemplate(tree, static, keys, names)
 
 
+def stands_for_scalar(value: Any) -> bool:
+    """Whether a value is an object of a registered class that stands for one scalar array, as `flax.nnx.Variable` does.
+
+    It has the array as its only leaf, and that array's `shape` and `dtype` as attributes.
+    """
+    if isinstance(value, _NOT_BOXES) or not hasattr(value, "dtype") or getattr(value, "shape", None) != ():
+        return False
+    leaves = jax.tree_util.tree_leaves(value)
+    return len(leaves) == 1 and leaves[0] is not value and np.shape(leaves[0]) == ()
+
+
+def scalar_of(value: Any) -> Any:
+    """Returns the scalar array that `value` stands for, where a scalar is meant; any other value as it is."""
+    return jax.tree_util.tree_leaves(value)[0] if stands_for_scalar(value) else value
+
+
+_NOT_BOXES = (jax.Array, compat.Tracer, np.ndarray, np.generic, *_NUMBERS, str, tuple, list, dict)
+
 _OR_KEEP_IT_ON_THE_HOST = "or pass it as a keyword argument of the tap, which stays on the host"
 
 

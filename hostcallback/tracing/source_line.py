@@ -103,6 +103,14 @@ def user_source_line() -> SourceLine:
     return SourceLine(code.co_filename, frame.f_lineno, code.co_qualname, frame.f_globals.get("__name__", ""))
 
 
+def user_stacklevel() -> int:
+    """The `stacklevel=` with which a warning of the calling function points at the user's line."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and not is_user_frame(frame):
+        frame, level = frame.f_back, level + 1
+    return level
+
+
 def used_name(*names: str) -> str:
     """Returns by which of its names a function is called in the user's code; the first one if that is not known."""
     used = _user_frame().f_code.co_names
@@ -338,12 +346,25 @@ def _cure(function: Callable[..., Any], error: str, args: tuple[Any, ...]) -> st
     parameters = inspect.signature(function).parameters.values()
     options = [p.name for p in parameters if p.kind is not inspect.Parameter.VAR_KEYWORD]
     unexpected = _UNEXPECTED.search(error)
+    if unexpected and function.__name__ == "metrics" and not args:
+        return f": its values are a dict, hcb.metrics({{{unexpected[1]!r}: ...}}, step=...)"
     if unexpected:
         return f": {suggestion(unexpected[1], options)}"
     if len(args) == 1 and isinstance(args[0], FunctionType) and "0 positional" in error:
         return f": it is no decorator, with hcb.{function.__name__}(): {args[0].__name__}(...)"
     if not parameters:
         return f": call hcb.{function.__name__}()"
+    keyword_only = [p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY]
+    if (
+        keyword_only
+        and len(keyword_only) < len(parameters)
+        and " positional argument" in error
+        and "given" in error
+    ):
+        before = ", ".join(p.name for p in parameters if p.name not in keyword_only)
+        return (
+            f". Its options are keyword arguments: hcb.{function.__name__}({before}, {keyword_only[0]}=...)"
+        )
     if args and all(p.kind is inspect.Parameter.KEYWORD_ONLY for p in parameters):
         return f". Its options are keyword arguments: {function.__name__}({options[0]}={args[0]!r})"
     return ""

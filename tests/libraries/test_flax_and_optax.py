@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import warnings
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -149,6 +151,59 @@ def test_an_nnx_variable_and_a_state_in_a_vmap(rec: Recorder) -> None:
     np.testing.assert_array_equal(rec.values[0]["variable"][...], [0, 1, 2])
     np.testing.assert_allclose(rec.values[1], layer(X), rtol=1e-6)
     assert rec.transforms == [(), (("batch", {"batch_dims": (0,)}),)]
+
+
+@pytest.fixture
+def variables() -> Any:
+    """A scalar of an optimiser's count, and of its hyperparameters."""
+    net = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+    optimiser = nnx.Optimizer(net, optax.inject_hyperparams(optax.sgd)(0.5), wrt=nnx.Param)
+    step = optimiser.step
+    assert isinstance(step, nnx.Variable)
+    step[...] = jnp.uint32(3)
+    return step, optimiser.opt_state.hyperparams["learning_rate"]
+
+
+@pytest.mark.parametrize("jit", NNX_JITS)
+def test_an_nnx_variable_is_the_step_and_a_value_of_metrics(jit: Jit, variables: Any, tmp_path: Path) -> None:
+    def f(step: Any, rate: Any) -> None:
+        values = {"lr": rate, "of": {"lr": rate}, "note": hcb.text("{:d}", step)}
+        hcb.metrics(values, step=step)
+
+    with hcb.outfeed_receiver(writers=[hcb.csv(tmp_path / "metrics.csv")]):
+        jit(f)(*variables)
+    assert (tmp_path / "metrics.csv").read_text() == "step,lr,of/lr,note\n3,0.5,0.5,3\n"
+
+
+@pytest.mark.parametrize("jit", NNX_JITS)
+def test_an_nnx_variable_is_a_number_of_texts_and_the_step_of_a_check(jit: Jit, variables: Any) -> None:
+    def f(step: Any, rate: Any) -> None:
+        hcb.print("step {:d} {} {rate:.2f}", step, step, rate=rate, output_stream=printed)
+        hcb.print("{0.shape} {0}", step, output_stream=printed)
+        hcb.check(rate[...] > 1, "{:.1f} at {step}", rate, step=step)
+
+    printed = io.StringIO()
+    with hcb.outfeed_receiver(on_error="warn") as receiver:
+        jit(f)(*variables)
+    first, second = printed.getvalue().split("\n", 1)
+    assert first == "step 3 3 0.50"
+    # Of an argument whose attribute a placeholder takes, both are as it is.
+    assert second.startswith(f"() {type(variables[0]).__name__}(")
+    (check,) = receiver.failed_checks
+    assert (check.explanation.text, check.step, check.steps) == ("0.5 at 3", 3, [3])
+    assert str(check) == check.report()
+
+
+@pytest.mark.parametrize("jit", NNX_JITS)
+def test_a_tapped_nnx_variable_called_step_is_the_step_in_the_log(
+    jit: Jit, variables: Any, rec: Recorder, tmp_path: Path
+) -> None:
+    with hcb.outfeed_receiver(record=tmp_path):
+        jit(lambda step: hcb.id_tap(rec, {"step": step}))(variables[0])
+    (got,) = rec.values
+    assert type(got["step"]) is type(variables[0])
+    (message,) = hcb.receiver.LogReader(tmp_path).messages()
+    assert message.step == 3
 
 
 # ---- linen -----------------------------------------------------------------------------------------------------------

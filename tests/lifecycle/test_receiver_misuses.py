@@ -259,3 +259,38 @@ def test_a_launch_has_one_name_in_reports_and_messages(tmp_path: Path) -> None:
     assert isinstance(error, hcb.CheckError)
     assert error.check.first.run_id == found[0]
     assert not found[0] or f", launch {found[0] & 0xFFFFFF:06x}\n" in str(error)
+
+
+def test_a_receiver_that_is_entered_in_traced_code_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    def f(x: Any) -> Any:
+        with hcb.outfeed_receiver():
+            return hcb.id_tap(lambda value: None, x)
+
+    f(1.0)
+    assert logged(caplog) == []
+    jax.jit(f)(1.0)
+    (text,) = logged(caplog)
+    assert re.search(
+        r"test_receiver_misuses\.py:\d+ .* is entered in traced code: .* Enter it outside of jit", text
+    )
+
+
+EARLY = """
+import hostcallback as hcb
+hcb.taps["train/loss"].every(2)
+hcb.taps["train/lss"].every(2)
+for step in range(3):
+    hcb.print("{}", step, name="train/loss")
+hcb.barrier_wait()
+hcb.taps["train/loss"].reset()
+"""
+
+
+def test_rules_that_come_before_the_first_tap_are_told_once_they_match_nothing() -> None:
+    done = run_python("-c", EARLY)
+    assert done.stdout == "0\n2\n"
+    assert done.stderr == (
+        "no tap is called 'train/lss' so far; there are 'train/loss': what was set for it has had no effect\n"
+    )
+    done = run_python("-c", EARLY.partition("for ")[0])
+    assert "no tap is called 'train/loss' so far, since none was traced yet: what was set" in done.stderr

@@ -83,6 +83,9 @@ class Progress:
             raise ValueError(f"display is {self.display!r}, expected 'tqdm' or 'rich'")
 
 
+Progress.__init__ = public(Progress.__init__)  # type: ignore[method-assign]
+
+
 def check_total(total: Any, what: str) -> None:
     """Checks a number of steps that a user gives, if it is not traced.
 

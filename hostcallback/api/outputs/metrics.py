@@ -15,7 +15,7 @@ from hostcallback.receiver.messages import NAME as STEP
 from hostcallback.receiver.sinks.factory import Binding
 from hostcallback.receiver.sinks.metric_writers import reduction
 from hostcallback.receiver.wire import tap_descriptor
-from hostcallback.tracing import arguments, tap_spec
+from hostcallback.tracing import arguments, leaves, tap_spec
 from hostcallback.tracing.source_line import place_name, public, user_source_line
 
 MAX_BINS = 10_000
@@ -109,6 +109,7 @@ def text(fmt: str, *args: Any) -> MetricForm:
             f"{user_source_line()}"
         )
     if args:
+        args, _ = arguments.with_scalars(fmt, args, {})
         arguments.check_format("hcb.text", fmt, args, {})
         return MetricForm(reduction.TEXT, list(args), (fmt,))
     return MetricForm(reduction.TEXT, [], (fmt.replace("{", "{{").replace("}", "}}"),))
@@ -195,7 +196,7 @@ def metrics(
             raise ValueError(
                 f"hcb.metrics: the step is given twice, as step= and as a value named 'step', at {user_source_line()}"
             )
-        sent[STEP] = step
+        sent[STEP] = leaves.scalar_of(step)
     if STEP in sent:
         _check_step(sent[STEP])
     params = {"batched": True, "forms": forms, "reduce": _reductions(reduce, {*sent, *forms}), "every": every}
@@ -212,14 +213,19 @@ def metrics(
 
 def _split(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, list[Any]]]:
     # The arrays to send, by name, and the forms of those that are no scalars.
-    leaves, _ = jax.tree_util.tree_flatten_with_path(
-        dict(values), is_leaf=lambda leaf: isinstance(leaf, MetricForm)
+    found, _ = jax.tree_util.tree_flatten_with_path(
+        dict(values), is_leaf=lambda leaf: isinstance(leaf, MetricForm) or leaves.stands_for_scalar(leaf)
     )
     sent: dict[str, Any] = {}
     forms: dict[str, list[Any]] = {}
-    for path, leaf in leaves:
+    for name, value in values.items():
+        if value is None:
+            raise TypeError(
+                f"hcb.metrics: {name!r} is None, expected a value: leave the name out, at {user_source_line()}"
+            )
+    for path, leaf in found:
         name = jax.tree_util.keystr(path, simple=True, separator="/")
-        value = text(leaf) if isinstance(leaf, str) else leaf
+        value = text(leaf) if isinstance(leaf, str) else leaves.scalar_of(leaf)
         if name in sent or name in forms:
             raise ValueError(f"hcb.metrics: two values have the name {name!r}, at {user_source_line()}")
         if not isinstance(value, MetricForm):

@@ -16,6 +16,9 @@ from hostcallback.receiver.text import preformatted
 
 OTHERS = "others"
 
+MAX_STEPS = 64
+"""Steps of failures that are kept of each line."""
+
 
 class BoundedCounter(Counter[str]):
     """Counts by name, up to `limits.COUNTED_NAMES` names. Further names count as `OTHERS`. The total is exact."""
@@ -107,7 +110,7 @@ class CheckFailed(BaseException):
 
 @dataclass(slots=True)
 class FailedCheck:
-    """All failures of the checks on one line.
+    """All failures of the checks on one line. Its `str` is the report.
 
     Attributes:
         name: the check's name.
@@ -136,6 +139,30 @@ class FailedCheck:
     last: Occurrence
     count: int = 0
     by_device: Counter[str] = field(default_factory=BoundedCounter)
+    _steps: set[int] = field(default_factory=set, repr=False)
+
+    def __str__(self) -> str:
+        """The report."""
+        return self.report()
+
+    @property
+    def step(self) -> int | None:
+        """The step of the first failure; None if it is not known."""
+        return self.first.step
+
+    @property
+    def steps(self) -> list[int]:
+        """The steps of the failures, as far as they are known, in increasing order.
+
+        A failure that has a value or argument called `step` is known, except that the receiver reads only the first and
+        the last of those that wait together, and keeps 64 steps. The first failure may have its step from the log.
+        """
+        ends = {one.step for one in (self.first, self.last) if one.step is not None}
+        return sorted(self._steps | ends)
+
+    def _note_step(self, step: int | None) -> None:
+        if step is not None and len(self._steps) < MAX_STEPS:
+            self._steps.add(step)
 
     @property
     def is_nonfinite(self) -> bool:
@@ -288,6 +315,7 @@ class FailedChecks:
             group.last = occurrence
         group.count += count
         group.by_device[device] += count
+        group._note_step(step)
         return group if new else None
 
     def without_step(self) -> list[Occurrence]:
@@ -312,6 +340,8 @@ class FailedChecks:
                 group.count += later.count
                 group.by_device += later.by_device
                 group.last = max(group.last, later.last, key=lambda occurrence: occurrence.time_ns)
+                for step in sorted(later._steps):
+                    group._note_step(step)
             self._groups[key] = group
 
     def errors(self) -> list[CheckError]:
@@ -356,7 +386,7 @@ def _checks_in(error: BaseException) -> set[tuple[str, str]]:
 def _copy(group: FailedCheck) -> FailedCheck:
     return FailedCheck(
         group.name, group.source_line, group.transforms, group.explanation, group.first, group.last, group.count,
-        Counter(group.by_device),
+        Counter(group.by_device), set(group._steps),
     )  # fmt: skip
 
 

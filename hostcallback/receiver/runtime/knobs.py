@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import threading
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from hostcallback.receiver.runtime.runtime import runtime
 from hostcallback.receiver.sinks.knob import CHANGES, START, KnobChange, describe_change, knob_of
 
 if TYPE_CHECKING:
+    from hostcallback.receiver.runtime.device_receiver import DeviceReceiver
     from hostcallback.receiver.taplog.reading.reader import Paths
 
 CODE = "code"
@@ -160,6 +161,28 @@ class Knobs(MutableMapping[str, Any]):
         self._replayed: dict[str, int] = {}  # the number of the read before which its last change is made
         self.user_line: Callable[[], str] = str
 
+    __slots__ = ("_knobs", "_lock", "_planned", "_replayed", "_waiting", "user_line")
+
+    def __getattr__(self, name: str) -> Any:
+        """Refuses a name that is no attribute."""
+        raise AttributeError(
+            f"hcb.knobs has no attribute {name!r}: hcb.knobs[{name!r}] is the knob of that name"
+        )
+
+    @hide_frames
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Refuses a name that is no attribute.
+
+        Raises:
+            AttributeError: it is none.
+        """
+        if name not in self.__slots__:
+            raise AttributeError(
+                f"hcb.knobs has no attribute {name!r}: hcb.knobs[{name!r}] = {value!r:.80} sets the knob of that name, "
+                f"at {self.user_line()}"
+            )
+        super().__setattr__(name, value)
+
     def declare(
         self, name: str, default: np.ndarray[Any, Any], low: float | None, high: float | None, line: str
     ) -> Knob:
@@ -177,6 +200,8 @@ class Knobs(MutableMapping[str, Any]):
                 knob.cell.set(knob.checked(default))  # the cell may be that of a deleted knob
                 self._knobs[name] = knob
         if known is None:
+            with self._lock:
+                self._note(knob)
             self._settle(name)
             return knob
         if (known.spec.dtype, known.spec.shape) != (spec.dtype, spec.shape):
@@ -283,12 +308,20 @@ class Knobs(MutableMapping[str, Any]):
         """Sends the current value of each knob, for logs that begin."""
         with self._lock:
             for knob in self._knobs.values():
-                value, reads = knob.cell.state()
-                self._send(knob, START, KnobChange.of(knob.default, value, reads))
+                self._note(knob)
 
-    def _send(self, knob: Knob, who: str, change: KnobChange) -> None:
+    def _note(self, knob: Knob) -> None:
+        # The value that it has now, in logs; other receivers would only count the message.
+        value, reads = knob.cell.state()
+        recorded = [each for each in runtime.receivers() if runtime.scope_of(each.name).batch_sinks]
+        self._send(knob, START, KnobChange.of(knob.default, value, reads), recorded)
+
+    def _send(
+        self, knob: Knob, who: str, change: KnobChange, receivers: Iterable[DeviceReceiver] | None = None
+    ) -> None:
         # By one device for each log; a receiver may still deliver to the scope that it had before.
-        devices = {id(runtime.scope_of(each.name)): each for each in runtime.receivers()}.values()
+        receivers = runtime.receivers() if receivers is None else receivers
+        devices = {id(runtime.scope_of(each.name)): each for each in receivers}.values()
         host_messages.send(describe_change(knob.name, knob.source_line, who), change, devices)
 
     @hide_frames
@@ -302,10 +335,10 @@ class Knobs(MutableMapping[str, Any]):
             log: the folder of a tap log, or several; of one process.
 
         Returns:
-            How many changes will be made, by the name of the knob.
+            How many changes will be made, by the name of the knob; 0 for one that was never changed.
 
         Raises:
-            ValueError: the log is that of several processes, or has no message about a knob; or changes that an
+            ValueError: the log is that of several processes, or has no knob; or changes that an
                 earlier replay has planned were not made yet.
             TypeError: a value of the log is not of the knob's type.
         """
@@ -415,8 +448,7 @@ def _logged(log: Paths) -> dict[str, list[tuple[str, KnobChange]]]:
             found.setdefault(name, []).append((who, KnobChange(**logged.value)))
     if not found:
         raise ValueError(
-            f"{log} has no change of a knob: it was recorded without a program that reads one, or before one was "
-            "declared"
+            f"{log} has no knob, neither a value nor a change: it was recorded without a program that reads one"
         )
     return found
 

@@ -140,7 +140,7 @@ class Runtime:
         if self.flight is not None or not self.serves(threading.current_thread()):
             return False  # the flight recorder has it, or a replay or a collector delivers it
         scope = self.scope_of(device_text(message.device))
-        if scope.batch_sinks or scope.message_sinks is not None:
+        if scope.batch_sinks or scope.message_sinks is not None or scope.takes_rest:
             return False
         made = [*never_entered]
         if scope is self.default_scope and made:

@@ -234,22 +234,24 @@ LAST_SEC = 0.2
 
 
 class Drains(Protocol):
-    """A recorder or forwarder that is flushed at SIGTERM."""
+    """What is flushed at SIGTERM: a recorder, a forwarder, or the writers of metrics of a receiver."""
 
     def drain(self, timeout_sec: float) -> bool:
         """Writes queued messages and waits until the collector has stored them; False if the time is over first."""
 
 
 class SigtermFlusher:
-    """The thread that flushes forwarders at SIGTERM. Once started, it runs as long as the process.
+    """The thread that flushes outputs at SIGTERM. Once started, it runs as long as the process.
 
     Attributes:
         deliver: waits at most the given seconds until receivers have delivered all emitted messages.
+        unwritten: after a drain, says how many records the writers of metrics were not given time for; a text for each.
     """
 
     def __init__(self) -> None:
         """Installs no handler: `add` does."""
         self.deliver: Callable[[float], Any] = lambda timeout_sec: None
+        self.unwritten: Callable[[], list[str]] = list
         self._forget()
 
     def _forget(self) -> None:
@@ -259,7 +261,7 @@ class SigtermFlusher:
         self._thread: threading.Thread | None = None
 
     def add(self, flushed: Drains) -> None:
-        """Flushes a forwarder at SIGTERM as long as it lives. Does nothing if the native library cannot be loaded."""
+        """Flushes an output at SIGTERM as long as it lives. Does nothing if the native library cannot be loaded."""
         if not native_library.available():
             return
         with self._lock:
@@ -288,7 +290,7 @@ class SigtermFlusher:
         self._thread.start()
 
     def remove(self, flushed: Drains) -> None:
-        """Removes a forwarder."""
+        """Flushes it no longer."""
         with self._lock:
             self._flushed.discard(flushed)
 
@@ -334,6 +336,9 @@ class SigtermFlusher:
         with contextlib.suppress(Exception):  # reported above
             self.deliver(LAST_SEC)
         self._drain(0.0)
+        left = self.unwritten()
+        if left:
+            say(f"hostcallback: at SIGTERM these were left out: {'; '.join(left)}")
 
     def _items(self) -> list[Drains]:
         with self._lock:

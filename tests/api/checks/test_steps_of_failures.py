@@ -114,3 +114,17 @@ def test_without_a_step_there_is_none(tmp_path: Path) -> None:
     error = recorded(lambda: loop(check), tmp_path)
     assert error.step is None
     assert "step" not in str(error).partition("first at")[2].partition("message")[0]
+
+
+def test_the_steps_of_failures_are_known_by_line() -> None:
+    step = jax.jit(lambda x, i: hcb.check(x, "x is false at {step}", step=i))
+    with hcb.error_collector(on_error="warn") as errors:
+        for i in range(200):
+            step(i not in (7, 130, 160), i)
+            hcb.barrier_wait()
+        for i in range(200, 400):
+            step(False, i)
+    (check,) = errors.failed_checks
+    assert (check.count, check.step, check.steps[:3], check.steps[-1]) == (203, 7, [7, 130, 160], 399)
+    assert len(check.steps) <= 65
+    assert str(check) == check.report()

@@ -36,11 +36,12 @@ def test_a_change_is_a_message_with_both_values_the_step_and_who(name: str, tmp_
         hcb.knobs[name] = 2
         f().block_until_ready()
         hcb.knobs[name] = 3
-    assert changes(tmp_path, name) == [(1, 2, 5), (2, 3, 10)]
+    assert changes(tmp_path, name) == [(1, 1, 0), (1, 2, 5), (2, 3, 10)]  # the first: it is declared
     shown = run_hcb("cat", tmp_path).stdout.splitlines()
-    assert len(shown) == 2
-    assert f"{name}: 1. -> 2. before read 5 (code, {__file__}:" in shown[0]
-    assert f"{name}: 2. -> 3. before read 10 (code, {__file__}:" in shown[1]
+    assert len(shown) == 3
+    assert f"{name} is 1. after 0 reads" in shown[0]
+    assert f"{name}: 1. -> 2. before read 5 (code, {__file__}:" in shown[1]
+    assert f"{name}: 2. -> 3. before read 10 (code, {__file__}:" in shown[2]
 
 
 def test_a_log_begins_with_the_values_of_the_knobs(name: str, tmp_path: Path) -> None:
@@ -139,14 +140,27 @@ def test_a_replay_before_the_end_of_another_is_refused(name: str, tmp_path: Path
     hcb.knob(name, 1.0)
 
 
-def test_a_log_without_changes_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("early", [True, False])
+def test_a_log_of_a_knob_that_was_not_changed_has_no_changes_to_make(
+    name: str, tmp_path: Path, early: bool
+) -> None:
+    if early:
+        hcb.knob(name, 1.0)
+    with hcb.outfeed_receiver(record=tmp_path):
+        jax.jit(lambda x: x * hcb.knob(name, 1.0))(2.0)
+    del hcb.knobs[name]
+    assert hcb.knobs.replay(tmp_path)[name] == 0
+    assert hcb.knob(name, 1.0) == 1
+
+
+def test_a_log_without_knobs_is_refused(tmp_path: Path) -> None:
     with hcb.outfeed_receiver(record=tmp_path / "log"):
         hcb.id_print(1)
     for name in list(hcb.knobs):
         del hcb.knobs[name]
     with hcb.outfeed_receiver(record=tmp_path / "none"):
         hcb.id_print(1)
-    with pytest.raises(ValueError, match="has no change of a knob"):
+    with pytest.raises(ValueError, match="has no knob, neither a value nor a change"):
         hcb.knobs.replay(tmp_path / "none")
 
 

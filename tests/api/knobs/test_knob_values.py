@@ -175,7 +175,11 @@ def test_two_knobs_of_one_name_must_be_declared_alike(name: str) -> None:
         ({"default": float("nan")}, ValueError, "cannot be NaN"),
         ({"default": 2.0, "max": 1}, ValueError, "at most 1, got"),
         ({"default": 2j, "max": 1}, ValueError, "has no bounds"),
-        ({"default": 2.0, "min": 3, "max": 1}, ValueError, "not in order"),
+        (
+            {"default": 2.0, "min": 3, "max": 1},
+            ValueError,
+            r"the knob '.+' has min=3 and max=1, .* not in order",
+        ),
         ({"default": 2.0, "read": "step"}, ValueError, "expected one of 'always', 'call'"),
         ({"default": 2.0, "maximum": 1}, TypeError, "maximum"),
     ],
@@ -188,6 +192,15 @@ def test_a_declaration_that_is_not_allowed_is_refused_with_the_line(
         hcb.knob(name, **arguments)
     assert "test_knob_values.py" in str(raised.value)
     assert name not in hcb.knobs
+
+
+def test_a_knob_is_no_attribute() -> None:
+    with pytest.raises(
+        AttributeError, match=r"hcb\.knobs\['rate'\] = 0\.5 sets the knob .* at .*test_knob_values\.py"
+    ):
+        hcb.knobs.rate = 0.5
+    with pytest.raises(AttributeError, match=r"hcb\.knobs\['rate'\] is the knob of that name"):
+        hcb.knobs.rate  # noqa: B018 - it raises
 
 
 def test_a_traced_default_is_refused(name: str) -> None:

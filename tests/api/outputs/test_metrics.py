@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import linecache
 import logging
 import os
 import subprocess
@@ -349,9 +350,11 @@ def test_a_writer_that_raises_is_reported_once_and_the_others_go_on(
             raise OSError(f"no space at {step}")
 
     good = CollectingWriter()
-    with pytest.warns(hcb.MetricsWarning, match=r"Failing: 100 failed.*no space at 0"):
+    with pytest.warns(hcb.MetricsWarning, match=r"Failing: 100 failed.*no space at 0") as warned:
         with hcb.outfeed_receiver(writers=[Failing(), good]) as rx:
             loop(100)()
+    line = linecache.getline(warned[0].filename, warned[0].lineno)
+    assert "with hcb.outfeed_receiver(writers=[Failing(), good]) as rx" in line
     assert len(good.rows) == 100
     assert [row.failed for row in rx.writers] == [100, 0]
     assert len([r for r in caplog.records if r.levelno == logging.WARNING and "Failing" in r.message]) == 1

@@ -249,6 +249,7 @@ class Scope:
         self.recorder: Recorder | None = None
         self.batch_sinks: tuple[BatchSink, ...] = ()  # includes the recorder
         self.message_sinks: ScopeSinks | None = None
+        self.takes_rest = False  # of the default scope: a receiver was left while programs still emit for it
         self.metrics: MetricsSink | None = None  # one of the message sinks, which a barrier flushes
         self._unrecorded_before: Counter[str] = Counter()
         self._stats: dict[str, DeviceStats] = {}

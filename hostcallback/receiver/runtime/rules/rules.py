@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hostcallback.receiver.log import logger
 from hostcallback.receiver.messages import Registry
 from hostcallback.receiver.tap_arguments import matches
 
@@ -29,6 +30,24 @@ def no_such_tap(pattern: str, names: Sequence[str]) -> str:
     near = difflib.get_close_matches(pattern, names, n=3) or list(names[:3])
     others = f"; there are {', '.join(map(repr, near))}" if near else ""
     return f"no tap is called {pattern!r} so far{others if names else ', since none was traced yet'}"
+
+
+_early: dict[str, None] = {}
+
+
+def note_early(pattern: str) -> None:
+    """Remembers a glob for which rules were set before any tap was traced: that is no mistake yet."""
+    _early[pattern] = None
+
+
+def tell_early(names: Callable[[], Sequence[str]], *, ends: bool = False) -> None:
+    """Warns of such globs that match no name. Without a name it does nothing, unless the process ends."""
+    known = names() if _early else []
+    if known or ends:
+        unmatched = [pattern for pattern in _early if not matching(pattern, known)]
+        _early.clear()
+        for pattern in unmatched:
+            logger.warning("%s: what was set for it has had no effect", no_such_tap(pattern, known))
 
 
 Predicate = Callable[[Any], bool]

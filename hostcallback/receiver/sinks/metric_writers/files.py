@@ -14,6 +14,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from hostcallback.receiver.files import refuse_unwritable
+from hostcallback.receiver.log import logger
 from hostcallback.receiver.public_names import hide_frames
 from hostcallback.receiver.sinks.metric_writers.reduction import MetricRecord, UnsupportedMetric
 
@@ -55,6 +56,9 @@ class _FileWriter:
     def open(self) -> None:
         """Opens the file, and makes its folder if there is none."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
+        if self._mode == "w" and self._path.exists() and self._path.stat().st_size:
+            what = type(self).__name__.removesuffix("Writer").lower()
+            logger.warning("%s had content and is replaced; hcb.%s(..., mode='a') appends", self._path, what)
         self._file = self._path.open(self._mode, encoding="utf-8", newline="")
         # A later receiver with the same writer goes on with the file, and must not empty it.
         self._mode = "a"

@@ -23,6 +23,9 @@ MAX_BYTES = 256 << 20
 STALL_SEC = 5.0
 """Seconds in one call after which a writer counts as blocked. While its queue is full and it is not, a device waits."""
 
+LAST_SEC = 0.5
+"""Seconds that the writers have, where the process is about to end, for what came last."""
+
 
 @dataclass(slots=True)
 class WriterStats:
@@ -121,11 +124,8 @@ class WriterThread:
         finally:  # also after Ctrl-C
             with self._changed:
                 self._closed = True
-                if not done:
-                    self._report(
-                        f"was not done at the end of the receiver, and {self._records} record(s) are lost",
-                        True,
-                    )
+                if not done:  # who closes it reports the loss
+                    self._stats.error = self._stats.error or "was not done at the end of the receiver"
                     self._stats.dropped += self._records
                     self._records = 0
                     self._queue.clear()
@@ -141,7 +141,7 @@ class WriterThread:
         idle_sec: float,
         look: Callable[[], None] | None = None,
     ) -> bool:
-        if threading.current_thread() is self._thread:
+        if self._closed or threading.current_thread() is self._thread:
             return True  # a writer that waits for taps would wait for itself
         done = threading.Event()
 
@@ -251,6 +251,7 @@ class MetricsSink:
         """
         self._writers = [adapters.as_record_writer(writer) for writer in writers]
         self._threads: list[WriterThread] = []
+        self._behind: list[WriterThread] = []
         self._lock = threading.Lock()  # protects everything below; devices of a program share reductions
         self._taps: dict[int, tuple[Any, reduction.TapReduction]] = {}
         self._counts: dict[Any, Counter[str]] = {}
@@ -307,6 +308,13 @@ class MetricsSink:
         for thread in self._threads:
             thread.flush(left_sec(), look)
 
+    def drain(self, timeout_sec: float) -> bool:
+        """Flushes, and notes the writers that are not done after the time, of which they get `LAST_SEC` at least."""
+        self._finish(partial=False)
+        left_sec = _seconds_left(max(timeout_sec, LAST_SEC))
+        self._behind = [thread for thread in self._threads if not thread.flush(left_sec())]
+        return not self._behind
+
     def close(self, timeout_sec: float | None = None, idle_sec: float = inf) -> list[str]:
         """Writes everything and closes the writers. Returns a sentence per writer that lost something.
 
@@ -322,16 +330,24 @@ class MetricsSink:
 
     def backlog(self) -> list[str]:
         """Returns a text for each writer that has records to write."""
-        return [
-            f"{thread.queued:,} record(s) of the metric writer {thread.stats.name}"
-            for thread in self._threads
-            if thread.queued
-        ]
+        return _queued(self._threads)
+
+    def behind(self) -> list[str]:
+        """As `backlog`, of the writers that the last `drain` did not wait for any longer."""
+        return _queued(self._behind)
 
     def _finish(self, *, partial: bool) -> None:
         with self._lock:
             for _, reduces in self._taps.values():
                 self._put(reduces.finish(partial=partial))
+
+
+def _queued(threads: Sequence[WriterThread]) -> list[str]:
+    return [
+        f"{thread.queued:,} record(s) of the metric writer {thread.stats.name}"
+        for thread in threads
+        if thread.queued
+    ]
 
 
 def _seconds_left(timeout_sec: float | None) -> Callable[[], float | None]:

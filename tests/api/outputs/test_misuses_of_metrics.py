@@ -1,0 +1,37 @@
+"""Misuses of metrics and of their files: each is told with its cure."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hostcallback as hcb
+
+
+@pytest.mark.parametrize("make", [hcb.csv, hcb.jsonl])
+def test_a_file_with_content_is_replaced_and_that_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, make: Any
+) -> None:
+    path = tmp_path / "m"
+    for mode in ("w", "a", "w"):
+        with hcb.outfeed_receiver(writers=[make(path, mode=mode)]):
+            hcb.metrics({"loss": 1}, step=0)
+    (text,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert text == f"{path} had content and is replaced; hcb.{make.__name__}(..., mode='a') appends"
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda: hcb.metrics({"loss": None}), "'loss' is None, expected a value: leave the name out"),
+        (lambda: hcb.metrics({"loss": 1}, 2), r"options are keyword arguments: hcb\.metrics\(values, step=\.\.\.\)"),  # type: ignore[misc]
+        (lambda: hcb.metrics(loss=1, step=2), r"a dict, hcb\.metrics\(\{'loss': \.\.\.\}, step=\.\.\.\)"),  # type: ignore[call-arg]
+        (lambda: hcb.Progress(postfixes=print), "did you mean postfix="),  # type: ignore[call-arg]
+    ],
+)  # fmt: skip
+def test_misuses_name_the_cure_and_the_line(call: Any, text: str) -> None:
+    with pytest.raises(TypeError, match=rf"{text}.*, at .*test_misuses_of_metrics\.py:\d+"):
+        call()
