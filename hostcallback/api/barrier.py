@@ -110,8 +110,8 @@ def wait_for_taps(
             "the handler, and wait where the program looks at it"
         )
     _this_thread.waits = True
-    # Now, since the wait forgets the taps of programs that are dropped.
-    rules.tell_early(lambda: rules.tap_names(runtime.registry))
+    if rules.early:  # now, since the wait forgets the taps of programs that are dropped
+        rules.tell_early(lambda: rules.tap_names(runtime.registry))
     try:
         _wait_for_taps(names, deadline, stall_sec, exit_wait)
     finally:

@@ -37,7 +37,7 @@ from hostcallback.receiver.runtime.runtime import runtime
 from hostcallback.receiver.runtime.signals import watch_termination
 from hostcallback.receiver.runtime.stats import ShownAsSummary, StatsRows, summarize
 from hostcallback.receiver.sinks.metric_writers.sink import WriterStats
-from hostcallback.receiver.sinks.times import new_tables, table
+from hostcallback.receiver.sinks.times import new_tables, table, times_by_tap
 from hostcallback.receiver.sources.back_pressure import BackPressure, Policy
 from hostcallback.receiver.taplog.writing.recorder import Recorder, record as record_to
 from hostcallback.sync import inflight
@@ -216,7 +216,7 @@ class OutfeedReceiver(ShownAsSummary):
                 for text in receiver_options.end_forwarding(self._forwarder):
                     warnings.warn(text, receiver_options.ForwardingWarning, stacklevel=user_stacklevel())
             transport.record_receiver(self._scope.name, self.stats)
-            for text in new_tables():
+            for text in new_tables() if times_by_tap else ():
                 print(text)
         self._scope.deferred.forget_told(error)
         deferred = self._scope.deferred.take()

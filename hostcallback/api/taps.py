@@ -12,9 +12,9 @@ from hostcallback.receiver.log import logger
 from hostcallback.receiver.runtime.rules.rules import (
     Predicate,
     When,
+    early,
     matching,
     no_such_tap,
-    note_early,
     rule_settings,
     settings_text,
     tap_names,
@@ -153,7 +153,7 @@ class TapSelection:
             if not checks and self.names:
                 logger.warning("%r matches checks only, which can be switched off and on", self.pattern)
             elif not known:
-                note_early(self.pattern)
+                early[self.pattern] = None
             else:
                 logger.warning(
                     "%s: what you set applies to taps that get such a name later",

@@ -262,7 +262,7 @@ class SigtermFlusher:
 
     def add(self, flushed: Drains) -> None:
         """Flushes an output at SIGTERM as long as it lives. Does nothing if the native library cannot be loaded."""
-        if not native_library.available():
+        if self._thread is None and not native_library.available():
             return
         with self._lock:
             self._flushed.add(flushed)

@@ -32,20 +32,16 @@ def no_such_tap(pattern: str, names: Sequence[str]) -> str:
     return f"no tap is called {pattern!r} so far{others if names else ', since none was traced yet'}"
 
 
-_early: dict[str, None] = {}
-
-
-def note_early(pattern: str) -> None:
-    """Remembers a glob for which rules were set before any tap was traced: that is no mistake yet."""
-    _early[pattern] = None
+early: dict[str, None] = {}
+"""Globs for which rules were set before any tap was traced: that is no mistake yet."""
 
 
 def tell_early(names: Callable[[], Sequence[str]], *, ends: bool = False) -> None:
     """Warns of such globs that match no name. Without a name it does nothing, unless the process ends."""
-    known = names() if _early else []
+    known = names() if early else []
     if known or ends:
-        unmatched = [pattern for pattern in _early if not matching(pattern, known)]
-        _early.clear()
+        unmatched = [pattern for pattern in early if not matching(pattern, known)]
+        early.clear()
         for pattern in unmatched:
             logger.warning("%s: what was set for it has had no effect", no_such_tap(pattern, known))
 
