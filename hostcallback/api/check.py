@@ -248,7 +248,8 @@ def error_collector(
     Example:
         with hcb.error_collector() as errors:
             train()
-            print(*errors.failed_checks, sep="\n")
+            for failed in errors.failed_checks:
+                print(failed)
     """
     return outfeed_receiver(
         receiver_name="error collector", on_error=on_error, max_errors=max_errors, timeout_sec=timeout_sec,
