@@ -143,8 +143,8 @@ def test_failing_checks_are_counted_exactly_however_many_were_folded(tmp_path: P
     assert isinstance(reported, hcb.CheckError)
     assert isinstance(again, hcb.CheckError)
     assert reported.check.count == again.check.count == 4_990
-    # With the line, its source, the stack, and the steps. Python 3.13 knows the text of `python -c`, as which the runner
-    # of tests starts this process; the log has only lines of files.
+    # With the line, its source, the stack, and the steps. Python 3.13 knows the text of `python -c`, as which the
+    # runner of tests starts this process; the log has only lines of files.
     started_by = "\n      import sys;exec(eval(sys.stdin.readline()))"
     assert str(reported).replace(started_by, "") == str(again)
     assert (again.check.first.step, again.check.last.step) == (10, 4999)
