@@ -94,7 +94,7 @@ def call(
     check_arguments("hcb.call", host_func, kwargs, ["name", "ordered", "result_shape", "vmap_method"])
     if vmap_method not in VMAP_METHODS:
         raise ValueError(f"vmap_method={vmap_method!r}, expected one of {', '.join(map(repr, VMAP_METHODS))}")
-    options = TapOptions(name_or(name, default_name(host_func)), ordered, tap_tangents=False)
+    options = TapOptions(name_or(name, default_name, host_func), ordered, tap_tangents=False)
     return emit_call(host_func, arg, kwargs, result_shape, vmap_method, options)
 
 

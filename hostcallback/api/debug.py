@@ -131,7 +131,7 @@ def print(
                 f"{user_source_line()}"
             )
         options = tap_spec.callback_options(
-            tap_spec.name_or(name, place_name("print")), ordered, partitioned, processes
+            tap_spec.name_or(name, place_name, "print"), ordered, partitioned, processes
         )
         emit_text(
             "hcb.print", fmt, args, kwargs, skip_format_check, ("print", output_stream),
@@ -225,7 +225,7 @@ def log(
             )
 
         options = tap_spec.callback_options(
-            tap_spec.name_or(name, place_name("log")), ordered, partitioned, processes
+            tap_spec.name_or(name, place_name, "log"), ordered, partitioned, processes
         )
         emit_text(
             "hcb.log", fmt, args, kwargs, skip_format_check, ("log", logger, level), {"logger": logger},
@@ -322,7 +322,7 @@ def callback(
         tap_spec.check_switch("python_scalars", python_scalars)
         options = replace(
             tap_spec.callback_options(
-                tap_spec.name_or(name, tap_spec.default_name(func)), ordered, partitioned, processes
+                tap_spec.name_or(name, tap_spec.default_name, func), ordered, partitioned, processes
             ),
             kind=tap_descriptor.CALLBACK,
             params={"python_scalars": True} if python_scalars else {},

@@ -169,7 +169,7 @@ def id_tap(
     switches = {"batched": batched, "python_scalars": python_scalars}
     params = {switch: True for switch, on in switches.items() if on}
     options = TapOptions(
-        name_or(name, default_name(tap_func)),
+        name_or(name, default_name, tap_func),
         ordered,
         tap_tangents,
         sharding,
@@ -264,7 +264,7 @@ def id_print(
         )
 
     options = TapOptions(
-        name_or(name, place_name("id_print")),
+        name_or(name, place_name, "id_print"),
         ordered,
         tap_tangents,
         sharding,

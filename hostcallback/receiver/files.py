@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,27 +29,30 @@ def paths_of(given: Any, expected: str) -> list[str | os.PathLike[str]]:
     return found
 
 
-def refuse_unwritable(path: Path, what: str) -> None:
-    """Refuses a path below which nothing can be made: the nearest one that exists is a file, or may not be written.
+def refuse_unwritable(path: Path, what: str, where: str = "") -> None:
+    """Refuses a path below which nothing can be made. Leaves nothing behind.
+
+    Args:
+        path: a file or folder, which need not exist.
+        what: what would write it; begins the text.
+        where: ends the text, such as the user's line.
 
     Raises:
-        OSError: it is. The text begins with `what`.
+        OSError: the nearest path that exists is a file, or no file can be made in it; the file may not be written.
     """
-    if path.exists():
-        if not os.access(path, os.W_OK):
-            raise PermissionError(
-                errno.EACCES, f"{what} may not write this: give a path that you may write", str(path)
-            )
-        return
-    above = next(parent for parent in path.absolute().parents if parent.exists())
-    if not above.is_dir():
-        text = f"{what} cannot make this, because {above} is a file: give a path in a folder"
-        raise NotADirectoryError(errno.ENOTDIR, text, str(path))
-    if not os.access(above, os.W_OK):
-        text = (
-            f"{what} cannot make this, because you may not write {above}: give a path in a folder of your own"
-        )
-        raise PermissionError(errno.EACCES, text, str(path))
+    nearest = path.absolute()
+    while not nearest.exists():
+        nearest = nearest.parent
+    try:
+        if nearest.is_dir():
+            tempfile.TemporaryFile(dir=nearest).close()  # without a name; only trying tells, as in /proc
+        elif nearest != path.absolute():
+            raise NotADirectoryError(errno.ENOTDIR, f"{nearest} is a file, expected a folder")
+        elif not os.access(path, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        text = f"{what} cannot write this: {error.strerror}: give a path that you may write to{where}"
+        raise type(error)(error.errno, text, str(path)) from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,16 +102,15 @@ def check_name(name: Any) -> None:
         )
 
 
-def name_or(name: Any, default: str) -> str:
-    """Returns the name that a user gives a tap, or `default` for None and for an empty text.
+def name_or(name: Any, default: Callable[..., str], *of: Any) -> str:
+    """Returns the name that a user gives a tap, or `default(*of)` for None and for an empty text.
 
     Raises:
         TypeError: it is not a text.
     """
-    if name is None:
-        return default
-    check_name(name)
-    return str(name) or default
+    if name is not None:
+        check_name(name)
+    return str(name) if name else default(*of)
 
 
 def check_switch(name: str, value: Any, *, or_none: bool = False) -> None:

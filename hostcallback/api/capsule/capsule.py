@@ -17,7 +17,7 @@ from hostcallback.api.watch import watch
 from hostcallback.lowering import device_ops, equations, evaluator, inputs, xray
 from hostcallback.primitives.call import call_p
 from hostcallback.primitives.tap import tap_p
-from hostcallback.receiver.capsule.file_format import try_folder
+from hostcallback.receiver.files import refuse_unwritable
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.wire import tap_descriptor
 from hostcallback.tracing.arguments import refuse_compiled
@@ -115,15 +115,11 @@ def capsule(
         )
     refuse_compiled("capsule", step)
     folder = Path(step if is_folder else directory).absolute()
-    try:
-        try_folder(folder)
-    except OSError as error:
-        text = (
-            f"hcb.capsule cannot write capsules here: {error.strerror}: give a folder that you may write to, which is "
-            f"made when it is needed, at {user_source_line()}"
-        )
-        raise type(error)(error.errno, text, str(folder)) from None
-    options = Capsules(folder, str(user_source_line()), nonfinite, exceptions, max_bytes, max_capsules)
+    line = user_source_line()
+    if folder.is_file():
+        raise NotADirectoryError(f"hcb.capsule: {folder} is a file, expected a folder, at {line}")
+    refuse_unwritable(folder, "hcb.capsule", f", at {line}")
+    options = Capsules(folder, str(line), nonfinite, exceptions, max_bytes, max_capsules)
     context = xray.Context(options, all_threads=all_threads)
     return context if is_folder else context.wrap(step)
 

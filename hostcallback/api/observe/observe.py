@@ -161,7 +161,7 @@ def observe(
         statistics=statistics,
         directions=tuple(directions),
         tap_func=tap_func,
-        name=name_or(name, place_name("time" if is_timed else "observe")),
+        name=name_or(name, place_name, "time" if is_timed else "observe"),
         ordered=ordered,
     )
     context = Context(xray, all_threads=all_threads)

@@ -201,7 +201,7 @@ def metrics(
         _check_step(sent[STEP])
     params = {"batched": True, "forms": forms, "reduce": _reductions(reduce, {*sent, *forms}), "every": every}
     options = tap_spec.TapOptions(
-        tap_spec.name_or(name, place_name("metrics")),
+        tap_spec.name_or(name, place_name, "metrics"),
         ordered,
         tap_tangents=False,
         kind=tap_descriptor.METRICS,

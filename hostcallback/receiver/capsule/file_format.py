@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import errno
 import io
 import itertools
 import json
@@ -16,7 +15,6 @@ import os
 import reprlib
 import stat
 import struct
-import tempfile
 import zipfile
 import zlib
 from collections.abc import Iterable, Sequence
@@ -252,20 +250,6 @@ class Archive:
 
 
 WRITE_BYTES = 4 << 20
-
-
-def try_folder(folder: Path) -> None:
-    """Makes and removes a file without a name in a folder, or where the folder would be made. Leaves nothing behind.
-
-    Raises:
-        OSError: no file can be made there.
-    """
-    nearest = folder
-    while not nearest.exists():
-        nearest = nearest.parent
-    if not nearest.is_dir():
-        raise NotADirectoryError(errno.ENOTDIR, f"{nearest} is a file, expected a folder", str(folder))
-    tempfile.TemporaryFile(dir=nearest).close()
 
 
 class CapsuleWriter:

@@ -152,6 +152,8 @@ class Knobs(MutableMapping[str, Any]):
         print(dict(hcb.knobs))
     """
 
+    __slots__ = ("_knobs", "_lock", "_planned", "_replayed", "_waiting", "user_line")
+
     def __init__(self) -> None:
         """Has no knob."""
         self._lock = threading.RLock()  # protects all of the following, and puts changes in an order
@@ -160,8 +162,6 @@ class Knobs(MutableMapping[str, Any]):
         self._planned: dict[str, np.ndarray[Any, Any]] = {}  # the last value of a replay
         self._replayed: dict[str, int] = {}  # the number of the read before which its last change is made
         self.user_line: Callable[[], str] = str
-
-    __slots__ = ("_knobs", "_lock", "_planned", "_replayed", "_waiting", "user_line")
 
     def __getattr__(self, name: str) -> Any:
         """Refuses a name that is no attribute."""

@@ -464,7 +464,8 @@ def test_a_file_that_cannot_be_made_is_an_error_of_the_call(make: Any, tmp_path:
     name = f"hcb.{make.__name__}"
     (tmp_path / "file").write_text("")
     with pytest.raises(
-        NotADirectoryError, match=rf"{name} cannot make this, because {tmp_path}/file is a file: give"
+        NotADirectoryError,
+        match=rf"{name} cannot write this: {tmp_path}/file is a file, expected a folder: give",
     ):
         make(tmp_path / "file" / "deeper" / "m")
     with pytest.raises(TypeError, match=rf"{name}: (file|folder) is int 3, expected the path of a f"):
@@ -487,7 +488,7 @@ def test_a_file_that_may_not_be_written_is_an_error_of_the_call(make: Any, tmp_p
     (tmp_path / "file").chmod(0o400)
     tmp_path.chmod(0o500)
     for path in (tmp_path / "file", tmp_path / "folder" / "m"):
-        with pytest.raises(PermissionError, match="may not write"):
+        with pytest.raises(PermissionError, match="cannot write this: Permission denied: give a path"):
             make(path)
 
 

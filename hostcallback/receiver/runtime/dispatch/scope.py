@@ -363,9 +363,8 @@ def _logged_steps(recorder: Recorder, failures: Sequence[Occurrence]) -> dict[Oc
                     step = record.step_at(failure.seq, failure.time_ns)
                     if step is not None:
                         found[failure] = step
-    except (
-        Exception
-    ):  # it was deleted, or is damaged; whatever it is, the report of the failures comes without steps
+    except Exception:
+        # It was deleted, or is damaged. Whatever it is, the report of the failures must come, then without steps.
         logger.debug("the log of %s has no steps", recorder.directory, exc_info=True)
     return found
 

@@ -42,7 +42,7 @@ class _FileWriter:
         refuse_unwritable(Path(file), what)
         if mode not in ("w", "a"):
             raise ValueError(f"mode is {mode!r}, expected 'w' (a new file) or 'a' (append)")
-        self._path, self._mode = Path(file), mode
+        self._path, self._mode, self._called = Path(file), mode, what
         self._file: Any = None
 
     def __repr__(self) -> str:
@@ -57,8 +57,9 @@ class _FileWriter:
         """Opens the file, and makes its folder if there is none."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         if self._mode == "w" and self._path.exists() and self._path.stat().st_size:
-            what = type(self).__name__.removesuffix("Writer").lower()
-            logger.warning("%s had content and is replaced; hcb.%s(..., mode='a') appends", self._path, what)
+            logger.warning(
+                "%s had content and is replaced; %s(..., mode='a') appends", self._path, self._called
+            )
         self._file = self._path.open(self._mode, encoding="utf-8", newline="")
         # A later receiver with the same writer goes on with the file, and must not empty it.
         self._mode = "a"
