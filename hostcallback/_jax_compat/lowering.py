@@ -128,12 +128,16 @@ def _is_token(value: Any) -> bool:
 
 
 class LoweringContext:
-    """What a tap's lowering rule needs of JAX's lowering context, under one name in all versions."""
+    """What a tap's lowering rule needs of JAX's lowering context, `raw`, under one name in all versions.
+
+    `manual`: whether the equation is inside shard_map or pmap, so that each device runs its own.
+    """
 
     def __init__(self, ctx: LoweringRuleContext) -> None:
         """Wraps the context that JAX passes to a lowering rule."""
         self.raw = ctx
-        self.axis_context: Any = ctx.module_context.axis_context  # one of two classes, see `manual`
+        self.axis_context: Any = ctx.module_context.axis_context
+        self.manual = isinstance(self.axis_context, _sharding_impls.SPMDAxisContext)
 
     @property
     def platforms(self) -> Sequence[str]:
@@ -153,11 +157,6 @@ class LoweringContext:
     def constant(self, value: np.ndarray[Any, Any]) -> IrValue:
         """Embeds an array in the program as a constant."""
         return _mlir.ir_constant(value)
-
-    @property
-    def manual(self) -> bool:
-        """Whether the equation is inside shard_map or pmap, so that each device runs its own."""
-        return isinstance(self.axis_context, _sharding_impls.SPMDAxisContext)
 
     @property
     def partially_manual(self) -> bool:

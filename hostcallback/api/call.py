@@ -89,7 +89,7 @@ def call(
             f"hcb.call takes a function to call on the host as its first argument, got {type(host_func).__name__} "
             f"{host_func!r}: call(host_func, arg, result_shape=...)"
         )
-    refuse_async(host_func, "hcb.call", user_source_line())
+    refuse_async(host_func, "hcb.call", user_source_line)
     _check_arguments(more, result_shape)
     check_arguments("hcb.call", host_func, kwargs, ["name", "ordered", "result_shape", "vmap_method"])
     if vmap_method not in VMAP_METHODS:

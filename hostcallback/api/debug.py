@@ -318,7 +318,7 @@ def callback(
                 f"hcb.callback(function, *args), at {user_source_line()}"
             )
 
-        refuse_async(func, "hcb.callback", user_source_line())
+        refuse_async(func, "hcb.callback", user_source_line)
         tap_spec.check_switch("python_scalars", python_scalars)
         options = replace(
             tap_spec.callback_options(

@@ -158,7 +158,7 @@ def id_tap(
             f"{what} sends one value, got {1 + len(more)}: put them into a tuple, {what}(tap_func, (x, y)), at "
             f"{user_source_line()}"
         )
-    refuse_async(tap_func, what, user_source_line())
+    refuse_async(tap_func, what, user_source_line)
     check_arguments(what, tap_func, kwargs, _OPTIONS)
     if not isinstance(batched, bool):
         raise TypeError(

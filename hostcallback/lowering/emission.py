@@ -78,7 +78,8 @@ def prepare(
         transforms, operands, avals, levels = transforms[:-1], operands[:-1], avals[:-1], None
     mask = None if levels is None else operands[-1]
     transport.start(context.platform)
-    inflight.expect(context.local_devices())
+    devices = context.local_devices()
+    inflight.expect(devices)
     native = transport.use_native(context.platform)
     emit = _emit_natively if native else _emit_through_python
     shards = _shards(context)
@@ -89,7 +90,7 @@ def prepare(
     lease = runtime.registry.lease(consumer)
     consumer = lease.consumer
     if shards is None:
-        consumer.devices = max(consumer.devices, len(context.local_devices()))
+        consumer.devices = max(consumer.devices, len(devices))
     runtime.rule_table.register(
         consumer, tap.options.without_devices, is_silent=_is_silent(context, tap, shards)
     )
@@ -260,10 +261,15 @@ def _when(tap: TapSpec) -> int:
 
 def _prefix(emission: _Emission, when: int = 0) -> bytes:
     context, tap, avals = emission.context, emission.tap, emission.avals
-    specs = [ArraySpec.of(np.dtype(aval.dtype), aval.shape) for aval in avals]
+    specs = [_spec(aval.dtype, aval.shape) for aval in avals]
     predicate = _predicate(context) if tap.options.kind.is_check else 0
     flags = _whole_flags(context, tap, emission.is_masked) | when
     return encode_prefix(emission.consumer_id, flags, specs, predicate)
+
+
+@functools.lru_cache(maxsize=1024)
+def _spec(dtype: Any, shape: tuple[int, ...]) -> ArraySpec:
+    return ArraySpec.of(np.dtype(dtype), shape)
 
 
 def _predicate(context: compat.LoweringContext) -> int:
@@ -279,10 +285,12 @@ def _whole_axes(
 ) -> Sequence[Sequence[int]]:
     # To get a device's shards of each element of a batch, as JAX's callbacks do, all elements must be on the device.
     # So must they to leave out those that take no part.
+    if not context.automatic:
+        return ()
     levels, options = mask_levels(transforms), tap.options
     batchings = batches.batchings_of(public_transforms(transforms)) if levels is None else levels
     by_element = options.sharding == "local" and (options.kind.by_element or levels is not None)
-    if not context.automatic or not by_element or not batchings:
+    if not by_element or not batchings:
         return ()
     described = int(context.for_export)  # the description is the first array and has no batch axes
     return [

@@ -323,7 +323,7 @@ def bind_spec(
         arrays, structure = split_leaves(arg, "arg", tap, keep_objects=options.keep_objects)
         tap_spec.check_kwargs(kwargs, options.name, tap)
         spec = tap_spec.TapSpec(
-            options.resolved(),
+            options,
             source_line=source_line,
             kwargs=kwargs,
             structure=structure,

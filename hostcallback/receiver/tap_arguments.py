@@ -36,13 +36,13 @@ _NOT_A_CALL = (
 )
 
 
-def refuse_async(func: Callable[..., Any], what: str, place: Any = "") -> None:
+def refuse_async(func: Callable[..., Any], what: str, place: Callable[[], Any] | None = None) -> None:
     """Refuses a function whose calls make coroutines or generators, which no thread of ours would run.
 
     Args:
         func: the user's function.
         what: who takes it, for the message.
-        place: the user's line, if it is known.
+        place: returns the user's line, if it is known.
 
     Raises:
         TypeError: `func` is such a function.
@@ -50,7 +50,7 @@ def refuse_async(func: Callable[..., Any], what: str, place: Any = "") -> None:
     # Most functions, in a fraction of the time; a function that was marked as a coroutine has that in its `__dict__`.
     if type(func) is FunctionType and not func.__code__.co_flags & _NOT_A_CALL and not func.__dict__:
         return
-    at = f", at {place}" if place else ""
+    at = f", at {place()}" if place else ""
     for candidate in (func, type(func).__dict__.get("__call__")):
         if inspect.iscoroutinefunction(candidate) or inspect.isasyncgenfunction(candidate):
             raise TypeError(

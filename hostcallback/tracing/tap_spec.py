@@ -8,7 +8,7 @@ import hashlib
 import threading
 import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import jax
@@ -35,11 +35,11 @@ class TapOptions:
     Attributes:
         name: name of the tap in reports.
         ordered: whether its messages keep program order on each device.
-        tap_tangents: whether tangents and cotangents are tapped too; None for the process's default.
+        tap_tangents: whether tangents and cotangents are tapped too; the process's default in place of None.
         sharding: "global" or "local"; see `id_tap`.
         device_index: index of the program's device that is reported as the origin of an assembled array.
-        tap_transposed: whether a tap in linear code taps the cotangents if that code is transposed; None for the value
-            of `tap_tangents`.
+        tap_transposed: whether a tap in linear code taps the cotangents if that code is transposed; the value of
+            `tap_tangents` in place of None.
         keep_objects: whether arrays that JAX cannot put on a device (of texts, for example) stay on the host, like all
             leaves that are not arrays; by default they are refused.
         kind: the kind of the tap.
@@ -65,7 +65,7 @@ class TapOptions:
     awaited: bool = False
 
     def __post_init__(self) -> None:
-        """Checks the arguments, which come from users.
+        """Checks the arguments, which come from users, and replaces those that are None by their defaults.
 
         Raises:
             TypeError: the name is not a text, or a switch is not a bool.
@@ -73,8 +73,8 @@ class TapOptions:
         """
         check_name(self.name)
         check_switch("ordered", self.ordered)
-        for switch in ("tap_tangents", "tap_transposed"):
-            check_switch(switch, getattr(self, switch), or_none=True)
+        check_switch("tap_tangents", self.tap_tangents, or_none=True)
+        check_switch("tap_transposed", self.tap_transposed, or_none=True)
         if self.sharding not in SHARDINGS:
             raise ValueError(
                 f"sharding={self.sharding!r}, expected 'global' (the tap gets the whole array) or 'local' (each "
@@ -85,12 +85,10 @@ class TapOptions:
                 f"processes={self.processes!r}, expected 'first' (only the first process has output), 'all' (each "
                 f"process has its own), or None (as jax.debug.print), at {user_source_line()}"
             )
-
-    def resolved(self) -> TapOptions:
-        """Returns a copy in which `tap_tangents` and `tap_transposed` are not None."""
-        tangents = environment.TAP_TANGENTS.read() if self.tap_tangents is None else self.tap_tangents
-        transposed = tangents if self.tap_transposed is None else self.tap_transposed
-        return replace(self, tap_tangents=tangents, tap_transposed=transposed)
+        if self.tap_tangents is None:
+            object.__setattr__(self, "tap_tangents", environment.TAP_TANGENTS.read())
+        if self.tap_transposed is None:
+            object.__setattr__(self, "tap_transposed", self.tap_tangents)
 
 
 def check_name(name: Any) -> None:
@@ -119,7 +117,12 @@ def check_switch(name: str, value: Any, *, or_none: bool = False) -> None:
     Raises:
         TypeError: it is neither True nor False (nor None, with `or_none`).
     """
-    if not isinstance(value, bool | np.bool_) and not (or_none and value is None):
+    if (
+        value is not True
+        and value is not False
+        and not isinstance(value, np.bool_)
+        and not (or_none and value is None)
+    ):
         expected = "True, False or None" if or_none else "True or False"
         raise TypeError(f"{name}={value!r}, expected {expected}, at {user_source_line()}")
 
@@ -173,7 +176,7 @@ class TapSpec:
     specs by identity. A spec lives as long as a jaxpr, a program or an eager call refers to it.
 
     Attributes:
-        options: the tap's options, resolved.
+        options: the tap's options.
         source_line: the line of the user's call.
         kwargs: the tap's keyword arguments, for reports.
         places: the call sites at which it was traced, for kinds whose reports show them.

@@ -28,6 +28,9 @@ def accepted_keywords(func: Callable[..., Any], names: Sequence[str]) -> frozens
     code = getattr(func, "__code__", None)
     if type(func) is FunctionType and code is not None and not func.__dict__:
         # Most functions, in a fraction of the time of a signature.
+        names = [name for name in names if name in code.co_varnames]
+        if not names:
+            return frozenset()
         positional = code.co_varnames[code.co_posonlyargcount : code.co_argcount]
         with_default = code.co_varnames[: code.co_argcount][code.co_argcount - len(func.__defaults__ or ()) :]
         keyword_only = code.co_varnames[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]
