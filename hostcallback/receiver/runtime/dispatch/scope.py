@@ -18,7 +18,7 @@ import functools
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from hostcallback.receiver import limits, processes
@@ -37,6 +37,7 @@ from hostcallback.receiver.wire.tap_descriptor import KINDS, TapDescriptor, TapK
 
 if TYPE_CHECKING:
     from hostcallback.receiver.sinks.metric_writers.sink import MetricsSink
+    from hostcallback.receiver.taplog.reading.merge import Stretch
     from hostcallback.receiver.taplog.writing.recorder import Recorder
 
 Link = Callable[[Consumer, Sink], Sink]
@@ -342,8 +343,8 @@ class Scope:
             )
 
 
-MOST_LOOKED_FOR = 16
-"""Failed checks of one report whose steps are looked for in the log."""
+MOST_LOOKS = 16
+"""Parts of the log that are read for the steps of failed checks of one report."""
 
 
 def _logged_steps(recorder: Recorder, failures: Sequence[Occurrence]) -> dict[Occurrence, int]:
@@ -356,13 +357,15 @@ def _logged_steps(recorder: Recorder, failures: Sequence[Occurrence]) -> dict[Oc
     try:
         recorder.flush()
         log = LogReader(recorder.directory, run=ALL)
-        for failure in failures[:MOST_LOOKED_FOR]:
+        looks = 0
+        for failure in failures:
+            if failure in found or looks == MOST_LOOKS:
+                continue
+            looks += 1
             only = Selection(since_ns=failure.time_ns, until_ns=failure.time_ns + 1)
             for record in log.message_runs(only, by_time=False):
                 if isinstance(record, Stretch) and record.device == failure.device:
-                    step = record.step_at(failure.seq, failure.time_ns)
-                    if step is not None:
-                        found[failure] = step
+                    found.update(_steps_in(record, failures))
     except Exception:
         # It was deleted, or is damaged. Whatever it is, the report of the failures must come, then without steps.
         logger.debug("the log of %s has no steps", recorder.directory, exc_info=True)
