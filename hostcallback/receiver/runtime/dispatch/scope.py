@@ -372,18 +372,28 @@ def _logged_steps(recorder: Recorder, failures: Sequence[Occurrence]) -> dict[Oc
     return found
 
 
-never_entered: dict[Scope, None] = {}
-"""Scopes of the receivers that users have made and not entered so far."""
+def _steps_in(record: Stretch, failures: Iterable[Occurrence]) -> Iterator[tuple[Occurrence, int]]:
+    # Those of the failures whose messages are in the part of the log that was read.
+    for failure in failures:
+        step = record.step_at(failure.seq, failure.time_ns)
+        if step is not None and failure.device == record.device:
+            yield failure, step
+
+
+never_entered: dict[object, tuple[str, str]] = {}
+"""What users have made for a `with` block and not entered so far: the name of the function and the line. The key of a
+receiver is its scope."""
 processes.in_child(processes.Stage.RUNTIME, never_entered.clear)  # they are the parent's to enter
 
 
-def tell_never_entered(scopes: Iterable[Scope]) -> None:
-    """Warns once of each receiver that was made and not entered: none of its options has an effect. Any thread."""
-    for scope in scopes:
-        if never_entered.pop(scope, scope) is None:
+def tell_never_entered(keys: Iterable[object]) -> None:
+    """Warns once of each block that was made and not entered: none of its options has an effect. Any thread."""
+    for key in keys:
+        name, made_at = never_entered.pop(key, ("", ""))
+        if name:
             logger.warning(
-                "the outfeed_receiver made at %s is not entered, and none of its options has an effect: "
-                "with hcb.outfeed_receiver(...):", scope.made_at,
+                "the %s made at %s is not entered, and none of its options has an effect: with hcb.%s(...):",
+                name, made_at, name,
             )  # fmt: skip
 
 
