@@ -18,6 +18,7 @@ from hostcallback.lowering import check_groups  # noqa: F401 - sets the rule for
 from hostcallback.primitives.tap import bind_tap, template_of
 from hostcallback.receiver.errors import TapFunctionException
 from hostcallback.receiver.failures.deferred_errors import MAX_KEPT, OnError
+from hostcallback.receiver.messages import NAME as STEP
 from hostcallback.receiver.runtime.runtime import runtime
 from hostcallback.receiver.sinks.factory import Binding
 from hostcallback.receiver.wire import tap_descriptor
@@ -34,6 +35,7 @@ def check(
     fmt: str,
     /,
     *args: Any,
+    step: Any = None,
     name: str = "check",
     devices: Sequence[jax.Device] | None = None,
     **kwargs: Any,
@@ -55,18 +57,20 @@ def check(
         pred: bool array of any shape.
         fmt: a format string for `str.format`. Not an f-string: the values are not known at trace time.
         *args: pytrees for its placeholders, traced or not.
+        step: the step of a failure, an integer, traced or not, as in `metrics`. `fmt` may have it as `{step}`. A step
+            that vmap batches is not known to the report.
         name: name of the check in reports and for `disable_checks`.
         devices: the devices that check; all by default. Other devices of this process do not check.
         **kwargs: pytrees for its named placeholders.
 
     Raises:
-        TypeError: `pred` is not boolean, or `fmt` is not a text.
+        TypeError: `pred` is not boolean, `fmt` is not a text, or `step` is not an integer and not in the text.
         ValueError: an argument is not used by `fmt`, or `fmt` is malformed.
         IndexError: `fmt` has more placeholders than there are `args`.
         KeyError: a placeholder's name is not among `kwargs`.
 
     Example:
-        hcb.check(jnp.isfinite(x), "x is {x} at step {}", step, x=x)
+        hcb.check(jnp.isfinite(x), "x is {x}", x=x, step=step)
     """
     line = user_source_line()
     if not isinstance(fmt, str):
@@ -75,6 +79,8 @@ def check(
             f"hcb.check(x > 0, 'x is {{}}', x), at {line}"
         )
     predicate = _predicate(leaves.scalar_of(pred), line)
+    if step is not None:
+        kwargs = {**kwargs, STEP: step}
     args, kwargs = arguments.with_scalars(fmt, args, kwargs)
     arguments.check_format("hcb.check", fmt, args, kwargs)
     without = _without(devices, line)

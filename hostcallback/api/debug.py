@@ -79,7 +79,8 @@ def print(
     text without batched values prints once. If vmap batches the predicate of a `cond` or `while_loop`, only the
     elements that take part print. Under jvp and grad the primals are printed, and no tangents.
 
-    Keyword arguments that the text has a placeholder for are values, also if they are called `name`. In the two-call
+    Keyword arguments that the text has a placeholder for are values, also if they are called `name`. `step=i` needs
+    none: it is the step of the message in logs. In the two-call
     form a first call takes the options and the second call takes the values:
     `print(ordered=False, output_stream=sys.stderr)("loss {name}", name=loss)`.
 

@@ -82,7 +82,7 @@ class OutfeedReceiver(ShownAsSummary):
         self._flight_recorder = flight_recorder
         self._scope = scope
         self._devices = tuple(devices)
-        never_entered[scope] = None
+        never_entered[scope] = "outfeed_receiver", scope.made_at
         self._names = [transport.device_name(device) for device in devices]
         self._ids = [device.id for device in devices]
 

@@ -12,6 +12,7 @@ import contextlib
 import functools
 import itertools
 import os
+import sys
 import threading
 import weakref
 from abc import ABC, abstractmethod
@@ -27,6 +28,7 @@ from hostcallback import _jax_compat as compat
 from hostcallback.lowering.equations import equations_in
 from hostcallback.primitives import effects
 from hostcallback.receiver.log import logger
+from hostcallback.receiver.runtime.dispatch.scope import never_entered, tell_never_entered
 from hostcallback.receiver.runtime.runtime import runtime
 from hostcallback.tracing import source_line
 from hostcallback.tracing.arguments import refuse_compiled
@@ -190,6 +192,13 @@ class Context:
         self.seen = 0
         self.notes: dict[str, Any] = {}  # of the X-ray
         self._all_threads = all_threads
+        self._unused = object()
+        never_entered[self._unused] = xray.made_by.removeprefix("hcb."), str(source_line.user_source_line())
+
+    def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        """Logs that nothing was called in the block: it was neither entered nor put around a function."""
+        if not _is_finalizing():  # kept here: the names of the module may be gone by then
+            tell_never_entered([getattr(self, "_unused", None)])
 
     @source_line.hide_frames
     def __enter__(self) -> Context:
@@ -199,6 +208,7 @@ class Context:
                 "traced: put the block around the call of the jitted function, or wrap a function in here, as in "
                 f"{self.xray.made_by}(f, ...)(x)"
             )
+        never_entered.pop(self._unused, None)
         if self._all_threads:
             with _everywhere_lock:
                 _everywhere.append(self)
@@ -259,6 +269,7 @@ class Context:
 
     def wrap(self, function: Callable[P, R]) -> Callable[P, R]:
         """Returns a function that calls `function` in the context."""
+        never_entered.pop(self._unused, None)
         name = str(getattr(function, "__name__", "the function"))
         mark = source_line.mark(next(_numbers))
 

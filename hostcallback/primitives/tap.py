@@ -22,6 +22,7 @@ from hostcallback._jax_compat.types import Aval, Primitive
 from hostcallback.primitives import partial_evaluation as loops
 from hostcallback.primitives.effects import PASSED_TOKEN_EFFECT, REGION_TAP_EFFECT, TAP_EFFECT, TapEffect
 from hostcallback.receiver.failures.call_site import note_place
+from hostcallback.receiver.messages import NAME as STEP
 from hostcallback.receiver.sinks.factory import Binding
 from hostcallback.receiver.wire import array_types, tap_descriptor
 from hostcallback.tracing import arguments, tap_spec
@@ -364,7 +365,7 @@ def emit_text(
 
     Raises:
         TypeError: `fmt` is not a text.
-        ValueError: see `check_format`; or there are keyword arguments and no placeholders.
+        ValueError: see `check_format`; or there are keyword arguments other than `step` and no placeholders.
         IndexError: see `check_format`.
         KeyError: see `check_format`.
     """
@@ -378,7 +379,7 @@ def emit_text(
     if not skip_format_check:
         arguments.check_format(what, fmt, args, kwargs)
     template = template_of(fmt, args, kwargs)
-    if kwargs and not template.has_placeholders:
+    if kwargs.keys() - {STEP} and not template.has_placeholders:
         raise ValueError(
             f"the format string {fmt!r} has no placeholders and {what} got keyword arguments {[*kwargs]}: pass them "
             f"by position to have them follow the text, at {user_source_line()}"

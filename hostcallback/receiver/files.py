@@ -21,11 +21,14 @@ def paths_of(given: Any, expected: str) -> list[str | os.PathLike[str]]:
 
     Raises:
         TypeError: it is something else than `expected`.
+        ValueError: a path is empty, as a variable that is not set leaves it.
     """
     found = [given] if isinstance(given, str | os.PathLike) or not isinstance(given, Iterable) else [*given]
     for path in found:
         if not isinstance(path, str | os.PathLike):
             raise TypeError(f"got {type(path).__name__} {path!r:.80}, expected {expected}")
+        if not os.fspath(path):
+            raise ValueError(f"got an empty path, expected {expected}")
     return found
 
 

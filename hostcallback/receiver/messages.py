@@ -152,14 +152,23 @@ def step_place(described: TapDescriptor) -> StepSource | None:
 def own_step(message: Message) -> int | None:
     """The step that a message itself has, see `step_place`; None if it has none. Never raises."""
     try:
-        described = None if message.consumer.describe is None else message.consumer.describe()
-        place = None if described is None else step_place(described)
+        place = _own_place(message.consumer)
         if place is None or place.array < 0:
             return None if place is None else place.value
         value = np.asarray(message.arrays[place.array])
     except (ValueError, LookupError):  # the tap cannot be described
         return None
     return int(value) if not value.ndim and value.dtype.kind in "iu" and _fits(int(value)) else None
+
+
+_own_places: weakref.WeakKeyDictionary[Consumer, StepSource | None] = weakref.WeakKeyDictionary()
+"""Found once for each consumer: its description takes longer than the rest of a failure's account."""
+
+
+def _own_place(consumer: Consumer) -> StepSource | None:
+    if consumer not in _own_places:
+        _own_places[consumer] = None if consumer.describe is None else step_place(consumer.describe())
+    return _own_places[consumer]
 
 
 def _fits(value: int) -> bool:

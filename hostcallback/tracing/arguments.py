@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from hostcallback.receiver.messages import NAME as STEP
 from hostcallback.receiver.sinks.tap import CONTEXT, accepted_keywords
 from hostcallback.tracing import leaves
 from hostcallback.tracing.source_line import user_source_line
@@ -110,6 +111,24 @@ def _name_of(func: Any) -> str:
     return name if name.isidentifier() else "function"
 
 
+def check_step(what: str, step: Any) -> None:
+    """Checks what a user passes as `step=`.
+
+    Args:
+        what: name of the calling function, for errors.
+        step: may be traced.
+
+    Raises:
+        TypeError: it is not an integer without dimensions.
+    """
+    dtype = np.int64 if isinstance(step, int) else getattr(step, "dtype", None)
+    if dtype is None or not jnp.issubdtype(dtype, np.integer) or np.shape(step):
+        raise TypeError(
+            f"{what}: step is {type(step).__name__} {step!r:.80}, expected an integer or a traced integer without "
+            f"dimensions, at {user_source_line()}"
+        )
+
+
 # ---- Format strings, and keyword arguments of taps -------------------------------------------------------------------
 
 
@@ -156,6 +175,8 @@ _ACCESS = re.compile(r"[.\[!]")
 def check_format(what: str, fmt: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """Checks that each placeholder has an argument and each argument a placeholder, as `jax.debug.print` does.
 
+    A keyword argument called `step` needs no placeholder: it is the step of the message.
+
     Args:
         what: name of the calling function, for errors.
         fmt: the format string.
@@ -163,7 +184,8 @@ def check_format(what: str, fmt: Any, args: Sequence[Any], kwargs: Mapping[str, 
         kwargs: its keyword arguments; may be traced.
 
     Raises:
-        TypeError: a value is an array or a container, and its format is for a scalar.
+        TypeError: a value is an array or a container, and its format is for a scalar; or `step` has no placeholder and
+            is not an integer.
         ValueError: an argument is not used, the format string is malformed or does not fit the dtype of a value, or it
             is an f-string with a traced value.
         IndexError: a positional argument is missing.
@@ -178,6 +200,9 @@ def check_format(what: str, fmt: Any, args: Sequence[Any], kwargs: Mapping[str, 
             f"the format string {fmt!r} of {what} is malformed: {error}. A placeholder is {{}} or {{name}}; write "
             f"{{{{ and }}}} for braces, at {checker.source_line}"
         ) from None
+    if STEP in kwargs and STEP not in named_fields(fmt):
+        check_step(what, kwargs[STEP])
+        kwargs = {name: value for name, value in kwargs.items() if name != STEP}
     try:
         checker.vformat(fmt, args, kwargs)
     except Exception as error:
@@ -286,9 +311,9 @@ class _Checker(string.Formatter):
 
 
 _OPTIONS = {
-    "hcb.print": ("name", "ordered", "output_stream", "partitioned", "processes", "skip_format_check"),
-    "hcb.log": ("level", "logger", "name", "ordered", "partitioned", "processes", "skip_format_check"),
-    "hcb.check": ("devices", "name"),
+    "hcb.print": ("name", "ordered", "output_stream", "partitioned", "processes", "skip_format_check", STEP),
+    "hcb.log": ("level", "logger", "name", "ordered", "partitioned", "processes", "skip_format_check", STEP),
+    "hcb.check": ("devices", "name", STEP),
 }
 
 _ELSEWHERE = {

@@ -48,10 +48,12 @@ class Progress:
         unit: what is counted.
         display: "tqdm" (`tqdm.auto`: in notebooks a widget) or "rich".
         leave: whether the bar stays on the screen when its loop has ended. Bars of inner loops never stay.
+        initial: number of steps that were done before, traced or not: a loop that goes on at step 700 of 1000 begins
+            there with `initial=700`, and `total` is then 1000 by default. The rate is that of this loop's steps.
 
     Raises:
         TypeError: an attribute has another type.
-        ValueError: `display` has another value, or `total` is negative.
+        ValueError: `display` has another value, or `total` or `initial` is negative.
 
     Example:
         bar = hcb.Progress("sum", postfix=lambda total, _: {"total": total})
@@ -64,6 +66,7 @@ class Progress:
     unit: str = "it"
     display: str = "tqdm"
     leave: bool = True
+    initial: int = 0
 
     def __post_init__(self) -> None:
         """Checks the attributes, which come from users."""
@@ -79,6 +82,7 @@ class Progress:
             )
         if self.total is not None:
             check_total(self.total, "total of a Progress")
+        check_total(self.initial, "initial of a Progress")
         if self.display not in DISPLAYS:
             raise ValueError(f"display is {self.display!r}, expected 'tqdm' or 'rich'")
 
@@ -145,20 +149,18 @@ def _looks(
         total: number of steps of the loop, traced or not; None if it is not known.
         view: returns the arguments of the user's `postfix`, from the values of the loop.
     """
-    line = (
-        user_source_line()
-    )  # here: the messages may be traced at several lines, and in the rule of a derivative
+    line = user_source_line()  # here: the messages may be traced at several lines
     looks = Looks(None)
     if stop:
         stops = functools.partial(read_stop, str(line), processes_of("stop", stop, True, line))
         looks = Looks(None, stops, functools.partial(count_loop, str(line)))
     if bar is None:
         return looks
-    key, shown = str(line), bar
-    announced = total if bar.total is None else bar.total
+    key, shown, before = str(line), bar, bar.initial
+    announced = bar.total if bar.total is not None or total is None else total + before
 
     def send(phase: Phase, step: Any, postfix: Mapping[str, Any]) -> None:
-        _emit(phase, step, announced, postfix, shown, key)
+        _emit(phase, step + before, announced, postfix, shown, key)
 
     def postfix(*values: Any) -> Mapping[str, Any]:
         if shown.postfix is None:

@@ -198,7 +198,7 @@ def metrics(
             )
         sent[STEP] = leaves.scalar_of(step)
     if STEP in sent:
-        _check_step(sent[STEP])
+        arguments.check_step("hcb.metrics", sent[STEP])
     params = {"batched": True, "forms": forms, "reduce": _reductions(reduce, {*sent, *forms}), "every": every}
     options = tap_spec.TapOptions(
         tap_spec.name_or(name, place_name, "metrics"),
@@ -249,17 +249,6 @@ def _check_scalar(name: str, value: Any) -> None:
         raise ValueError(
             f"hcb.metrics: {name!r} has the shape {np.shape(value)}, expected a scalar: take hcb.histogram(x), "
             f"hcb.image(x), or reduce it first, such as x.mean(), {where}"
-        )
-
-
-def _check_step(step: Any) -> None:
-    is_integer = isinstance(step, int) or (
-        is_real(step) and jnp.issubdtype(jnp.result_type(step), np.integer)
-    )
-    if not is_integer or np.shape(step):
-        raise TypeError(
-            f"hcb.metrics: step is {type(step).__name__} {step!r:.80}, expected an integer or a traced integer without "
-            f"dimensions, at {user_source_line()}"
         )
 
 

@@ -19,6 +19,7 @@ from hostcallback.lifecycle import receivers as transport
 from hostcallback.lifecycle.reentrant_calls import call_inside_callback
 from hostcallback.lowering import equations, evaluator, xray
 from hostcallback.lowering.inputs import is_inexact
+from hostcallback.receiver.failures.check_report import BoundedCounter
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.runtime.runtime import runtime
 from hostcallback.receiver.sinks.nonfinite import Explains, Watched
@@ -93,6 +94,10 @@ class Diagnosis(NamedTuple):
     results: list[Unsound]
 
 
+_compilations_lock = threading.Lock()  # protects the counts
+_compilations = BoundedCounter()
+"""Watched programs of this process, by the name of their function."""
+
 _AGAIN = "the same program on the same inputs, run again operation by operation, made other results"
 
 
@@ -108,6 +113,7 @@ class WatchedProgram:
         selects: the operations that are reported.
         inputs: whether values that came in are reported.
         every: whether operations are reported whose values do not reach a result.
+        compilation: number of the program among those of its name, from 1.
     """
 
     program: xray.Program
@@ -116,6 +122,13 @@ class WatchedProgram:
     selects: Selects = field(default=lambda operation: True)
     inputs: bool = True
     every: bool = False
+    compilation: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Numbers the program."""
+        with _compilations_lock:
+            _compilations[self.name] += 1
+            object.__setattr__(self, "compilation", _compilations[self.name])
 
     @property
     def chosen(self) -> Chosen:
@@ -237,7 +250,7 @@ class WatchedProgram:
             line = line or self.line
         if origin.device is not None and (around := shard_map_around(origin.position)) is not None:
             device = compat.mesh_device(around.params, origin.device)
-        watched = Watched(name, line, scope, value.shape, str(value.dtype), backward, False, step=self.name)
+        watched = self._watched(name, line, value, scope=scope, backward=backward)
         nans, bad = int(np.isnan(value).sum()), int((~np.isfinite(value)).sum())
         where = ""
         if value.ndim:
@@ -247,6 +260,14 @@ class WatchedProgram:
             where = f"{where}; {name} is part of {caller}".removeprefix("; ")
         return Explains(
             watched, nans, bad - nans, origin.position.iterations, where, origin.element, origin.operands, call, device
+        )  # fmt: skip
+
+    def _watched(
+        self, name: str, line: Any, value: Any, *, scope: str = "", backward: bool = False, note: str = ""
+    ) -> Watched:
+        return Watched(
+            name, line, scope, tuple(value.shape), str(value.dtype), backward, False, note=note, step=self.name,
+            compilation=self.compilation,
         )  # fmt: skip
 
     def _input_name(self, origin: Origin) -> str:
@@ -265,12 +286,7 @@ class WatchedProgram:
         names = [(f"result{path}", aval) for path, aval in results if is_inexact(aval)]
         if self.program.mark:
             names = [("a value in the watched function", jax.ShapeDtypeStruct((), np.dtype(np.float32)))]
-        found = [
-            Watched(
-                name, self.line, "", tuple(aval.shape), str(aval.dtype), False, False, note=note, step=self.name
-            )
-            for name, aval in names[:1]
-        ]  # fmt: skip
+        found = [self._watched(name, self.line, aval, note=note) for name, aval in names[:1]]
         return Diagnosis([Explains(watched, 0, 0, (), call=call) for watched in found], [])
 
     def _why_not(self, values: Sequence[Any], callbacks: Sequence[str]) -> str:

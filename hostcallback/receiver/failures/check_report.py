@@ -17,7 +17,7 @@ from hostcallback.receiver.text import preformatted
 OTHERS = "others"
 
 MAX_STEPS = 64
-"""Steps of failures that are kept of each line."""
+"""Different steps of failures that are kept of each line, besides the last one."""
 
 
 class BoundedCounter(Counter[str]):
@@ -139,7 +139,10 @@ class FailedCheck:
     last: Occurrence
     count: int = 0
     by_device: Counter[str] = field(default_factory=BoundedCounter)
-    _steps: set[int] = field(default_factory=set, repr=False)
+    _steps: dict[int, int] = field(default_factory=dict, repr=False)  # failures by step
+    _unknown: set[Occurrence] = field(
+        default_factory=set, repr=False
+    )  # those without a step, as many as that
 
     def __str__(self) -> str:
         """The report."""
@@ -152,17 +155,43 @@ class FailedCheck:
 
     @property
     def steps(self) -> list[int]:
-        """The steps of the failures, as far as they are known, in increasing order.
+        """The steps of the failures, in increasing order: the first 64 that are known, and that of the last failure.
 
-        A failure that has a value or argument called `step` is known, except that the receiver reads only the first and
-        the last of those that wait together, and keeps 64 steps. The first failure may have its step from the log.
+        A failure has the step that `hcb.check(step=)` gives it, or that which the receiver's log shows. `without_step`
+        says how many failures have none here.
         """
-        ends = {one.step for one in (self.first, self.last) if one.step is not None}
-        return sorted(self._steps | ends)
+        return sorted({*self._steps, *(one.step for one in self._besides() if one.step is not None)})
 
-    def _note_step(self, step: int | None) -> None:
-        if step is not None and len(self._steps) < MAX_STEPS:
-            self._steps.add(step)
+    @property
+    def without_step(self) -> int:
+        """Number of failures whose step is not in `steps`: it is not known, or one too many. 0 if all are there."""
+        return self.count - sum(self._steps.values()) - len(self._besides())
+
+    def _besides(self) -> set[Occurrence]:
+        # The first and the last failure, if they have steps that are not among those that are kept.
+        ends = {self.first, self.last}
+        return {one for one in ends if one.step is not None and one.step not in self._steps}
+
+    def _note(self, failure: Occurrence) -> None:
+        if failure.step is not None:
+            self._note_step(failure.step, 1)
+        elif len(self._unknown) < MAX_STEPS:
+            self._unknown.add(failure)
+
+    def _note_step(self, step: int, count: int) -> None:
+        if step in self._steps or len(self._steps) < MAX_STEPS:
+            self._steps[step] = self._steps.get(step, 0) + count
+
+    def _without(self) -> set[Occurrence]:
+        return self._unknown | {one for one in (self.first, self.last) if one.step is None}
+
+    def _set_steps(self, found: Mapping[Occurrence, int]) -> None:
+        for failure in self._without() & found.keys():
+            self._note_step(found[failure], 1)
+            self._unknown.discard(failure)
+        self.first, self.last = (
+            one._replace(step=found.get(one, one.step)) for one in (self.first, self.last)
+        )
 
     @property
     def is_nonfinite(self) -> bool:
@@ -187,7 +216,16 @@ class FailedCheck:
             "by_device": dict(self.by_device),
             "first": self.first._asdict(),
             "last": self.last._asdict(),
+            "steps": self.steps,
+            "without_step": self.without_step,
         }
+
+    def _steps_text(self) -> str:
+        steps, without = self.steps, self.without_step
+        if not steps:
+            return "the steps are not known: hcb.check(..., step=i) tells them"
+        more = f", and {without:,} more failures, whose steps are not known" if without else ""
+        return f"at step{'s' * (len(steps) > 1)} {_ranges(steps)}{more}"
 
     def source(self) -> list[str]:
         """The lines of the check, with marks below its predicate; empty if they cannot be read."""
@@ -210,6 +248,8 @@ class FailedCheck:
         if self.count > 1:
             devices = ", ".join(f"{count:,} on {device}" for device, count in sorted(self.by_device.items()))
             lines.append(f"  {self.count:,} failures ({devices}), the last at {self.last}")
+            if self.steps or not self.is_nonfinite:
+                lines.append(f"  {self._steps_text()}")
         if self.transforms:
             lines.append("  under " + ", ".join(f"{n} {p}" if p else n for n, p in self.transforms))
         if explained.problem:
@@ -315,21 +355,20 @@ class FailedChecks:
             group.last = occurrence
         group.count += count
         group.by_device[device] += count
-        group._note_step(step)
+        group._note(occurrence)
         return group if new else None
 
-    def without_step(self) -> list[Occurrence]:
-        """The first and last failures whose step is not known."""
-        shown = (failure for group in self._groups.values() for failure in (group.first, group.last))
-        return [*dict.fromkeys(failure for failure in shown if failure.step is None)]
+    def unknown_steps(self) -> list[Occurrence]:
+        """Failures whose step is not known: the first and the last of each line, then others."""
+        groups = self._groups.values()
+        ends = [*(group.first for group in groups), *(group.last for group in groups)]
+        others = (failure for group in groups for failure in group._without())
+        return [*dict.fromkeys([one for one in ends if one.step is None] + sorted(others, key=_time))]
 
     def set_steps(self, found: Mapping[Occurrence, int]) -> None:
-        """Gives first and last failures the steps that were found for them."""
+        """Gives these failures the steps that were found for them."""
         for group in self._groups.values():
-            group.first, group.last = (
-                failure._replace(step=found.get(failure, failure.step))
-                for failure in (group.first, group.last)
-            )
+            group._set_steps(found)
 
     def merge(self, earlier: FailedChecks) -> None:
         """Adds the failures of another object, which were collected before this one's."""
@@ -339,9 +378,11 @@ class FailedChecks:
             if later is not None:
                 group.count += later.count
                 group.by_device += later.by_device
-                group.last = max(group.last, later.last, key=lambda occurrence: occurrence.time_ns)
-                for step in sorted(later._steps):
-                    group._note_step(step)
+                group.last = max(group.last, later.last, key=_time)
+                for step, failures in later._steps.items():
+                    group._note_step(step, failures)
+                for failure in sorted(later._unknown, key=_time):
+                    group._note(failure)
             self._groups[key] = group
 
     def errors(self) -> list[CheckError]:
@@ -383,11 +424,26 @@ def _checks_in(error: BaseException) -> set[tuple[str, str]]:
     return {(one.check.name, one.check.source_line) for one in found if isinstance(one, CheckError)}
 
 
+def _time(failure: Occurrence) -> int:
+    return failure.time_ns
+
+
 def _copy(group: FailedCheck) -> FailedCheck:
     return FailedCheck(
         group.name, group.source_line, group.transforms, group.explanation, group.first, group.last, group.count,
-        Counter(group.by_device), set(group._steps),
+        Counter(group.by_device), dict(group._steps), set(group._unknown),
     )  # fmt: skip
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    # 3, 5 to 8, 12 for increasing numbers.
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1][1:] = [number]
+        else:
+            runs.append([number])
+    return ", ".join(" to ".join(map(str, run)) for run in runs)
 
 
 def _called(name: str) -> str:

@@ -142,7 +142,7 @@ class DeferredErrors:
     def _find_steps(self) -> None:
         # Without the lock: it reads files.
         with self._lock:
-            unknown = [] if self._found is None else self._found.checks.without_step()
+            unknown = [] if self._found is None else self._found.checks.unknown_steps()
             new = [failure for failure in unknown if failure not in self._looked_for]
             self._looked_for = {*unknown}  # what was taken is not looked for again
         if new and (found := self.steps_of(new)):

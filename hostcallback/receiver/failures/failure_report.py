@@ -109,7 +109,7 @@ class FailureLog:
             seen = self._seen.get(key) or _Seen(0, 0, -EVERY_SEC)
             total = seen.total + count
             if seen.logged and now < seen.at + EVERY_SEC:
-                self._seen[key] = seen._replace(total=total)
+                self._seen[key] = _Seen(total, seen.logged, seen.at)
                 return key, 0, total
             self._seen[key] = _Seen(total, total, now)
             return key, total - seen.logged, total

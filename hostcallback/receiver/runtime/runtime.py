@@ -142,9 +142,9 @@ class Runtime:
         scope = self.scope_of(device_text(message.device))
         if scope.batch_sinks or scope.message_sinks is not None or scope.takes_rest:
             return False
-        made = [*never_entered]
+        made = [each.made_at for each in [*never_entered] if isinstance(each, Scope)]
         if scope is self.default_scope and made:
-            why, cure = f"the outfeed_receiver made at {made[0].made_at} is not entered", "with receiver:"
+            why, cure = f"the outfeed_receiver made at {made[0]} is not entered", "with receiver:"
         elif scope is self.default_scope:
             why, cure = "no receiver is open", "put the training into with hcb.outfeed_receiver({}):"
         else:

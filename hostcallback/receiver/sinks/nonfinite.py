@@ -37,6 +37,8 @@ class NonFiniteError(CheckError, ArithmeticError):
             operation that used the result has made.
         call: the number of the call of the watched step, from 0, if the report is of a second run of that call; None
             if the program was watched as it ran.
+        compilation: the number of that program among those of its function's name that were compiled, from 1: a
+            function that is compiled again for each call has a call 0 in each.
         reproduced: False if the second run did not make what the test of the results had found; None if there was no
             second run.
 
@@ -59,6 +61,7 @@ class NonFiniteError(CheckError, ArithmeticError):
     backward: bool
     cotangent: bool
     call: int | None
+    compilation: int
     reproduced: bool | None
 
     def __init__(self, check: FailedCheck, also: str = "") -> None:
@@ -103,6 +106,7 @@ class Watched:
             number. Empty if this is a second run of some iterations of a loop, and the first of these is then.
         note: what else is known; empty for an operation. With a note, the numbers of values are not known.
         step: name of the program whose recording was walked; empty if it was not.
+        compilation: number of that program among those of its name, from 1.
     """
 
     primitive: str
@@ -115,6 +119,7 @@ class Watched:
     rerun_of: str | None = None
     note: str = ""
     step: str = ""
+    compilation: int = 1
 
     @property
     def name(self) -> str:
@@ -276,7 +281,7 @@ class Explains:
             "operation": operation.plain(), "note": operation.note, "step": operation.step,
             "nan_count": self.nan_count, "inf_count": self.inf_count, "iteration": [*map(int, self.iteration)],
             "where": self.where, "elements": [*map(int, self.elements)], "values": dict(self.values),
-            "call": self.call, "device": self.device,
+            "call": self.call, "compilation": operation.compilation, "device": self.device,
         }  # fmt: skip
         line = str(operation.source_line or message.consumer.source_line)
         digest = hashlib.blake2b(repr((line, params)).encode(), digest_size=8).digest()
@@ -300,7 +305,10 @@ class Explains:
         values = itertools.islice(plain["values"].items(), limits.REPORT_VALUES)
         call = plain["call"]
         return cls(
-            replace(Watched.from_plain(plain["operation"]), note=note, step=step),
+            replace(
+                Watched.from_plain(plain["operation"]), note=note, step=step,
+                compilation=int(plain.get("compilation", 1)),  # earlier versions did not write it
+            ),
             int(plain["nan_count"]), int(plain["inf_count"]), tuple(map(int, plain["iteration"])), where,
             tuple(map(int, plain["elements"])),
             {str(name): str(text)[: limits.REPORT_CHARS] for name, text in values},
@@ -329,6 +337,8 @@ class Explains:
             text += f", call {call} of {operation.step or operation.rerun_of}"
         elif operation.step:
             text += f", in {operation.step}"
+        if operation.compilation > 1:
+            text += f" (compilation {operation.compilation})"
         if self.device:
             text += f", on {self.device}"
         if operation.note:
@@ -362,6 +372,7 @@ class Explains:
             "backward": operation.backward,
             "cotangent": operation.cotangent,
             "call": call,
+            "compilation": operation.compilation,
             "device": self.device,
             "reproduced": None if operation.rerun_of is None and not operation.step else not operation.note,
         }

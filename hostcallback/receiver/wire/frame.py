@@ -39,7 +39,7 @@ class Flags(enum.IntFlag):
     CHECK = 1 << 6
     """A failed check."""
     FOLDS = 1 << 7
-    """Of consecutive failures of this check, only the first and the last need be read."""
+    """Of consecutive failures of this check, only the first ones and the last need be read."""
     BATCHED = 1 << 8
     """Its consumer takes stacks of its messages."""
     TRUNCATED = 1 << 9

@@ -23,7 +23,7 @@ class TapKind:
         text: the name of the kind in descriptors and files.
         is_check: whether the first array is a predicate, a message is sent only where it does not hold, and messages
             are failures.
-        folds: whether of a check's failures in a row only the first and the last need be read.
+        folds: whether of a check's failures in a row only the first ones and the last need be read.
         prints: whether a message is printed or logged where no function takes it.
         is_text: whether readers of logs and streams show a message as text, in place of its value.
         has_metrics: whether numbers in its messages are metrics.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -126,5 +126,83 @@ def test_the_steps_of_failures_are_known_by_line() -> None:
             step(False, i)
     (check,) = errors.failed_checks
     assert (check.count, check.step, check.steps[:3], check.steps[-1]) == (203, 7, [7, 130, 160], 399)
-    assert len(check.steps) <= 65
+    assert (len(check.steps), check.without_step) == (65, 138)
+    assert "at steps 7, 130, 160, 200 to 260, 399, and 138 more failures, whose steps are not known" in str(
+        check
+    )
     assert str(check) == check.report()
+
+
+BAD = [3, 4, 5, 300, 301, 650, 998]
+
+
+def fails_at(bad: Sequence[int], steps: int) -> Callable[[], Any]:
+    """A scan in which a check fails at some steps, so fast that the failures wait together."""
+    wrong = jnp.zeros(steps, bool).at[jnp.array(bad)].set(True)
+
+    def one(carry: Any, i: Any) -> Any:
+        hcb.check(~wrong[i], "bad", step=i)
+        return carry, None
+
+    return jax.jit(lambda: lax.scan(one, 0, jnp.arange(steps)))
+
+
+def test_all_steps_of_failures_that_wait_together_are_known(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = recorded(fails_at(BAD, 1000), tmp_path)
+    assert (error.check.count, error.check.steps, error.check.without_step) == (7, BAD, 0)
+    assert "\n  at steps 3 to 5, 300 to 301, 650, 998\n" in str(error)
+    main(["errors", str(tmp_path), "--json"])
+    logged = json.loads(capsys.readouterr().out)
+    assert (logged["steps"], logged["without_step"]) == (BAD, 0)
+    main(["errors", str(tmp_path)])
+    assert "at steps 3 to 5, 300 to 301, 650, 998\n" in capsys.readouterr().out
+    main(["cat", str(tmp_path)])
+    assert [int(line.split()[2]) for line in capsys.readouterr().out.splitlines()] == BAD
+
+
+def test_a_list_of_steps_that_is_not_complete_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = recorded(fails_at(range(10, 2000), 2000), tmp_path)
+    assert error.check.count == 1990
+    assert error.check.steps[:64] == [*range(10, 74)]
+    assert len(error.check.steps) + error.check.without_step == 1990
+    assert f", 1999, and {error.check.without_step:,} more failures, whose steps are not known" in str(error)
+    main(["errors", str(tmp_path), "--json"])
+    logged = json.loads(capsys.readouterr().out)
+    assert logged["steps"][:64] == [*range(10, 74)]
+    assert len(logged["steps"]) + logged["without_step"] == 1990
+
+
+def test_failures_at_one_step_count_as_known() -> None:
+    def one(carry: Any, i: Any) -> Any:
+        hcb.check(i < 0, "bad", step=i // 4)
+        return carry, None
+
+    error = raised(lambda: (jax.jit(lambda: lax.scan(one, 0, jnp.arange(8)))(), hcb.barrier_wait()))
+    assert (error.check.count, error.check.steps, error.check.without_step) == (8, [0, 1], 0)
+
+
+def test_several_failures_without_a_step_say_that_it_is_unknown() -> None:
+    step = jax.jit(lambda x: hcb.check(x < 0, "x is {}", x))
+    error = raised(lambda: (step(1.0), step(2.0), hcb.barrier_wait()))
+    assert (error.check.steps, error.check.without_step) == ([], 2)
+    assert "the steps are not known: hcb.check(..., step=i) tells them" in str(error)
+    assert "steps are" not in str(raised(lambda: (step(1.0), hcb.barrier_wait())))
+
+
+@pytest.mark.native_only  # the callback transport does not know the launch of a message
+def test_the_log_gives_each_failure_its_step(tmp_path: Path) -> None:
+    def train() -> None:
+        @jax.jit
+        def step(ok: Any, i: Any) -> None:
+            hcb.check(ok, "bad")
+            hcb.metrics({"loss": 1.0}, step=i)
+
+        for i in range(100):
+            step(i not in BAD, jnp.int32(i))
+
+    error = recorded(train, tmp_path)
+    assert (error.check.count, error.check.steps, error.check.without_step) == (3, [3, 4, 5], 0)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import re
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ import pytest
 import hostcallback as hcb
 from checkout import ROOT
 from hostcallback.receiver.cli import main
+from hostcallback.receiver.sinks.progress.bars import LineDisplay, TqdmDisplay
 from terminals import screen
 
 pytest.importorskip("tqdm")  # environments of other JAX versions may lack it
@@ -68,6 +72,44 @@ def test_a_log_of_progress_prints_as_text(tmp_path: Path, capsys: pytest.Capture
     lines = capsys.readouterr().out.splitlines()
     assert any("train: 0/40" in line for line in lines), lines
     assert "train: 40/40 y=39 (ended)" in lines[-1]
+
+
+LOOPS: dict[str, Callable[[Any, Any], Any]] = {
+    "scan": lambda first, bar: hcb.scan(add, 0, length=300, progress=bar(first)),
+    "fori_loop": lambda first, bar: hcb.fori_loop(700, 1000, lambda i, x: x + i, 0, progress=bar(first)),
+    "traced bounds": lambda first, bar: hcb.fori_loop(
+        first, 1000, lambda i, x: x + i, 0, progress=bar(first)
+    ),
+    "while_loop": lambda first, bar: hcb.while_loop(
+        lambda i: i < 1000, lambda i: i + 1, first, progress=bar(first, total=1000)
+    ),
+}
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_the_bar_of_a_loop_that_goes_on_begins_where_the_last_one_ended(loop: str) -> None:
+    steps: list[tuple[int, int]] = []
+    with hcb.outfeed_receiver(sinks=[lambda message: steps.append(tuple(map(int, message.arrays[1:3])))]):
+        bar = functools.partial(hcb.Progress, "train")
+        jax.jit(lambda first: LOOPS[loop](first, lambda first, **more: bar(initial=first, **more)))(700)
+    assert (steps[0], steps[-1]) == ((700, 1000), (1000, 1000))
+
+
+def test_steps_that_were_done_before_are_not_in_the_rate(capsys: pytest.CaptureFixture[str]) -> None:
+    for make in (TqdmDisplay, LineDisplay):
+        display = make("train", "it")
+        display.show(700, 1000, "", 10**9)
+        display.show(720, 1000, "", 3 * 10**9)
+        display.close(leave=True)
+        (line,) = screen(capsys.readouterr().err)
+        assert re.search(r"720/1000 \[00:02<00:28, +(9\.\d\d|10\.0\d?)it/s\]", line), line
+
+
+def test_a_wrong_initial_is_refused() -> None:
+    with pytest.raises(
+        ValueError, match="initial of a Progress is -1, expected a number of steps, 0 or more"
+    ):
+        hcb.Progress(initial=-1)
 
 
 def test_rich_shows_the_bar_if_asked(capsys: pytest.CaptureFixture[str]) -> None:

@@ -35,6 +35,34 @@ def received(messages: list[Any]) -> int:
     return len(messages)
 
 
+MADE = {
+    "observe": lambda: hcb.observe(where="scale", what="value", tap_func=print),
+    "watch_nonfinite": lambda: hcb.watch_nonfinite(),
+    "capsule": lambda: hcb.capsule("capsules"),
+}
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_a_block_that_is_never_entered_says_so(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    MADE[name]()
+    gc.collect()
+    (record,) = caplog.records
+    assert f"the {name} made at " in record.getMessage()
+    assert "test_observe_contexts.py:" in record.getMessage()
+    assert record.getMessage().endswith(
+        f"is not entered, and none of its options has an effect: with hcb.{name}(...):"
+    )
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_a_block_that_is_used_says_nothing(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    with MADE[name]():
+        pass
+    MADE[name]()(jax.jit(scale))
+    gc.collect()
+    assert not [record for record in caplog.records if "is not entered" in record.getMessage()]
+
+
 def test_programs_of_other_threads_are_observed_only_if_asked_for() -> None:
     messages: list[Any] = []
     step = jax.jit(scale)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -18,6 +20,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 from watching import call, errors_of, line_of
 
 import hostcallback as hcb
+from hostcallback.receiver.cli import main
 from hostcallback.receiver.runtime.runtime import runtime
 
 ONES = jnp.ones(4)
@@ -49,6 +52,37 @@ def test_the_report_names_operation_line_scope_and_call() -> None:
     assert (error.call, error.iteration, error.reproduced) == (call(3), (), True)
     assert ("in scope attention, call 3 of log_step" in str(error)) == (call(3) == 3)
     assert error.check.count == 3, "later calls only pass it on"
+
+
+def test_a_failure_of_a_function_that_is_compiled_anew_for_each_call_names_the_compilation(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(calls: set[int]) -> None:
+        with hcb.outfeed_receiver(record=tmp_path / f"{min(calls)}"):
+            for i in range(8):
+                step = hcb.watch_nonfinite(jax.jit(lambda x: jnp.log(x)))
+                step(jnp.ones(i + 2).at[i].set(float(i not in calls)))
+
+    def failing_of(calls: set[int]) -> hcb.NonFiniteError:
+        with pytest.raises(hcb.TapFunctionException) as caught:
+            run(calls)
+        (error,) = caught.value.exceptions
+        assert isinstance(error, hcb.NonFiniteError)
+        return error
+
+    first, second = failing_of({5}), failing_of({2, 4})
+    assert (first.call, second.call) == (call(0), call(0))
+    assert (
+        second.compilation == first.compilation + 5
+    )  # the other two of the first run, and three of the second
+    assert f"(compilation {second.compilation})" in str(second)
+    assert second.check.as_dict()["details"]["compilation"] == second.compilation
+    main(["cat", str(tmp_path / "2")])
+    told = [line for line in capsys.readouterr().out.splitlines() if "log: " in line]
+    assert [re.findall(r"\(compilation (\d+)\)", line) for line in told] == [
+        [str(second.compilation)],
+        [str(second.compilation + 2)],
+    ]
 
 
 def test_every_reports_a_failure_before_a_loop_in_which_nothing_fails() -> None:

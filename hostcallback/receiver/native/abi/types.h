@@ -56,7 +56,7 @@ typedef struct {
   uint64_t unpinned; /* copies from a GPU into memory that the driver could not pin */
 } hcb_counters;
 
-enum { HCB_BATCH_FRAMES = 1024, HCB_BATCH_BLOCKS = 64, HCB_BATCH_BYTES = 1 << 20 };
+enum { HCB_BATCH_FRAMES = 1024, HCB_BATCH_BLOCKS = 64, HCB_BATCH_BYTES = 1 << 20, HCB_ALIKE_FRAMES = 64 };
 enum { HCB_BATCH_GROUPS = 128, HCB_STACK_BYTES = 1024 };
 
 typedef struct {
@@ -79,8 +79,8 @@ typedef struct {
   uint64_t ends[HCB_BATCH_FRAMES];    /* position after each frame, for hcb_ring_release */
   hcb_block blocks[HCB_BATCH_BLOCKS];
   uint64_t folded_total; /* sum of `folded` */
-  /* failures of a check that were left out before each frame: of more than two in a row, the first and the
-   * last are listed. Released with the frame */
+  /* failures of a check that were left out before each frame: of a row of them, the first HCB_ALIKE_FRAMES and
+   * the last are listed. Released with the frame */
   uint64_t folded[HCB_BATCH_FRAMES];
 } hcb_batch;
 

@@ -72,6 +72,7 @@ void Ring::Walk(hcb_batch* batch) {
   const uint64_t head = SettledHead();
   const uint64_t start = cursor_;
   uint64_t bytes = 0;
+  uint64_t alike = 0;
   while (cursor_ != head && batch->frames < HCB_BATCH_FRAMES && batch->blocks_count < HCB_BATCH_BLOCKS &&
          bytes < HCB_BATCH_BYTES) {
     hcb_damage damage = Check(cursor_, head);
@@ -89,7 +90,7 @@ void Ring::Walk(hcb_batch* batch) {
           if (block.memory != nullptr)
             batch->blocks[batch->blocks_count++] = {batch->frames, block.memory, block.nbytes};
           Renumber(At(cursor_));
-          Enter(batch);
+          Enter(batch, &alike);
           bytes += FrameBytes(header.meta_bytes, header.payload_bytes);
           ++cursor_frames_;
         }
@@ -109,21 +110,26 @@ void Ring::Walk(hcb_batch* batch) {
   if (batch->frames == 0) ReleaseSkipped(start);  // after that other threads may move the cursor
 }
 
-// Lists the message at the cursor. Of a check that fails repeatedly, only the first and the last failure are
-// listed, so that counting the others costs the reader nothing.
-void Ring::Enter(hcb_batch* batch) {
+// Lists the message at the cursor. Of a check that fails repeatedly, only the first failures and the last one are
+// listed, so that counting the others costs the reader nothing. `alike`: how many of the listed messages, up to
+// the last one, are failures of one check.
+void Ring::Enter(hcb_batch* batch, uint64_t* alike) {
   const uint64_t offset = cursor_ & (capacity_ - 1);
-  if (batch->frames >= 2 && Folds(*HeaderAt(offset))) {
-    const uint64_t last = batch->frames - 1;
-    const FrameHeader& one = *HeaderAt(batch->offsets[last - 1]);
-    const FrameHeader& two = *HeaderAt(batch->offsets[last]);
-    const uint64_t consumer_id = HeaderAt(offset)->consumer_id;
-    if (Folds(one) && Folds(two) && one.consumer_id == consumer_id && two.consumer_id == consumer_id) {
+  const FrameHeader& header = *HeaderAt(offset);
+  if (!Folds(header)) {
+    *alike = 0;
+  } else if (*alike != 0 &&
+             HeaderAt(batch->offsets[batch->frames - 1])->consumer_id == header.consumer_id) {
+    if (*alike > HCB_ALIKE_FRAMES) {
+      const uint64_t last = batch->frames - 1;
       batch->offsets[last] = offset;
       ++batch->folded[last];
       ++batch->folded_total;
       return;
     }
+    ++*alike;
+  } else {
+    *alike = 1;
   }
   batch->folded[batch->frames] = 0;
   batch->offsets[batch->frames++] = offset;

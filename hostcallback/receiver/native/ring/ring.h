@@ -238,7 +238,7 @@ class Ring {
   std::deque<OutstandingBlock>::iterator FindBlockLocked(uint64_t position);
   void DropBlockLocked(std::deque<OutstandingBlock>::iterator block);
   void Walk(hcb_batch* batch);
-  void Enter(hcb_batch* batch);
+  void Enter(hcb_batch* batch, uint64_t* alike);
   const FrameHeader* HeaderAt(uint64_t offset) const {
     return reinterpret_cast<const FrameHeader*>(memory_ + offset);
   }

@@ -18,7 +18,7 @@ import functools
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from hostcallback.receiver import limits, processes
@@ -37,6 +37,7 @@ from hostcallback.receiver.wire.tap_descriptor import KINDS, TapDescriptor, TapK
 
 if TYPE_CHECKING:
     from hostcallback.receiver.sinks.metric_writers.sink import MetricsSink
+    from hostcallback.receiver.taplog.reading.merge import Stretch
     from hostcallback.receiver.taplog.writing.recorder import Recorder
 
 Link = Callable[[Consumer, Sink], Sink]
@@ -342,8 +343,8 @@ class Scope:
             )
 
 
-MOST_LOOKED_FOR = 16
-"""Failed checks of one report whose steps are looked for in the log."""
+MOST_LOOKS = 16
+"""Parts of the log that are read for the steps of failed checks of one report."""
 
 
 def _logged_steps(recorder: Recorder, failures: Sequence[Occurrence]) -> dict[Occurrence, int]:
@@ -356,31 +357,43 @@ def _logged_steps(recorder: Recorder, failures: Sequence[Occurrence]) -> dict[Oc
     try:
         recorder.flush()
         log = LogReader(recorder.directory, run=ALL)
-        for failure in failures[:MOST_LOOKED_FOR]:
+        looks = 0
+        for failure in failures:
+            if failure in found or looks == MOST_LOOKS:
+                continue
+            looks += 1
             only = Selection(since_ns=failure.time_ns, until_ns=failure.time_ns + 1)
             for record in log.message_runs(only, by_time=False):
                 if isinstance(record, Stretch) and record.device == failure.device:
-                    step = record.step_at(failure.seq, failure.time_ns)
-                    if step is not None:
-                        found[failure] = step
+                    found.update(_steps_in(record, failures))
     except Exception:
         # It was deleted, or is damaged. Whatever it is, the report of the failures must come, then without steps.
         logger.debug("the log of %s has no steps", recorder.directory, exc_info=True)
     return found
 
 
-never_entered: dict[Scope, None] = {}
-"""Scopes of the receivers that users have made and not entered so far."""
+def _steps_in(record: Stretch, failures: Iterable[Occurrence]) -> Iterator[tuple[Occurrence, int]]:
+    # Those of the failures whose messages are in the part of the log that was read.
+    for failure in failures:
+        step = record.step_at(failure.seq, failure.time_ns)
+        if step is not None and failure.device == record.device:
+            yield failure, step
+
+
+never_entered: dict[object, tuple[str, str]] = {}
+"""What users have made for a `with` block and not entered so far: the name of the function and the line. The key of a
+receiver is its scope."""
 processes.in_child(processes.Stage.RUNTIME, never_entered.clear)  # they are the parent's to enter
 
 
-def tell_never_entered(scopes: Iterable[Scope]) -> None:
-    """Warns once of each receiver that was made and not entered: none of its options has an effect. Any thread."""
-    for scope in scopes:
-        if never_entered.pop(scope, scope) is None:
+def tell_never_entered(keys: Iterable[object]) -> None:
+    """Warns once of each block that was made and not entered: none of its options has an effect. Any thread."""
+    for key in keys:
+        name, made_at = never_entered.pop(key, ("", ""))
+        if name:
             logger.warning(
-                "the outfeed_receiver made at %s is not entered, and none of its options has an effect: "
-                "with hcb.outfeed_receiver(...):", scope.made_at,
+                "the %s made at %s is not entered, and none of its options has an effect: with hcb.%s(...):",
+                name, made_at, name,
             )  # fmt: skip
 
 

@@ -79,6 +79,8 @@ class TqdmDisplay:
     def show(self, step: int, total: int | None, postfix: str, time_ns: int) -> None:
         """Moves the bar. Rates are computed from the time of the step: messages may arrive later, many at once."""
         bar = self._bar
+        if self._times_ns is None:
+            bar.initial = step  # not in the rate: it was done before, or in a time that is not known
         self._set_clock(time_ns)
         if total != bar.total:
             bar.total = total
@@ -125,11 +127,14 @@ class LineDisplay:
     def __init__(self, desc: str, unit: str) -> None:
         """Writes nothing so far."""
         self._desc, self._unit = desc, unit
+        self._first = 0  # the first step
         self._times_ns: tuple[int, int] | None = None  # of the first step, and of the last line
         self._state: tuple[int, int | None, str, float] | None = None  # what the last line does not show
 
     def show(self, step: int, total: int | None, postfix: str, time_ns: int) -> None:
         """Notes the step, and writes a line if the last one was long ago by the steps' times."""
+        if self._times_ns is None:
+            self._first = step
         first, last = self._times_ns or (time_ns, time_ns)
         self._times_ns = first, last
         self._state = step, total, postfix, (time_ns - first) / 1e9
@@ -143,7 +148,8 @@ class LineDisplay:
         if self._state is not None:
             step, total, postfix, elapsed = self._state
             say(tqdm.format_meter(
-                step, total, elapsed, prefix=self._desc, unit=self._unit, postfix=postfix, ascii=True
+                step, total, elapsed, prefix=self._desc, unit=self._unit, postfix=postfix, ascii=True,
+                initial=self._first,
             ))  # fmt: skip
             self._state = None
 

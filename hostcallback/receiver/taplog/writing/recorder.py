@@ -298,8 +298,8 @@ def record(
         OSError: the folder or its first file cannot be created.
         TapLogError: `compress` without the package zstandard.
         TypeError: `path` is not a path, or `config` not a mapping.
-        ValueError: a size or a time is not positive, a log cannot have the mode, `run` cannot name a run, or `config`
-            takes more than 64 KiB.
+        ValueError: `path` is empty, a size or a time is not positive, a log cannot have the mode, `run` cannot name a
+            run, or `config` takes more than 64 KiB.
 
     Example:
         with hcb.record("logs", run="wide", config={"lr": 3e-4, "notes": "wider"}) as log:

@@ -64,20 +64,20 @@ def test_large_arrays_of_a_check_that_holds_go_back_to_the_pool(driver: Driver) 
 
 def test_failures_in_a_row_are_folded_as_on_cpu(driver: Driver, gpu: Gpu) -> None:
     driver.hold()
-    for value in range(6):
+    for value in range(70):
         check(gpu, HOLDS)
         gpu.tap(FAILS, np.array([value]), flags=CHECK | Flags.FOLDS)
     driver.resume()
     while not gpu.stream.idle():
         pass
     received, folded = [], []
-    while sum(folded) + len(received) < 6:
+    while sum(folded) + len(received) < 70:
         batch = gpu.read()
         received += [gpu.decode(*frame)[2] for frame in batch.frames]
         folded += batch.folded
         batch.release()
-    assert received == [0, 5]
-    assert sum(folded) == 4
+    assert received == [*range(64), 69]
+    assert sum(folded) == 5
 
 
 def test_switched_off_taps_cost_no_copy(driver: Driver) -> None:

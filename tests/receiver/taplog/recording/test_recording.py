@@ -342,6 +342,12 @@ def test_a_receiver_that_cannot_record_is_not_opened(tmp_path: Path) -> None:
             pass
     with hcb.outfeed_receiver():  # the devices are free
         pass
+    empty = r"got an empty path, expected the path of a folder, as in hcb.record\('run/taps'\)"
+    with pytest.raises(ValueError, match=empty):
+        hcb.record("")
+    with pytest.raises(ValueError, match=empty):
+        with hcb.outfeed_receiver(record=""):
+            pass
     with pytest.raises(TypeError, match="record is of type int, expected the path of a folder"):
         hcb.outfeed_receiver(record=3)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="segment_bytes is 0, expected more than 0"):
