@@ -19,7 +19,7 @@ import numpy as np
 
 from hostcallback.receiver.messages import NAME as STEP
 from hostcallback.receiver.sinks.tap import CONTEXT, accepted_keywords
-from hostcallback.tracing import leaves
+from hostcallback.tracing import leaves, tap_spec
 from hostcallback.tracing.source_line import user_source_line
 
 
@@ -111,24 +111,6 @@ def _name_of(func: Any) -> str:
     return name if name.isidentifier() else "function"
 
 
-def check_step(what: str, step: Any) -> None:
-    """Checks what a user passes as `step=`.
-
-    Args:
-        what: name of the calling function, for errors.
-        step: may be traced.
-
-    Raises:
-        TypeError: it is not an integer without dimensions.
-    """
-    dtype = np.int64 if isinstance(step, int) else getattr(step, "dtype", None)
-    if dtype is None or not jnp.issubdtype(dtype, np.integer) or np.shape(step):
-        raise TypeError(
-            f"{what}: step is {type(step).__name__} {step!r:.80}, expected an integer or a traced integer without "
-            f"dimensions, at {user_source_line()}"
-        )
-
-
 # ---- Format strings, and keyword arguments of taps -------------------------------------------------------------------
 
 
@@ -201,7 +183,7 @@ def check_format(what: str, fmt: Any, args: Sequence[Any], kwargs: Mapping[str, 
             f"{{{{ and }}}} for braces, at {checker.source_line}"
         ) from None
     if STEP in kwargs and STEP not in named_fields(fmt):
-        check_step(what, kwargs[STEP])
+        tap_spec.check_step(what, kwargs[STEP])
         kwargs = {name: value for name, value in kwargs.items() if name != STEP}
     try:
         checker.vformat(fmt, args, kwargs)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from hostcallback.receiver import environment
@@ -125,6 +126,24 @@ def check_switch(name: str, value: Any, *, or_none: bool = False) -> None:
     ):
         expected = "True, False or None" if or_none else "True or False"
         raise TypeError(f"{name}={value!r}, expected {expected}, at {user_source_line()}")
+
+
+def check_step(what: str, step: Any) -> None:
+    """Checks what a user passes as `step=`.
+
+    Args:
+        what: name of the calling function, for errors.
+        step: may be traced.
+
+    Raises:
+        TypeError: it is not an integer without dimensions.
+    """
+    dtype = np.int64 if isinstance(step, int) else getattr(step, "dtype", None)
+    if dtype is None or not jnp.issubdtype(dtype, np.integer) or np.shape(step):
+        raise TypeError(
+            f"{what}: step is {type(step).__name__} {step!r:.80}, expected an integer or a traced integer without "
+            f"dimensions, at {user_source_line()}"
+        )
 
 
 def callable_name(func: Callable[..., Any] | Any) -> str:

@@ -198,7 +198,7 @@ def metrics(
             )
         sent[STEP] = leaves.scalar_of(step)
     if STEP in sent:
-        arguments.check_step("hcb.metrics", sent[STEP])
+        tap_spec.check_step("hcb.metrics", sent[STEP])
     params = {"batched": True, "forms": forms, "reduce": _reductions(reduce, {*sent, *forms}), "every": every}
     options = tap_spec.TapOptions(
         tap_spec.name_or(name, place_name, "metrics"),
