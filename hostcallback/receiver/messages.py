@@ -134,17 +134,18 @@ def step_place(described: TapDescriptor) -> StepSource | None:
 
     It is the first leaf called `step` in the tapped pytree (an item of a dict or a field of a namedtuple, at any depth)
     that is an array or an integer, or else the keyword argument of that name. An object with one leaf, such as
-    `flax.nnx.Variable`, gives the leaf its name. Only a message shows whether the array is an integer without
-    dimensions.
+    `flax.nnx.Variable`, gives the leaf its name. The `step=` of a check or a print comes before those in its other
+    arguments. Only a message shows whether the array is an integer without dimensions.
     """
-    arrays = 0
-    for name, leaf in _leaves(described.tree, ""):
-        if leaf[0] == "array":
-            if name == NAME:
-                return StepSource(arrays)
-            arrays += 1
+    arrays, found = 0, []
+    for depth, name, leaf in _leaves(described.tree, ""):
+        if name == NAME and leaf[0] == "array":
+            found.append((depth, StepSource(arrays)))
         elif name == NAME and leaf[0] == "value" and type(leaf[1]) is int and _fits(leaf[1]):
-            return StepSource(-1, leaf[1])
+            found.append((depth, StepSource(-1, leaf[1])))
+        arrays += leaf[0] == "array"
+    if found:
+        return min(found, key=lambda each: each[0] if described.tap_kind.has_arguments else 0)[1]
     value = described.kwargs.get(NAME)
     return StepSource(-1, value) if type(value) is int and _fits(value) else None
 
@@ -175,23 +176,23 @@ def _fits(value: int) -> bool:
     return -(2**63) < value < 2**63
 
 
-def _leaves(description: Description, name: str) -> Iterator[tuple[str, Description]]:
-    # The leaves of a pytree in order, each with its key.
+def _leaves(description: Description, name: str, depth: int = 0) -> Iterator[tuple[int, str, Description]]:
+    # The leaves of a pytree in order, each with its depth and its key.
     kind, *rest = description
     only = _only_leaf(description) if name == NAME else None
     if only is not None:
-        yield name, only
+        yield depth, name, only
     elif kind in ("tuple", "list", "node"):
         for child in rest[-1]:
-            yield from _leaves(child, "")
+            yield from _leaves(child, "", depth + 1)
     elif kind == "namedtuple":
         for field, child in zip(rest[1], rest[2], strict=True):
-            yield from _leaves(child, field)
+            yield from _leaves(child, field, depth + 1)
     elif kind == "dict":
         for key, child in zip(rest[0], rest[1], strict=True):
-            yield from _leaves(child, _text(key))
+            yield from _leaves(child, _text(key), depth + 1)
     else:
-        yield name, description
+        yield depth, name, description
 
 
 def _only_leaf(description: Description) -> Description | None:

@@ -71,6 +71,19 @@ def test_transformations_keep_the_step(how: str) -> None:
     assert (check.count, check.steps, check.without_step) == (count * len(steps) // 2, steps, 0)
 
 
+def test_the_step_of_the_check_comes_before_one_in_its_arguments(
+    jit: Jit, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def program(x: Any) -> None:
+        hcb.check(x > 0, "{} {nested}", {"step": 3, "x": x}, nested={"step": x.astype(int)}, step=7)
+
+    with hcb.outfeed_receiver(record=tmp_path, on_error="warn") as receiver:
+        jit(program)(jnp.float32(-1))
+    (check,) = receiver.failed_checks
+    main(["cat", str(tmp_path)])
+    assert (check.steps, capsys.readouterr().out.split()[2]) == ([7], "7")
+
+
 def test_a_step_that_vmap_batches_is_unknown_and_not_wrong() -> None:
     jax.jit(jax.vmap(positive))(-jnp.ones(3), jnp.arange(3))
     check = failed_once()
