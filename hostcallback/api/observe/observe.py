@@ -24,7 +24,7 @@ from hostcallback.lowering.evaluator import Evaluator, Records
 from hostcallback.lowering.xray import Context, Program, UserError, Xray
 from hostcallback.receiver.errors import ReentrantWaitError, TapTimeoutError
 from hostcallback.receiver.log import logger
-from hostcallback.receiver.sinks.times import new_tables
+from hostcallback.receiver.sinks.time_rows import new_tables
 from hostcallback.tracing import arguments, source_line
 from hostcallback.tracing.source_line import place_name, public, user_source_line
 from hostcallback.tracing.tap_spec import name_or

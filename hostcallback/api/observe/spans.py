@@ -27,7 +27,8 @@ from hostcallback.lowering.evaluator import Evaluator, Records
 from hostcallback.primitives.device_ops import edge
 from hostcallback.primitives.tap import bind_tap
 from hostcallback.receiver.sinks.factory import Binding
-from hostcallback.receiver.sinks.times import DEVICE, ITERATION, PROGRAM, SECONDS, START
+from hostcallback.receiver.sinks.time_rows import ITERATION, PROGRAM
+from hostcallback.receiver.sinks.times import DEVICE, SECONDS, START
 from hostcallback.receiver.wire.tap_descriptor import TIME
 from hostcallback.tracing import source_line
 from hostcallback.tracing.source_line import public, user_source_line

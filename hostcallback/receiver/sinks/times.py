@@ -1,19 +1,16 @@
-"""The times of places (`observe(what="time")`): their messages, their distributions, and the table of these."""
+"""The messages of the times of places (`observe(what="time")`): what they have of each place and each loop."""
 
 from __future__ import annotations
 
 import math
-import threading
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from hostcallback.receiver.messages import Message, device_text
 from hostcallback.receiver.sinks.tap import Unflatten
-from hostcallback.receiver.text import text_table
+from hostcallback.receiver.sinks.time_rows import ITERATION, PROGRAM, Loop, Times, duration_text, times_by_tap
 from hostcallback.receiver.wire.pytree import unflatten_with
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 
@@ -21,11 +18,10 @@ SECONDS, START = "seconds", "start"
 """What a message has of each place: float32 seconds, and uint32 stamps (Unix nanoseconds, the lower half first). The
 last axis of the seconds has the segments of the place in the program; those before are `axes` in the tap's params."""
 
-ITERATION, DEVICE = "iteration", "device"
-PROGRAM = "program"
-"""The name of the place that is the whole program."""
+DEVICE = "device"
+"""An axis of the times of a place; the other kind is `ITERATION`."""
 
-BINS_PER_OCTAVE = 64  # a percentile is within 0.6 %
+ROUNDING = 1e-5  # of float32 seconds that are added up
 
 
 class Segment(NamedTuple):
@@ -44,186 +40,6 @@ class Segment(NamedTuple):
     seconds: float
     device: str
     iterations: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class TimeRow:
-    """The times of a place; seconds.
-
-    Attributes:
-        place: its name; `program` is the whole program.
-        count: how often it ran: once for each call, iteration and device.
-        mean: of these times.
-        p50: the median.
-        p90: at most that long in 90 of 100 cases.
-        p99: at most that long in 99 of 100 cases.
-        max: the longest one.
-        max_at: which one that was: `step 12`, or `call 12` where no step is known, or `call 3, iteration 40` in a loop;
-            calls and iterations count from 0. Empty if there is only one.
-        share: of the time of the program; NaN where that is not known.
-        slowest: of a program on several devices, the one with the largest mean; else empty.
-        spread: the mean of that device divided by the mean of all, minus one.
-    """
-
-    place: str
-    count: int
-    mean: float
-    p50: float
-    p90: float
-    p99: float
-    max: float
-    max_at: str
-    share: float
-    slowest: str
-    spread: float
-
-
-class _Which(NamedTuple):
-    """Which one of the times of a place."""
-
-    step: int | None
-    call: int
-    iterations: tuple[int, ...]
-
-    def text(self, calls: int) -> str:
-        """Says it, of a place that was called that often."""
-        parts = []
-        if calls > 1:
-            # A call with a loop may have a step for each iteration, and its message only the last one.
-            knows_step = self.step is not None and not self.iterations
-            parts.append(f"step {self.step}" if knows_step else f"call {self.call}")
-        if self.iterations:
-            parts.append(f"iteration {'/'.join(map(str, self.iterations))}")
-        return ", ".join(parts)
-
-
-class _Distribution:
-    def __init__(self) -> None:
-        self.total, self.count, self.calls = 0.0, 0, 0
-        self.bins: Counter[int] = Counter()
-        self.longest: tuple[float, _Which | None] = -math.inf, None
-
-    def add(self, seconds: np.ndarray[Any, Any], step: int | None) -> None:
-        """Adds the times of one call, by iteration; NaN where it did not run."""
-        ran = seconds[~np.isnan(seconds)]
-        self.total += float(ran.sum(dtype=np.float64))
-        self.count += ran.size
-        self.bins.update(np.round(np.log2(np.maximum(ran, 1e-9)) * BINS_PER_OCTAVE).astype(int).tolist())
-        if ran.size and (most := float(ran.max())) > self.longest[0]:
-            at = np.unravel_index(int(np.nanargmax(seconds)), seconds.shape)
-            self.longest = most, _Which(step, self.calls, tuple(map(int, at)))
-        self.calls += 1
-
-    def percentile(self, percent: int) -> float:
-        left = math.ceil(self.count * percent / 100)
-        for number in sorted(self.bins):
-            left -= self.bins[number]
-            if left <= 0:
-                return math.exp2(number / BINS_PER_OCTAVE)
-        return math.nan
-
-
-class Times:
-    """The times of the places of one tap. Any thread."""
-
-    def __init__(self) -> None:
-        """There are none yet."""
-        self._lock = threading.Lock()  # protects what is below
-        self._found: dict[str, dict[str, _Distribution]] = {}
-        self._is_new = False
-
-    def add(
-        self,
-        seconds: Mapping[str, Mapping[str, np.ndarray[Any, Any]]],
-        is_printed: bool = False,
-        step: int | None = None,
-    ) -> None:
-        """Adds the times of one call.
-
-        Args:
-            seconds: by place and device, as from `TimeSink.seconds`.
-            is_printed: whether `new_tables` has them.
-            step: of the call, where it is known.
-        """
-        with self._lock:
-            for place, by_device in seconds.items():
-                known = self._found.setdefault(place, {})
-                for device, times in by_device.items():
-                    known.setdefault(device, _Distribution()).add(times, step)
-            self._is_new |= is_printed
-
-    def rows(self) -> list[TimeRow]:
-        """The rows of the table, in the order of the program, and the program last."""
-        with self._lock:
-            found = [_row(place, by_device) for place, by_device in self._found.items()]
-            totals = {place: sum(one.total for one in each.values()) for place, each in self._found.items()}
-        whole = totals.get(PROGRAM) or math.nan
-        rows = [replace(row, share=totals[row.place] / whole) for row in found]
-        return sorted(rows, key=lambda row: row.place == PROGRAM)
-
-    def bins(self) -> dict[str, Counter[int]]:
-        """How often each place took about 2 ** (n / BINS_PER_OCTAVE) seconds, by n."""
-        with self._lock:
-            return {
-                place: sum((one.bins for one in each.values()), Counter())
-                for place, each in self._found.items()
-            }
-
-    def take_new(self) -> bool:
-        """Whether times were added since the last call."""
-        with self._lock:
-            is_new, self._is_new = self._is_new, False
-        return is_new
-
-
-def _row(place: str, by_device: Mapping[str, _Distribution]) -> TimeRow:
-    both = _Distribution()
-    for one in by_device.values():
-        both.total, both.count = both.total + one.total, both.count + one.count
-        both.bins.update(one.bins)
-    means = {device: one.total / one.count for device, one in by_device.items() if one.count}
-    mean = both.total / both.count if both.count else math.nan
-    slowest = max(means, key=means.__getitem__) if len(means) > 1 else ""
-    spread = means[slowest] / mean - 1 if slowest else 0.0
-    p50, p90, p99 = (both.percentile(percent) for percent in (50, 90, 99))
-    longest, which = max((one.longest for one in by_device.values()), key=lambda one: one[0])
-    at = "" if which is None else which.text(max(one.calls for one in by_device.values()))
-    longest = math.nan if which is None else longest
-    return TimeRow(place, both.count, mean, p50, p90, p99, longest, at, math.nan, slowest, spread)
-
-
-times_by_tap: dict[str, Times] = {}
-"""The times that this process was sent, by the name of the tap. Guarded by Python's own lock."""
-
-
-def new_tables(name: str | None = None) -> list[str]:
-    """Returns the tables of taps, or of one, that had times since the last call."""
-    found = [times for tap, times in list(times_by_tap.items()) if name in (None, tap)]
-    return [table(times.rows()) for times in found if times.take_new()]
-
-
-def table(rows: list[TimeRow]) -> str:
-    """Returns rows as a text table."""
-    spread = any(row.slowest for row in rows)
-    head = ("place", "count", "mean", "p50", "p90", "p99", "max", "share", *(["slowest"] if spread else []))
-    lines = []
-    for row in rows:
-        share = "" if math.isnan(row.share) else f"{100 * row.share:.1f} %"
-        slowest = f"{row.slowest} {100 * row.spread:+.1f} %" if row.slowest else ""
-        texts = map(duration_text, (row.mean, row.p50, row.p90, row.p99))
-        longest = ", ".join(filter(None, (duration_text(row.max), row.max_at)))
-        lines.append((row.place, f"{row.count:,}", *texts, longest, share, *([slowest] if spread else [])))
-    return "\n".join(text_table(head, lines))
-
-
-def duration_text(seconds: float) -> str:
-    """Returns seconds as text with three digits, such as `1.25 ms`."""
-    if math.isnan(seconds):
-        return "-"
-    if seconds >= 1000:
-        return f"{seconds:.0f} s"
-    size, unit = next((each for each in ((1.0, "s"), (1e-3, "ms")) if seconds >= each[0]), (1e-6, "us"))
-    return f"{seconds / size:.3g} {unit}"
 
 
 def first_device(message: Message) -> int:
@@ -264,6 +80,74 @@ def runs_by_device(
     }
 
 
+class _Stretches(NamedTuple):
+    """When a place ran, in float64 nanoseconds; arrays of shape (*devices, *loops, segments)."""
+
+    devices: int  # the number of axes
+    begins: np.ndarray[Any, Any]  # since the message; 0 where the place did not run
+    lengths: np.ndarray[Any, Any]  # NaN where it did not run
+
+    @classmethod
+    def of(cls, axes: Sequence[str], times: Mapping[str, np.ndarray[Any, Any]], origin_ns: int) -> _Stretches:
+        where = [i for i, axis in enumerate(axes) if axis == DEVICE]
+        lengths = as_measured(times[SECONDS]).astype(np.float64) * 1e9
+        since = np.ascontiguousarray(times[START]).view(np.int64)[..., 0] - np.int64(origin_ns)
+        begins = np.where(np.isnan(lengths), 0, since.astype(np.float64))
+        moved = (np.moveaxis(each, where, range(len(where))) for each in (begins, lengths))
+        return cls(len(where), *moved)
+
+    def iterations(self, depth: int) -> tuple[int, ...]:
+        """The number of devices and of iterations on each axis, of that many loops."""
+        return tuple(map(int, self.begins.shape[: self.devices + depth]))
+
+    def flat(self, depth: int) -> _Stretches:
+        """With one axis of devices and one of the iterations of that many loops. Inner iterations become segments."""
+        shape = self.iterations(depth)
+        of_device = math.prod(shape[self.devices :])
+        flat = (each.reshape(math.prod(shape[: self.devices]), of_device, -1) for each in self[1:])
+        return _Stretches(1, *flat)
+
+    def is_in_loop_of(self, other: _Stretches) -> bool:
+        """Whether no iteration comes between the parts of another one, on the first device. Both are flat."""
+        numbers, begins = [], []
+        for one in (self, other):
+            ran = ~np.isnan(one.lengths[0])
+            numbers.append(np.nonzero(ran)[0])
+            begins.append(one.begins[0][ran])
+        in_time = np.concatenate(numbers)[np.argsort(np.concatenate(begins), kind="stable")]
+        return bool(np.count_nonzero(np.diff(in_time)) < len(np.unique(in_time)))
+
+
+def _together(found: Sequence[_Stretches]) -> np.ndarray[Any, Any]:
+    """The seconds in which one of the places ran, by device and iteration; they are flat."""
+    begins, lengths = (np.concatenate(each, axis=-1) for each in list(zip(*found, strict=True))[1:])
+    order = np.argsort(begins, axis=-1)
+    begins = np.take_along_axis(begins, order, -1)
+    ends = begins + np.nan_to_num(np.take_along_axis(lengths, order, -1))
+    before = np.roll(np.maximum.accumulate(ends, axis=-1), 1, -1)
+    before[..., 0] = begins[..., 0]
+    seconds = np.maximum(ends - np.maximum(begins, before), 0).sum(axis=-1) / 1e9
+    return np.where(np.isnan(lengths).all(axis=-1), np.nan, seconds)
+
+
+def _in_loops(places: Mapping[str, _Stretches], depth: int) -> list[dict[str, _Stretches]]:
+    # The places that ran, flat, by the loop of that depth that they are in.
+    found: list[dict[str, _Stretches]] = []
+    for place, one in places.items():
+        if one.begins.ndim <= one.devices + depth or np.isnan(one.lengths).all():
+            continue
+        flat = one.flat(depth)
+        for loop in found:
+            first = next(iter(loop))
+            is_alike = places[first].iterations(depth) == one.iterations(depth)
+            if is_alike and places[first].devices == one.devices and flat.is_in_loop_of(loop[first]):
+                loop[place] = flat
+                break
+        else:
+            found.append({place: flat})
+    return found
+
+
 class TimeSink:
     """Takes the messages of one tap of times."""
 
@@ -291,7 +175,7 @@ class TimeSink:
     def __call__(self, message: Message) -> None:
         """Adds the times to those of the tap."""
         times = times_by_tap.setdefault(message.consumer.name, Times())
-        times.add(self.seconds(message), self._is_printed)
+        times.add(self.seconds(message), self._is_printed, loops=self.loops(message))
 
     def seconds(self, message: Message) -> dict[str, dict[str, np.ndarray[Any, Any]]]:
         """The seconds of a message by place and device, with an axis for each loop; NaN for what did not run."""
@@ -302,6 +186,36 @@ class TimeSink:
             lengths = [n for n, axis in zip(times[SECONDS].shape, axes, strict=False) if axis == ITERATION]
             found[place] = {device: run.reshape(lengths) for device, run in runs.items()}
         return found
+
+    def loops(self, message: Message) -> list[Loop]:
+        """The loops in which a place ran, those around others first."""
+        places = {
+            place: _Stretches.of(axes, times, message.time_ns)
+            for place, axes, times in self.places(message)
+            if place != PROGRAM
+        }
+        deepest = max((one.begins.ndim - one.devices - 1 for one in places.values()), default=0)
+        depths = range(PROGRAM in self._axes, deepest + 1)
+        return [
+            self._loop(loop, depth, places[next(iter(loop))], message)
+            for depth in depths
+            for loop in _in_loops(places, depth)
+        ]
+
+    @staticmethod
+    def _loop(loop: Mapping[str, _Stretches], depth: int, first: _Stretches, message: Message) -> Loop:
+        together = _together([*loop.values()])
+        most = max(float(np.nansum(one.lengths)) for one in loop.values()) / 1e9
+        shape = first.iterations(depth)
+        devices = [
+            _device(index, first_device(message)) if index else device_text(message.device)
+            for index in np.ndindex(shape[: first.devices])
+        ]
+        seconds = {
+            device: of_one.reshape(shape[first.devices :])
+            for device, of_one in zip(devices, together, strict=True)
+        }
+        return Loop(depth, set(loop), seconds, float(np.nansum(together)) > most * (1 + ROUNDING))
 
     def segments(self, message: Message) -> Iterator[Segment]:
         """The segments of the places of a message, for traces."""

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from hostcallback.receiver.sinks.call import SHARDS_ID, WHOLE_ID
-from hostcallback.receiver.sinks.times import Times, TimeSink
+from hostcallback.receiver.sinks.time_rows import Times
+from hostcallback.receiver.sinks.times import TimeSink
 from hostcallback.receiver.taplog.format.layout import NO_STEP, Damage
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage, MessageDecoder
 from hostcallback.receiver.taplog.reading.merge import LostNote, Record, Stretch
@@ -168,7 +169,9 @@ def _add_times(
         for logged in decoder.messages(one):
             with contextlib.suppress(LookupError, ValueError):
                 if isinstance(logged, LoggedMessage):
-                    times.add(sink.seconds(logged.message), step=logged.step)
+                    times.add(
+                        sink.seconds(logged.message), step=logged.step, loops=sink.loops(logged.message)
+                    )
 
 
 def _tap(found: LogStats, described: TapDescriptor | None, consumer_id: int) -> TapStats:

@@ -15,7 +15,8 @@ import pytest
 
 import hostcallback as hcb
 from hcb_command import hcb as run_hcb
-from hostcallback.receiver.sinks.times import PROGRAM, Times, TimeSink, duration_text, table
+from hostcallback.receiver.sinks.time_rows import PROGRAM, Times, duration_text, table
+from hostcallback.receiver.sinks.times import TimeSink
 
 CALLS, LENGTH = 3, 4
 

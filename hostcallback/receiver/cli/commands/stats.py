@@ -10,7 +10,7 @@ from dataclasses import asdict
 from hostcallback.receiver.cli.arguments import SelectedLog, add_log, add_selection
 from hostcallback.receiver.cli.output.messages import lost_text, make_safe, time_text
 from hostcallback.receiver.cli.output.tables import print_table
-from hostcallback.receiver.sinks.times import table
+from hostcallback.receiver.sinks.time_rows import table
 from hostcallback.receiver.taplog.format.layout import Damage
 from hostcallback.receiver.taplog.reading.merge import LostNote
 from hostcallback.receiver.taplog.reading.segment_reader import Writer

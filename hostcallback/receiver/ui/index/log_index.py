@@ -13,7 +13,7 @@ import numpy as np
 
 from hostcallback.receiver.processes import is_alive
 from hostcallback.receiver.sinks.call import SHARDS_ID, WHOLE_ID
-from hostcallback.receiver.sinks.times import Times
+from hostcallback.receiver.sinks.time_rows import Times
 from hostcallback.receiver.taplog.format.block import FrameBlock
 from hostcallback.receiver.taplog.format.layout import ALL_CONSUMERS, NO_STEP, Damage, Kind
 from hostcallback.receiver.taplog.format.step_finder import StepFinder

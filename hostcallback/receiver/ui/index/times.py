@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from hostcallback.receiver.sinks import times as measured
+from hostcallback.receiver.sinks.time_rows import BINS_PER_OCTAVE, ITERATION, PROGRAM, TimeRow
 from hostcallback.receiver.taplog.format.layout import NO_STEP
 from hostcallback.receiver.text import printable
 from hostcallback.receiver.ui.index import buckets
@@ -52,7 +53,7 @@ def times(index: LogIndex, number: int) -> dict[str, Any]:
     taps, distributions = groups[key], index.distributions[key]
     launches = _launches(index, texts[key]) if key in texts else []
     is_short = key in texts and sum(texts[key].counts) <= FEW_CALLS
-    inner = {measured.PROGRAM}.union(*(_inner(call) for launch in launches for call in launch))
+    inner = {PROGRAM}.union(*(_inner(call) for launch in launches for call in launch))
     shown = (is_short and _by_iteration(launches, inner)) or _by_call(index, taps, inner)
     return {
         **found,
@@ -98,7 +99,7 @@ def _inner(call: Call) -> set[str]:
         at = np.searchsorted(begins, middles, side="right") - 1
         return bool((at >= 0).all() and (middles <= begins[at] + extents[at]).all())
 
-    places = [place for place in call if place != measured.PROGRAM]
+    places = [place for place in call if place != PROGRAM]
     return {place for place in places if any(is_in(place, other) for other in places)}
 
 
@@ -131,13 +132,13 @@ def _by_iteration(launches: Sequence[Sequence[Call]], inner: set[str]) -> dict[s
 
 def _of_iterations(axes: Sequence[str], given: dict[str, Array]) -> Array:
     # The seconds of each iteration of the outermost loop; of several devices the mean. Empty without a loop.
-    if measured.ITERATION not in axes:
+    if ITERATION not in axes:
         return np.empty(0)
     seconds = np.nan_to_num(given[measured.SECONDS].astype(np.float64))
     devices = math.prod(
         size for axis, size in zip(axes, seconds.shape, strict=False) if axis == measured.DEVICE
     )
-    loops = np.moveaxis(seconds, axes.index(measured.ITERATION), 0)
+    loops = np.moveaxis(seconds, axes.index(ITERATION), 0)
     found: Array = loops.reshape(len(loops), -1).sum(axis=1) / devices
     return found
 
@@ -148,7 +149,7 @@ def _by_call(index: LogIndex, taps: Sequence[Tap], inner: set[str]) -> dict[str,
         rows = {tap.leaf: tap.buckets.rows.copy() for tap in taps}
         by_place = {tap.leaf: tap for tap in taps}
         has_steps = all(tap.buckets.has_steps and tap.without_step < tap.count for tap in taps)
-    counting = by_place.get(measured.PROGRAM) or max(taps, key=lambda tap: tap.count)
+    counting = by_place.get(PROGRAM) or max(taps, key=lambda tap: tap.count)
     calls = rows[counting.leaf]
     calls = calls[np.argsort(calls[:, TIME], kind="stable")]
     stacked = [place for place in rows if place not in inner]
@@ -216,7 +217,7 @@ def _answer(
     }
 
 
-def _distributions(rows: Sequence[measured.TimeRow], bins: dict[str, Counter[int]]) -> dict[str, Any]:
+def _distributions(rows: Sequence[TimeRow], bins: dict[str, Counter[int]]) -> dict[str, Any]:
     # A table of places, and how often each took how long: counts of ranges with equal ratios.
     numbers = np.array([number for each in bins.values() for number in each] or [0])
     low, width = int(numbers.min()), max(1, math.ceil((np.ptp(numbers) + 1) / BINS))
@@ -230,5 +231,5 @@ def _distributions(rows: Sequence[measured.TimeRow], bins: dict[str, Counter[int
             {"place": printable(row.place), "count": row.count, "slowest": row.slowest, "counts": counts}
             | {name: None if math.isnan(each) else each for name, each in figures.items()}
         )
-    ends = [2 ** (end / measured.BINS_PER_OCTAVE) for end in (low, low + BINS * width)]
+    ends = [2 ** (end / BINS_PER_OCTAVE) for end in (low, low + BINS * width)]
     return {"places": places, "range": ends}
