@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import gc
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import pytest
 from test_live import until
 
 import hostcallback as hcb
 from hostcallback.receiver.ui.server.app import MAX_STREAMS
+from hostcallback.receiver.ui.server.serving import Listening, serve_logs
 
 Serve = Callable[..., Any]
 
@@ -255,3 +260,24 @@ def test_two_runs_are_compared_and_shown_side_by_side(tmp_path: Path, serve: Ser
     assert client.get("/api/diff", params={"left": "one", "right": "one"}).json()["equal"]
     assert client.get("/api/diff", params={"left": "one", "right": "two", "atol": 1}).json()["equal"]
     assert client.get("/api/diff", params={"left": "one", "right": "three"}).status_code == 404
+
+
+@pytest.mark.parametrize("turns", range(5))
+def test_a_connection_that_comes_as_the_server_ends_is_closed(log: Path, turns: int) -> None:
+    server = serve_logs([log], Listening())
+    port = int(server.address.rpartition(":")[2].partition("/")[0])
+    late: list[socket.socket] = []
+
+    async def ends(counter: int) -> bool:
+        late.append(socket.create_connection(("127.0.0.1", port), timeout=20))
+        for _ in range(turns):  # of asyncio's loop, which accepts the connection, and then makes it
+            await asyncio.sleep(0)
+        return True
+
+    server._server.on_tick = ends  # type: ignore[method-assign]
+    until(lambda: late, bool)
+    server.close()
+    assert not server._server.server_state.connections
+    with late[0], contextlib.suppress(ConnectionResetError):
+        assert late[0].recv(1) == b""
+    gc.collect()  # tells of what was not closed

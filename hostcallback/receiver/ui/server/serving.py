@@ -24,6 +24,9 @@ from hostcallback.receiver.ui.server.page_data import PageData
 
 STOP_SEC = 2
 
+ACCEPTING = 3
+"""Turns of asyncio's loop after which a connection that it has accepted is made."""
+
 
 class ListenError(HostCallbackError):
     """The server cannot listen at its address."""
@@ -67,24 +70,11 @@ class UiServer:
         """
         self._data = data
         self._socket = _listen(listening.host, listening.port)
-        port = self._socket.getsockname()[1]
-        token = listening.token or new_token()
-        is_local = is_loopback(listening.host)
-        is_any = listening.host in ("", "0.0.0.0", "::")
-        shown = socket.gethostname() if is_any else listening.host
-        name = f"[{shown}]" if ":" in shown else shown
-        tls = listening.tls_cert is not None
-        self.address = f"{'https' if tls else 'http'}://{name}:{port}/#token={token}"
-        app = Access(
-            make_app(data), token, port=port, hosts=[*listening.hosts, shown], is_open=not is_local, tls=tls,
-            framed=listening.framed,
-        )  # fmt: skip
-        config = uvicorn.Config(
-            app, http=Connection, proxy_headers=False, log_level="warning", access_log=False, server_header=False,
-            date_header=False, lifespan="off", ws="none", timeout_graceful_shutdown=STOP_SEC,
-            ssl_certfile=listening.tls_cert, ssl_keyfile=listening.tls_key, limit_concurrency=256,
-        )  # fmt: skip
-        self._server = _Server(config)
+        try:
+            self.address, self._server = _made(data, listening, self._socket.getsockname()[1])
+        except BaseException:
+            self._socket.close()
+            raise
         data.is_ending = lambda: self._server.should_exit  # streams of events end by themselves
         self._thread: threading.Thread | None = None
 
@@ -139,9 +129,43 @@ class _Server(uvicorn.Server):
             loop.create_server = functools.partial(create, ssl_handshake_timeout=HEAD_SEC)  # type: ignore[method-assign]
         return loop
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        # uvicorn closes the connections that it has. One that was accepted just before has not been made yet.
+        for listener in sockets or ():
+            asyncio.get_running_loop().remove_reader(listener)
+        for _ in range(ACCEPTING):
+            await asyncio.sleep(0)
+        await super().shutdown(sockets)
+        for connection in list(
+            self.server_state.connections
+        ):  # of clients that do not read what they asked for
+            connection.transport.abort()
+        await asyncio.sleep(0)
+
     def capture_signals(self) -> Any:
         # A thread that is not the main one cannot handle signals.
         return super().capture_signals() if self.handles_signals else contextlib.nullcontext()
+
+
+def _made(data: PageData, listening: Listening, port: int) -> tuple[str, _Server]:
+    # The address of the page, and its server.
+    token = listening.token or new_token()
+    is_local = is_loopback(listening.host)
+    is_any = listening.host in ("", "0.0.0.0", "::")
+    shown = socket.gethostname() if is_any else listening.host
+    name = f"[{shown}]" if ":" in shown else shown
+    tls = listening.tls_cert is not None
+    address = f"{'https' if tls else 'http'}://{name}:{port}/#token={token}"
+    app = Access(
+        make_app(data), token, port=port, hosts=[*listening.hosts, shown], is_open=not is_local, tls=tls,
+        framed=listening.framed,
+    )  # fmt: skip
+    config = uvicorn.Config(
+        app, http=Connection, proxy_headers=False, log_level="warning", access_log=False, server_header=False,
+        date_header=False, lifespan="off", ws="none", timeout_graceful_shutdown=STOP_SEC,
+        ssl_certfile=listening.tls_cert, ssl_keyfile=listening.tls_key, limit_concurrency=256,
+    )  # fmt: skip
+    return address, _Server(config)
 
 
 def is_loopback(host: str) -> bool:
