@@ -202,6 +202,7 @@ void ResetCallsAfterFork();
 void ResetSupervisorAfterFork();
 void ResetCompletersAfterFork();
 void ResetHoldAfterFork();
+void ResetWaitAfterFork();
 void ResetCellsAfterFork();
 void ResetOccurrencesAfterFork();
 void ResetLatestAfterFork();
@@ -216,6 +217,7 @@ void hcb_after_fork_child(void) {
   ResetSupervisorAfterFork();
   ResetCompletersAfterFork();
   ResetHoldAfterFork();
+  ResetWaitAfterFork();
   ResetCellsAfterFork();
   ResetOccurrencesAfterFork();
   ResetLatestAfterFork();

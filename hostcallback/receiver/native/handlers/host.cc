@@ -170,9 +170,10 @@ void WaitInHost() {
 }
 
 // At most one thread of the programs waits, of at least two: the tap function that it waits for may need one.
+std::atomic<bool> one_waits{false};
+const bool others = std::thread::hardware_concurrency() > 1;
+
 void WaitOnOwnThread() {
-  static std::atomic<bool> one_waits{false};
-  static const bool others = std::thread::hardware_concurrency() > 1;
   if (!others || one_waits.exchange(true, std::memory_order_acquire)) return;
   WaitUntilDelivered(kStall);
   one_waits.store(false, std::memory_order_release);
@@ -189,6 +190,13 @@ void WaitAtEnd() {
 }
 
 }  // namespace
+
+namespace hcb {
+
+// The thread that waits is the parent's.
+void ResetWaitAfterFork() { one_waits.store(false); }
+
+}  // namespace hcb
 
 void hcb_set_host_threads(const hcb_host_threads* threads) { host_threads = new hcb_host_threads(*threads); }
 

@@ -14,3 +14,7 @@ pytestmark = [
 
 def test_a_forked_child_has_empty_rings_and_the_parent_keeps_its_own(run_program):
     run_program("fork_program.py")
+
+
+def test_a_child_of_a_process_whose_program_waits_for_output_waits_for_its_own(run_program):
+    run_program("fork_while_waiting.py")
