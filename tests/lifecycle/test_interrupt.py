@@ -9,12 +9,20 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 import pytest
+from jax import lax
 
+import hostcallback as hcb
+from hostcallback.lifecycle.receivers import device_name
+from hostcallback.receiver.runtime.runtime import runtime
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
 from hostcallback.receiver.taplog.reading.reader import LogReader
 from python_process import python_output, start_python
+from threads import wait_for
 
 PROGRAM = """
 import os, sys, threading
@@ -232,3 +240,35 @@ def test_the_next_interrupt_of_a_program_that_is_back_does_not_end_it() -> None:
         "skip False",
         "goes on b'x'",
     ]
+
+
+@pytest.mark.native_only  # Python callbacks take longer than the messages
+@pytest.mark.parametrize("records", [False, True], ids=["alone", "recorded"])
+def test_messages_that_are_left_out_are_emitted_for_recorders_only(tmp_path: Path, records: bool) -> None:
+    count, go = 300_000, threading.Event()
+
+    def stuck(value: object) -> None:
+        go.wait(60)
+
+    def body(x: Any, _: Any) -> Any:
+        return hcb.id_tap(stuck, x) + 1, None
+
+    program = jax.jit(lambda x: lax.scan(body, x, None, length=count)[0])
+    options = {"record": tmp_path} if records else {}
+    with hcb.outfeed_receiver(devices=jax.devices()[:1], **options) as receiver:
+        (device,) = runtime.receivers([device_name(jax.devices()[0])])
+        before = device.source.counters().emitted
+        thread = threading.Thread(target=lambda: program(jnp.float32(0)).block_until_ready())
+        thread.start()
+        wait_for(runtime.holds_programs)
+        runtime.skip_taps(True)
+        go.set()
+        thread.join(100)
+        runtime.skip_taps(False)
+        emitted = device.source.counters().emitted - before
+    (row,) = receiver.stats
+    assert row.delivered + row.dropped == count
+    assert row.delivered < count / 2
+    assert emitted == count if records else emitted < count / 2
+    if records:
+        assert len(list(LogReader(tmp_path).messages())) == count

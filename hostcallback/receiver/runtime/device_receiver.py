@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from time import perf_counter
 from typing import Any
 
@@ -42,6 +43,7 @@ class DeviceReceiver:
         calls: runs the host functions of the device's calls.
         dispatcher: delivers the messages.
         thread: the daemon thread.
+        is_working: whether the sink that runs does work of this package: it is not stalled, however long it takes.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class DeviceReceiver:
         self.dispatcher = dispatcher.Dispatcher(
             registry, name, device, scope, self._enter_scope, self.calls, source=source
         )
+        self.is_working = False
         self._switches: dict[int, Scope] = {}
         self._stopping = False
         self._leaving = False
@@ -93,6 +96,19 @@ class DeviceReceiver:
         self._switches[token] = scope
         scope.opened(self.name)
         self.source.send_end(token)
+
+    def skip(self, on: bool, keeps: bool) -> None:
+        """Starts or stops leaving messages out, as `Dispatcher.skips` says. Any thread.
+
+        What no recorder or forwarder takes is not emitted: a loop then runs about as fast as with its taps off.
+
+        Args:
+            on: whether they are left out.
+            keeps: whether the queue is recorded itself.
+        """
+        self.dispatcher.skips = on
+        scopes = (self.scope, *self._switches.values())
+        self.source.leave_out(on and not keeps and not any(scope.batch_sinks for scope in scopes))
 
     def stop(self, timeout_sec: float, *, drain: bool = True) -> bool:
         """Ends the thread after the frames queued so far. Returns False if it is still busy at the timeout.
@@ -122,11 +138,19 @@ class DeviceReceiver:
         return self._consumed, self._since()
 
     def _since(self) -> float:
+        if self.is_working:
+            return perf_counter()
         return max(self.dispatcher.current_since, last_element(self.thread.ident))
 
-    def note_progress(self) -> None:
-        """Restarts the timer of the running sink: it makes progress and is not stalled. Any thread."""
-        self.dispatcher.current_since = perf_counter()
+    @contextlib.contextmanager
+    def working(self) -> Iterator[None]:
+        """See `Runtime.working`."""
+        self.is_working = True
+        try:
+            yield
+        finally:
+            self.dispatcher.current_since = perf_counter()
+            self.is_working = False
 
     def queued(self) -> int:
         """Returns the number of frames that the device has emitted and that are not delivered yet."""

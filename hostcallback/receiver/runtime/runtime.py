@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -336,19 +338,15 @@ class Runtime:
         )
 
     def skip_taps(self, on: bool) -> None:
-        """Starts or stops skipping the messages of all devices of this process. See `Dispatcher.skips`."""
+        """Starts or stops skipping the messages of all devices of this process. See `DeviceReceiver.skip`."""
         for receiver in self.receivers():
-            receiver.dispatcher.skips = on
+            receiver.skip(on, keeps=self.flight is not None)
 
     def let_go(self, on: bool) -> None:
         """Starts or stops overwriting the oldest messages of full queues, so that no program waits for room."""
         for receiver in self.receivers():
             policy = BackPressure(policy=Policy.OVERWRITE_OLDEST) if on else receiver.scope.back_pressure
             receiver.source.configure(policy)
-
-    def skipped(self) -> int:
-        """Returns the number of messages that were left out so far."""
-        return sum(r.dispatcher.skipped for r in self.receivers())
 
     def progress(self) -> tuple[Any, ...]:
         """Returns a value that is equal to an earlier one only if no device has delivered anything in between."""
@@ -375,11 +373,11 @@ class Runtime:
         """Whether a thread is a receiver thread or runs the host function of a call."""
         return any(r.thread is thread or r.calls.running_on(thread) is not None for r in self.receivers())
 
-    def note_progress(self, thread: threading.Thread) -> None:
-        """Notes that the sink which a receiver thread runs works, however long it takes."""
-        for receiver in self.receivers():
-            if receiver.thread is thread:
-                receiver.note_progress()
+    def working(self) -> AbstractContextManager[None]:
+        """A block of a sink that is no stalled tap, however long it takes: it does work of this package."""
+        here = threading.current_thread()
+        of_thread = (receiver.working() for receiver in self.receivers() if receiver.thread is here)
+        return next(of_thread, contextlib.nullcontext())
 
     def check_not_reentrant(self, what: str) -> None:
         """Raises ReentrantWaitError if the caller is a receiver thread or runs the host function of a call."""

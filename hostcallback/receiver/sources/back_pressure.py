@@ -38,6 +38,8 @@ class Step(enum.IntFlag):
     """In a queue that is more than half full, all but every `sample_every`-th emission are dropped."""
     OVERWRITE_OLDEST = 2
     """The oldest messages are dropped to make room, as far as they may be."""
+    LEAVE_OUT = 4
+    """Every emission is dropped, also where there is room. No policy has it; see `Source.leave_out`."""
 
 
 class Wait(enum.Enum):

@@ -64,6 +64,7 @@ class QueueSource:
         self._dropped = 0
         self._overwritten = 0  # part of `_dropped`: frames that made room for others
         self._admission = BackPressure().admission
+        self._leaves_out = False
         self._closed: str | None = None
         self._turn_taken = (
             False  # a thread delivers frames: no other thread may take any until it has finished
@@ -77,6 +78,11 @@ class QueueSource:
         with self._changed:
             self._admission = back_pressure.admission
 
+    def leave_out(self, on: bool) -> None:
+        """See `Source`."""
+        with self._changed:
+            self._leaves_out = on
+
     def emit(self, prefix: bytes, arrays: Sequence[np.ndarray[Any, Any]], run_id: int = 0) -> None:
         """Appends a frame or drops it, as the policy says. Any thread but the reader's.
 
@@ -86,7 +92,7 @@ class QueueSource:
             run_id: of the launch.
         """
         with self._changed:
-            if not admit(self, self._admission):
+            if self._leaves_out or not admit(self, self._admission):
                 self._dropped += 1
                 self._seq += 1
                 return

@@ -14,7 +14,7 @@ import numpy as np
 from hostcallback.receiver.errors import CallFailedError
 from hostcallback.receiver.native import bindings as native
 from hostcallback.receiver.sources import columns, ring_batch
-from hostcallback.receiver.sources.back_pressure import BackPressure
+from hostcallback.receiver.sources.back_pressure import BackPressure, Step
 from hostcallback.receiver.sources.source import CopiedBatch, SourceCounters
 from hostcallback.receiver.wire.array_types import ArraySpec, is_subbyte, pack_subbyte, unpack_subbyte
 from hostcallback.receiver.wire.frame import Flags, encode_prefix
@@ -47,6 +47,7 @@ class RingSource:
         self._library = library
         self._ring = ring
         self._config = ring_batch.RingConfig()
+        self._leaves_out = False
         self._device_id = device
         capacity = ctypes.c_uint64()
         address = library.hcb_ring_memory(ring, capacity)
@@ -125,7 +126,17 @@ class RingSource:
             }
             back_pressure = dataclasses.replace(self._config, **given)
         self._config = back_pressure
-        self._library.hcb_ring_configure(self._ring, back_pressure.native())
+        self._configure()
+
+    def leave_out(self, on: bool) -> None:
+        """See `Source`."""
+        self._leaves_out = on
+        self._configure()
+
+    def _configure(self) -> None:
+        config = self._config.native()
+        config.steps |= Step.LEAVE_OUT if self._leaves_out else 0
+        self._library.hcb_ring_configure(self._ring, config)
 
     def read(self, timeout_sec: float | None) -> ring_batch.RingBatch | None:
         """See `Source`. Reads at most 1024 frames or about 1 MiB, payloads outside the ring included.

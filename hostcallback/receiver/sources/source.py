@@ -109,6 +109,9 @@ class Source(Protocol):
     def configure(self, back_pressure: BackPressure) -> None:
         """Changes the policy for emissions that find no room, from now on. Any thread."""
 
+    def leave_out(self, on: bool) -> None:
+        """Starts or stops dropping every message of programs where it is emitted, whatever the policy. Any thread."""
+
     def close_calls(self, message: str) -> None:
         """Fails every waiting call and every later one. Any thread."""
 

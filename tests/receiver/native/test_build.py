@@ -71,6 +71,7 @@ def test_the_ctypes_declarations_agree_with_the_header(tmp_path):
         "HCB_COPY_FAILED": native.COPY_FAILED,
         "HCB_SAMPLE_BEYOND_HALF": Step.SAMPLE_BEYOND_HALF.value,
         "HCB_OVERWRITE_OLDEST": Step.OVERWRITE_OLDEST.value,
+        "HCB_LEAVE_OUT": Step.LEAVE_OUT.value,
         "HCB_CUDA": native.GPU_VENDORS["cuda"],
         "HCB_ROCM": native.GPU_VENDORS["rocm"],
     }

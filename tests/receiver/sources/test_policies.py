@@ -8,6 +8,8 @@ import pytest
 
 from checkout import ROOT
 from hostcallback.receiver.sources.back_pressure import Admission, BackPressure, Policy, Step, admit
+from hostcallback.receiver.sources.queue import QueueSource
+from hostcallback.receiver.wire.frame import decode_header, encode_prefix
 
 
 @dataclass
@@ -92,3 +94,18 @@ def test_every_policy_has_a_rule_and_is_documented(policy: Policy) -> None:
     assert isinstance(BackPressure(policy=policy).admission.steps, Step)
     assert f'"{policy}"' in (BackPressure.__doc__ or "")
     assert f"`{policy}`" in (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
+
+
+def test_what_is_left_out_is_dropped_also_where_there_is_room() -> None:
+    queue, prefix = QueueSource(0), encode_prefix(1, 0, ())
+    queue.emit(prefix, ())
+    queue.leave_out(True)
+    for _ in range(3):
+        queue.emit(prefix, ())
+    queue.post(prefix, ())  # of the host
+    queue.leave_out(False)
+    queue.emit(prefix, ())
+    batch = queue.read(0)
+    assert batch is not None
+    assert [decode_header(*frame[:2]).seq for frame in batch.frames] == [0, 4, 5]
+    assert queue.counters().dropped == 3

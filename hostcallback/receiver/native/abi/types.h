@@ -15,7 +15,8 @@ typedef struct hcb_own_call hcb_own_call; /* a call whose own thread takes its f
 typedef enum {
   HCB_SAMPLE_BEYOND_HALF = 1, /* beyond half full, drop all but every sample_every-th emission */
   /* drop the oldest frames that the reader has not taken, until one must not be dropped */
-  HCB_OVERWRITE_OLDEST = 2
+  HCB_OVERWRITE_OLDEST = 2,
+  HCB_LEAVE_OUT = 4 /* drop every emission, also where there is room */
 } hcb_admission_step;
 
 /* A size of zero means the default. */

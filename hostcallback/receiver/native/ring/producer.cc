@@ -29,6 +29,7 @@ Verdict Ring::Emit(const Emission& emission, CompletionFactory* completions) {
   if (!Fits(emission)) return Verdict::kTooLarge;
   NoteEmissionOfReader();
   std::unique_lock<std::mutex> lock(mutex_);
+  if (config_.steps & HCB_LEAVE_OUT) return DropLocked();
   if ((config_.steps & HCB_SAMPLE_BEYOND_HALF) && !KeepSampleLocked()) return DropLocked();
   if (waiters_.empty()) {
     Reservation reservation;

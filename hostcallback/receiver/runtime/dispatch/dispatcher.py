@@ -229,7 +229,6 @@ class Dispatcher:
         delivered: number of messages of the current batch that were delivered.
         skips: whether messages are left out instead of delivered, from the next one on: the user has interrupted the
             program. Recorders and forwarders still get them. Calls are answered.
-        skipped: number of messages that were left out.
     """
 
     def __init__(
@@ -269,7 +268,6 @@ class Dispatcher:
         self.current_since = 0.0
         self.delivered = 0
         self.skips = False
-        self.skipped = 0
         self.feed = BatchFeed(device_name, source, registry.find)
         self.set_scope(scope)
 
@@ -357,7 +355,6 @@ class Dispatcher:
                     continue
             # Calls are never left out: their programs wait for the replies.
             if self.skips and not flags & _CALL:
-                self.skipped += count or 1
                 stats.dropped += count or 1
                 continue
             self.delivered = index * counts

@@ -27,6 +27,7 @@ def test_the_idle_time_before_a_message_does_not_count_as_its_taps() -> None:
     receiver = DeviceReceiver.__new__(DeviceReceiver)
     receiver.dispatcher = _BeginsOnRead()  # type: ignore[assignment]
     receiver.thread = threading.Thread()
+    receiver.is_working = False
     running = receiver.running_tap()
     assert running is None or running[1] < IDLE_SEC / 2
     later = receiver.running_tap()
