@@ -24,6 +24,7 @@ from hostcallback.receiver.errors import TapFailure
 from hostcallback.receiver.failures import check_report, deferred_errors
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.messages import Message
+from hostcallback.receiver.runtime.runtime import runtime
 from hostcallback.receiver.sinks.nonfinite import Explains, Watched
 from hostcallback.receiver.sources.ring_batch import RingConfig
 from hostcallback.tracing.tap_spec import TapSpec
@@ -270,7 +271,7 @@ def _write(failed: _Failed, run: int, arrays: Arrays | None) -> None:
             while len(_written) > LAUNCHES:
                 _written.popitem(last=False)
     try:
-        with held.program.own_work():
+        with runtime.working(), held.program.own_work():
             _write_to(path, failed, arrays)
     except Exception as error:  # the program goes on, and its failure is reported anyhow
         capsule_contents.log_unwritten(path, name, error)

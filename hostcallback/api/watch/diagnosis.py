@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
@@ -173,10 +172,11 @@ class WatchedProgram:
             with self.program.own_work(device):
                 found.append(self._diagnosed(arrays, call, known))
 
-        if getattr(device, "platform", "") == "cpu" and transport.use_native("cpu"):
-            call_inside_callback(device, inside)  # the device's threads may all wait for this one
-        else:
-            inside()
+        with runtime.working():
+            if getattr(device, "platform", "") == "cpu" and transport.use_native("cpu"):
+                call_inside_callback(device, inside)  # the device's threads may all wait for this one
+            else:
+                inside()
         return found[0]
 
     def _diagnosed(self, arrays: Sequence[Any], call: int | None, known: Container[Unsound]) -> Diagnosis:
@@ -209,7 +209,6 @@ class WatchedProgram:
             tests.failed if self.every or mark else only_results,
             self.chosen if mark else None,
             compiles=compiles,
-            progress=functools.partial(runtime.note_progress, threading.current_thread()),
         )
         results = walk.run(self.program.closed, values)
         if mark:

@@ -87,12 +87,10 @@ class Walk:
         chosen: Chosen | None = None,
         *,
         compiles: bool = False,
-        progress: Callable[[], None] = lambda: None,
     ) -> None:
         """Makes the walk.
 
         Args:
-            progress: called before each equation.
             compiles: whether every operation is compiled, and none evaluated by NumPy.
             flags: how to test the body of a loop.
             chosen: the equations for which `entered` is noted.
@@ -102,7 +100,6 @@ class Walk:
         self._silent = Silent()
         self.callbacks = self._silent.callbacks
         self._compiles = compiles
-        self._progress = progress
         # An operation is an origin once, at its first iteration.
         self._known: dict[tuple[int, ...], Origin] = {}
         self._flags = flags
@@ -130,7 +127,6 @@ class Walk:
         )
 
     def _equation(self, equation: compat.JaxprEqn, operands: list[Value], position: Position) -> list[Value]:
-        self._progress()
         kind, programs = structure_of(equation)
         if kind in ("call", "remat"):
             return self._walk(programs[0][0], operands, position.inside(equation))

@@ -353,6 +353,19 @@ def test_inputs_that_are_larger_than_the_ring_or_its_budget(
     assert (count == 301) == arrives, printed
 
 
+def test_a_capsule_whose_programs_take_long_is_no_stalled_tap(tmp_path: Path) -> None:
+    def step(x: Any) -> Any:
+        hcb.check(x[0] < 1, "x is {}", x[0])
+        for _ in range(20):
+            x = jnp.sin(x)
+        return x
+
+    held = hcb.capsule(jax.jit(step), tmp_path)
+    failing(lambda: held(jnp.full(4, 3.0)), timeout_sec=0.01)
+    (capsule,) = capsules(tmp_path)
+    assert reproduce(capsule).is_exact
+
+
 @native
 def test_constants_and_keys(tmp_path: Path) -> None:
     table = jnp.arange(5.0)
