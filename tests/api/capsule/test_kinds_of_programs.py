@@ -353,6 +353,7 @@ def test_inputs_that_are_larger_than_the_ring_or_its_budget(
     assert (count == 301) == arrives, printed
 
 
+@native
 def test_a_capsule_whose_programs_take_long_is_no_stalled_tap(tmp_path: Path) -> None:
     def step(x: Any) -> Any:
         hcb.check(x[0] < 1, "x is {}", x[0])

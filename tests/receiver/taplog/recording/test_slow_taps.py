@@ -65,7 +65,7 @@ def test_emitted_messages_outlive_a_kill_behind_a_slow_tap(
     assert process.stdout is not None
     assert process.stdout.readline() == "committed\n"
     if how is signal.SIGKILL:  # promised: after 0.1 s a message is in the file; a busy machine gets more time
-        threading.Event().wait(1.0)
+        wait_for(lambda: len(recorded(folder)) == 5000, timeout_sec=50)
     process.send_signal(how)
     process.wait(120)
     process.stdout.close()
