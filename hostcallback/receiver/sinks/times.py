@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +22,9 @@ DEVICE = "device"
 """An axis of the times of a place; the other kind is `ITERATION`."""
 
 ROUNDING = 1e-5  # of float32 seconds that are added up
+
+Place = tuple[str, list[str], dict[str, np.ndarray[Any, Any]]]
+"""What a message has of a place: its name, the axes of its times, and these by `SECONDS` and `START`."""
 
 
 class Segment(NamedTuple):
@@ -81,20 +84,11 @@ def runs_by_device(
 
 
 class _Stretches(NamedTuple):
-    """When a place ran, in float64 nanoseconds; arrays of shape (*devices, *loops, segments)."""
+    """When a place ran, in float64 nanoseconds; arrays of shape (*devices, *loops, segments), NaN where it did not."""
 
     devices: int  # the number of axes
-    begins: np.ndarray[Any, Any]  # since the message; 0 where the place did not run
-    lengths: np.ndarray[Any, Any]  # NaN where it did not run
-
-    @classmethod
-    def of(cls, axes: Sequence[str], times: Mapping[str, np.ndarray[Any, Any]], origin_ns: int) -> _Stretches:
-        where = [i for i, axis in enumerate(axes) if axis == DEVICE]
-        lengths = as_measured(times[SECONDS]).astype(np.float64) * 1e9
-        since = np.ascontiguousarray(times[START]).view(np.int64)[..., 0] - np.int64(origin_ns)
-        begins = np.where(np.isnan(lengths), 0, since.astype(np.float64))
-        moved = (np.moveaxis(each, where, range(len(where))) for each in (begins, lengths))
-        return cls(len(where), *moved)
+    begins: np.ndarray[Any, Any]  # since the message
+    lengths: np.ndarray[Any, Any]
 
     def iterations(self, depth: int) -> tuple[int, ...]:
         """The number of devices and of iterations on each axis, of that many loops."""
@@ -108,44 +102,57 @@ class _Stretches(NamedTuple):
         return _Stretches(1, *flat)
 
     def is_in_loop_of(self, other: _Stretches) -> bool:
-        """Whether no iteration comes between the parts of another one, on the first device. Both are flat."""
-        numbers, begins = [], []
-        for one in (self, other):
-            ran = ~np.isnan(one.lengths[0])
-            numbers.append(np.nonzero(ran)[0])
-            begins.append(one.begins[0][ran])
-        in_time = np.concatenate(numbers)[np.argsort(np.concatenate(begins), kind="stable")]
-        return bool(np.count_nonzero(np.diff(in_time)) < len(np.unique(in_time)))
+        """Whether on the first device each iteration of one is over before the next one of the other. Both are flat."""
+        one, two = (np.fmin.reduce(each.begins[0], axis=-1) for each in (self, other))
+        order = np.argsort(two, kind="stable")
+        one, two = one[order], two[order]
+        return not (np.any(one[:-1] > two[1:]) or np.any(two[:-1] > one[1:]))
+
+
+def _stretches(places: Iterable[Place], origin_ns: int) -> dict[str, _Stretches]:
+    alike: dict[Any, list[tuple[str, dict[str, np.ndarray[Any, Any]]]]] = {}
+    for place, axes, times in places:
+        if place != PROGRAM:
+            alike.setdefault((tuple(axes), times[SECONDS].shape), []).append((place, times))
+    found = {}
+    for (axes, _), group in alike.items():
+        lengths = as_measured(np.stack([times[SECONDS] for _, times in group])).astype(np.float64) * 1e9
+        stamps = np.stack([times[START] for _, times in group]).view(np.int64)[..., 0]
+        begins = np.where(np.isnan(lengths), np.nan, (stamps - np.int64(origin_ns)).astype(np.float64))
+        where = [i + 1 for i, axis in enumerate(axes) if axis == DEVICE]
+        moved = [np.moveaxis(each, where, range(1, 1 + len(where))) for each in (begins, lengths)]
+        for (place, _), *of_place in zip(group, *moved, strict=True):
+            found[place] = _Stretches(len(where), *of_place)
+    return found
 
 
 def _together(found: Sequence[_Stretches]) -> np.ndarray[Any, Any]:
     """The seconds in which one of the places ran, by device and iteration; they are flat."""
     begins, lengths = (np.concatenate(each, axis=-1) for each in list(zip(*found, strict=True))[1:])
-    order = np.argsort(begins, axis=-1)
+    order = np.argsort(begins, axis=-1)  # what did not run is last
     begins = np.take_along_axis(begins, order, -1)
-    ends = begins + np.nan_to_num(np.take_along_axis(lengths, order, -1))
+    ends = begins + np.take_along_axis(lengths, order, -1)
     before = np.roll(np.maximum.accumulate(ends, axis=-1), 1, -1)
     before[..., 0] = begins[..., 0]
-    seconds = np.maximum(ends - np.maximum(begins, before), 0).sum(axis=-1) / 1e9
-    return np.where(np.isnan(lengths).all(axis=-1), np.nan, seconds)
+    seconds = np.fmax(ends - np.maximum(begins, before), 0).sum(axis=-1) / 1e9
+    return np.where(np.isnan(begins[..., 0]), np.nan, seconds)
 
 
 def _in_loops(places: Mapping[str, _Stretches], depth: int) -> list[dict[str, _Stretches]]:
     # The places that ran, flat, by the loop of that depth that they are in.
-    found: list[dict[str, _Stretches]] = []
+    found: dict[Any, list[dict[str, _Stretches]]] = {}
     for place, one in places.items():
         if one.begins.ndim <= one.devices + depth or np.isnan(one.lengths).all():
             continue
-        flat = one.flat(depth)
-        for loop in found:
-            first = next(iter(loop))
-            is_alike = places[first].iterations(depth) == one.iterations(depth)
-            if is_alike and places[first].devices == one.devices and flat.is_in_loop_of(loop[first]):
+        flat, iterations = one.flat(depth), one.iterations(depth)
+        alike = found.setdefault((one.devices, iterations), [])
+        for loop in alike:
+            if not depth or flat.is_in_loop_of(next(iter(loop.values()))):
                 loop[place] = flat
                 break
         else:
-            found.append({place: flat})
-    return found
+            alike.append({place: flat})
+    return [loop for alike in found.values() for loop in alike]
 
 
 class TimeSink:
@@ -164,6 +171,10 @@ class TimeSink:
             for axes in self._axes.values()
         ):
             raise ValueError(f"the axes of times are {str(self._axes)[:80]!r}")
+        inner = [axes for place, axes in self._axes.items() if place != PROGRAM]
+        self._has_loops = len(inner) > 1 and (
+            PROGRAM not in self._axes or any(ITERATION in axes for axes in inner)
+        )
         self._unflatten = unflatten
         self._is_printed = is_printed
 
@@ -188,12 +199,10 @@ class TimeSink:
         return found
 
     def loops(self, message: Message) -> list[Loop]:
-        """The loops in which a place ran, those around others first."""
-        places = {
-            place: _Stretches.of(axes, times, message.time_ns)
-            for place, axes, times in self.places(message)
-            if place != PROGRAM
-        }
+        """The loops in which a place ran, those around others first. None where there can be no loop of several."""
+        if not self._has_loops:
+            return []
+        places = _stretches(self.places(message), message.time_ns)
         deepest = max((one.begins.ndim - one.devices - 1 for one in places.values()), default=0)
         depths = range(PROGRAM in self._axes, deepest + 1)
         return [
@@ -246,7 +255,7 @@ class TimeSink:
             parts.append(f"{place} {duration_text(sum(means) / len(means))}" if means else f"{place} -")
         return [", ".join(parts)]
 
-    def places(self, message: Message) -> Iterator[tuple[str, list[str], dict[str, np.ndarray[Any, Any]]]]:
+    def places(self, message: Message) -> Iterator[Place]:
         """The places of a message: their names, the axes of their times, and these by `SECONDS` and `START`.
 
         Raises:
