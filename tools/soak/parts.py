@@ -47,6 +47,11 @@ class Collector:
         """`host:port`."""
         return f"localhost:{self._port}"
 
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
     def start(self) -> None:
         """Starts it, also after `kill`."""
         command = [sys.executable, "-m", "hostcallback.receiver.cli", "collect", "--quiet"]
