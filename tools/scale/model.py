@@ -12,7 +12,6 @@ import numpy as np
 
 from tools.scale.senders import LOADS, Measured
 
-FITTED_LOADS = ("idle", "small", "large")
 HIGHEST_SHARE = 0.6
 """Share of a core that one collector is planned for: beyond, acknowledgements wait for each other."""
 
@@ -23,8 +22,8 @@ class Model(NamedTuple):
     Attributes:
         fitted: numbers of hosts that they were fitted to.
         collector: processor time of a collector in ms a second: constant, for each slice, for each MiB.
-        hosts: the same of all hosts together.
-        resident: resident memory of a collector in MiB: constant, for each host.
+        hosts: processor time of all hosts together: for each host, each slice, each MiB.
+        resident: resident memory of a collector in MiB: constant, for each host, for each MiB a second.
         files: open files of a collector: constant, for each host.
         stream_bytes: bytes of a stream: of each write, of each scalar in it.
         wire_factor: bytes over the network for each byte of streams, if writes are small.
@@ -43,8 +42,8 @@ class Model(NamedTuple):
         slices = hosts * per_second
         mib = slices * _sum(self.stream_bytes, (1.0, scalars)) / 2**20
         return Predicted(
-            slices, mib, _sum(self.collector, (1.0, slices, mib)), _sum(self.hosts, (1.0, slices, mib)),
-            _sum(self.resident, (1.0, hosts)), _sum(self.files, (1.0, hosts)),
+            slices, mib, _sum(self.collector, (1.0, slices, mib)), _sum(self.hosts, (hosts, slices, mib)),
+            _sum(self.resident, (1.0, hosts, mib)), _sum(self.files, (1.0, hosts)),
         )  # fmt: skip
 
     @property
@@ -69,8 +68,8 @@ class Model(NamedTuple):
             "```\n"
             f"stream, bytes a write    = {b[0]:.0f} + {b[1]:.1f} * scalars\n"
             f"collector, ms a second   = {c[0]:.1f} + {c[1]:.3f} * slices/s + {c[2]:.2f} * MiB/s\n"
-            f"all hosts, ms a second   = {h[0]:.1f} + {h[1]:.3f} * slices/s + {h[2]:.2f} * MiB/s\n"
-            f"collector, resident MiB  = {r[0]:.0f} + {r[1]:.3f} * hosts\n"
+            f"all hosts, ms a second   = {h[0]:.2f} * hosts + {h[1]:.3f} * slices/s + {h[2]:.2f} * MiB/s\n"
+            f"collector, resident MiB  = {r[0]:.0f} + {r[1]:.3f} * hosts + {r[2]:.2f} * MiB/s\n"
             f"collector, open files    = {f[0]:.0f} + {f[1]:.2f} * hosts\n"
             f"network, bytes           = {self.wire_factor:.2f} * bytes of the stream, for small writes\n"
             "```\n"
@@ -93,8 +92,8 @@ def _sum(constants: Sequence[float], amounts: Sequence[float]) -> float:
 
 
 def fit(found: Sequence[Measured], fitted: Sequence[int]) -> Model:
-    """Fits the constants to the measurements of some numbers of hosts, under all loads but the fastest."""
-    rows = [row for row in found if row.hosts in fitted and row.load in FITTED_LOADS]
+    """Fits the constants to the measurements of some numbers of hosts, under all loads."""
+    rows = [row for row in found if row.hosts in fitted]
     writing = [row for row in rows if row.messages]
 
     def constants(
@@ -102,9 +101,15 @@ def fit(found: Sequence[Measured], fitted: Sequence[int]) -> Model:
         *amounts: Callable[[Measured], float],
         among: Sequence[Measured] = rows,
     ) -> tuple[float, ...]:
-        matrix = [[1.0, *(amount(row) for amount in amounts)] for row in among]
+        matrix = [[amount(row) for amount in amounts] for row in among]
         solution = np.linalg.lstsq(np.array(matrix), np.array([of(row) for row in among]), rcond=None)[0]
         return tuple(float(number) for number in solution)
+
+    def one(row: Measured) -> float:
+        return 1.0
+
+    def hosts(row: Measured) -> float:
+        return row.hosts
 
     def slices(row: Measured) -> float:
         return row.slices_sec
@@ -115,12 +120,15 @@ def fit(found: Sequence[Measured], fitted: Sequence[int]) -> Model:
     small = [row for row in writing if row.load == "small"]
     return Model(
         fitted=tuple(fitted),
-        collector=constants(lambda row: row.collector_ms, slices, mib),
-        hosts=constants(lambda row: row.hosts_ms, slices, mib),
-        resident=constants(lambda row: row.resident_mib, lambda row: row.hosts),
-        files=constants(lambda row: row.files, lambda row: row.hosts),
+        collector=constants(lambda row: row.collector_ms, one, slices, mib),
+        hosts=constants(lambda row: row.hosts_ms, hosts, slices, mib),
+        resident=constants(lambda row: row.resident_mib, one, hosts, mib),
+        files=constants(lambda row: row.files, one, hosts),
         stream_bytes=constants(
-            lambda row: row.file_bytes * LOADS[row.load][1], lambda row: LOADS[row.load][1], among=writing
+            lambda row: row.file_bytes * LOADS[row.load][1],
+            one,
+            lambda row: LOADS[row.load][1],
+            among=writing,
         ),
         wire_factor=float(np.mean([row.wire_bytes / row.file_bytes for row in small])),
     )
@@ -135,7 +143,7 @@ def comparison(found: Sequence[Measured], model: Model) -> str:
     ]
     for row in found:
         said = model.predict(row.hosts, *LOADS[row.load])
-        was_fitted = row.hosts in model.fitted and row.load in FITTED_LOADS
+        was_fitted = row.hosts in model.fitted
         remark = "fitted" if was_fitted else _verdict(said, row)
         cells = [
             row.hosts, row.load, f"{said.slices_sec:,.0f}", f"{row.slices_sec:,.0f}", f"{said.collector_ms:.0f}",

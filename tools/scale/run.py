@@ -70,8 +70,8 @@ def _senders(arguments: argparse.Namespace) -> tuple[dict[str, str], list[str]]:
     knee = (
         f"By the model one core of a collector takes {fitted.most_slices:,.0f} small slices a second. On this machine, "
         "which runs the hosts as well, the processors are used up at "
-        f"{fitted.most_hosts(*senders.LOADS['small']):,} hosts under the load `small`, "
-        f"{fitted.most_hosts(*senders.LOADS['fast']):,} under `fast` and "
+        f"{fitted.most_hosts(*senders.LOADS['slow']):,} hosts under the load `slow`, "
+        f"{fitted.most_hosts(*senders.LOADS['small']):,} under `small` and "
         f"{fitted.most_hosts(*senders.LOADS['large']):,} under `large`."
     )
     return {

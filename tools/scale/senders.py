@@ -27,7 +27,7 @@ IN_A_PROCESS = 32
 """Hosts that one process simulates, at most."""
 
 SETTLE_SEC = 1.0
-LOADS = {"idle": (0.0, 0), "small": (5.0, 10), "large": (5.0, 300), "fast": (10.0, 10)}
+LOADS = {"idle": (0.0, 0), "slow": (1.0, 10), "small": (5.0, 10), "large": (1.0, 1000)}
 """Writes a second of each host, and scalars of a write."""
 
 
