@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import sys
 import threading
 import time
@@ -122,6 +123,7 @@ class Host:
     """One host. One thread writes.
 
     Attributes:
+        phase: part of the time between two writes that passes before its first one.
         transport: counts slices.
         acks_ms: of the writes so far.
     """
@@ -129,6 +131,7 @@ class Host:
     def __init__(self, address: str, folder: Path, number: int) -> None:
         """Starts to connect."""
         options = Forward(address, spool=folder / "spool", run=RUN)
+        self.phase = random.Random(number).random()
         self.acks_ms: list[float] = []
         self._written = 0
         self._spool = _Spool(options, process_index=number, kept=folder / "kept")
@@ -183,15 +186,18 @@ def _numbered(first: int, count: int) -> FrameBlock:
 
 
 def carry_out(load: Load, hosts: list[Host]) -> Done:
-    """Each host writes in turn, at even distances in time."""
+    """Each host writes at even distances in time, from a random moment on."""
     slices, nbytes = _sent(hosts)
     used, start = time.process_time(), time.perf_counter()
     pause = threading.Event()
-    rate = load.per_second * len(hosts)
-    writes = round(load.per_second * load.seconds) * len(hosts)
-    for number in range(writes):
-        pause.wait(max(0.0, start + number / rate - time.perf_counter()))
-        hosts[number % len(hosts)].write(load.messages)
+    writes = [
+        ((number + host.phase) / load.per_second, host)
+        for host in hosts
+        for number in range(round(load.per_second * load.seconds))
+    ]
+    for due_sec, host in sorted(writes, key=lambda write: write[0]):
+        pause.wait(max(0.0, start + due_sec - time.perf_counter()))
+        host.write(load.messages)
     pause.wait(max(0.0, start + load.seconds - time.perf_counter()))
     late_sec = time.perf_counter() - start - load.seconds
     for host in hosts:
@@ -201,7 +207,9 @@ def carry_out(load: Load, hosts: list[Host]) -> Done:
     acks_ms = [taken for host in hosts for taken in host.acks_ms]
     for host in hosts:
         host.acks_ms.clear()
-    return Done(writes * load.messages, slices_now - slices, nbytes_now - nbytes, used, late_sec, acks_ms)
+    return Done(
+        len(writes) * load.messages, slices_now - slices, nbytes_now - nbytes, used, late_sec, acks_ms
+    )
 
 
 def _sent(hosts: list[Host]) -> tuple[int, int]:

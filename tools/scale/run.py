@@ -66,17 +66,19 @@ def _senders(arguments: argparse.Namespace) -> tuple[dict[str, str], list[str]]:
         faults += wrong
         print(senders.table(rows), flush=True)
     fitted = model.fit(found, arguments.fit)
-    planned = model.plan(fitted, PLANNED_HOSTS, PLANNED_SCALARS, PLANNED_PER_SECOND)
+    whole = model.fit(found, arguments.clients)
+    planned = model.plan([fitted, whole], PLANNED_HOSTS, PLANNED_SCALARS, PLANNED_PER_SECOND)
     knee = (
-        f"By the model one core of a collector takes {fitted.most_slices:,.0f} small slices a second. On this machine, "
-        "which runs the hosts as well, the processors are used up at "
+        f"By this model one core of a collector takes {fitted.most_slices:,.0f} small slices a second. On this "
+        "machine, which runs the hosts as well, the processors are used up at "
         f"{fitted.most_hosts(*senders.LOADS['slow']):,} hosts under the load `slow`, "
         f"{fitted.most_hosts(*senders.LOADS['small']):,} under `small` and "
         f"{fitted.most_hosts(*senders.LOADS['large']):,} under `large`."
     )
     return {
         "senders": f"{_when()} Each load took {arguments.sec:g} s.\n\n{senders.table(found)}",
-        "model": f"Fitted to {' and '.join(map(str, fitted.fitted))} hosts.\n\n{fitted.text()}\n{knee}\n",
+        "model": f"Fitted to {' and '.join(map(str, fitted.fitted))} hosts:\n\n{fitted.text()}\n{knee}\n\n"
+        f"Fitted to {', '.join(map(str, whole.fitted))} hosts, without what was saturated:\n\n{whole.text()}",
         "comparison": model.comparison(found, fitted),
         "plan": planned,
     }, faults

@@ -27,6 +27,7 @@ IN_A_PROCESS = 32
 """Hosts that one process simulates, at most."""
 
 SETTLE_SEC = 1.0
+LATE_SEC = 1.0
 LOADS = {"idle": (0.0, 0), "slow": (1.0, 10), "small": (5.0, 10), "large": (1.0, 1000)}
 """Writes a second of each host, and scalars of a write."""
 
@@ -67,6 +68,11 @@ class Measured(NamedTuple):
     p50_ms: float
     p99_ms: float
     late_sec: float
+
+    @property
+    def is_saturated(self) -> bool:
+        """Whether hosts were late with their writes, or had to send several writes in one slice."""
+        return self.slices_sec * LOADS[self.load][1] < 0.9 * self.messages_sec or self.late_sec > LATE_SEC
 
 
 class _Usage(NamedTuple):
