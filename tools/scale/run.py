@@ -67,7 +67,9 @@ def _senders(arguments: argparse.Namespace) -> tuple[dict[str, str], list[str]]:
         print(senders.table(rows), flush=True)
     fitted = model.fit(found, arguments.fit)
     whole = model.fit(found, arguments.clients)
-    planned = model.plan([fitted, whole], PLANNED_HOSTS, PLANNED_SCALARS, PLANNED_PER_SECOND)
+    models = [fitted, whole]
+    planned = model.plan(models, PLANNED_HOSTS, PLANNED_SCALARS, PLANNED_PER_SECOND)
+    together = model.plan(models, PLANNED_HOSTS, round(PLANNED_SCALARS * PLANNED_PER_SECOND), 1.0)
     knee = (
         f"By this model one core of a collector takes {fitted.most_slices:,.0f} small slices a second. On this "
         "machine, which runs the hosts as well, the processors are used up at "
@@ -80,7 +82,7 @@ def _senders(arguments: argparse.Namespace) -> tuple[dict[str, str], list[str]]:
         "model": f"Fitted to {' and '.join(map(str, fitted.fitted))} hosts:\n\n{fitted.text()}\n{knee}\n\n"
         f"Fitted to {', '.join(map(str, whole.fitted))} hosts, without what was saturated:\n\n{whole.text()}",
         "comparison": model.comparison(found, fitted),
-        "plan": planned,
+        "plan": f"{planned}\nThe same scalars in one slice a second, as hosts send to a busy collector:\n\n{together}",
     }, faults
 
 

@@ -266,7 +266,7 @@ def table(found: Sequence[Measured]) -> str:
             f"{row.resident_mib:.0f}", row.files, f"{row.p50_ms:.0f}", f"{row.p99_ms:.0f}",
             f"{max(row.late_sec, 0.0):.1f}",
         ]  # fmt: skip
-        if not row.messages:  # nothing was written
-            cells = [cell if place not in (7, 8, 11, 12) else "" for place, cell in enumerate(cells)]
+        if not row.messages:
+            cells = [cell if place not in (7, 8, 11, 12) else "-" for place, cell in enumerate(cells)]
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines) + "\n"
