@@ -29,6 +29,7 @@ ROUNDS = 5
 IMPORTS = """
 import resource, sys, time
 import jax
+jax.devices()
 before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
 import hostcallback as hcb
 if "used" in sys.argv:
@@ -36,7 +37,7 @@ if "used" in sys.argv:
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 print((time.perf_counter() - began) * 1e3, (peak - before) / 1024)
 """
-"""Prints milliseconds and MiB beyond JAX."""
+"""Prints milliseconds and MiB beyond JAX and its devices."""
 
 
 def record(folder: Path, count: int) -> None:
@@ -97,7 +98,7 @@ def run(count: int) -> tuple[str, list[str]]:
         ("`hcb.read(...)[name].to_numpy()`", f"{seconds:.1f} s"),
         ("its columns: step, time, value", f"{columns:,.0f} MiB"),
         ("peak of resident memory, beyond the level before", f"{peak:,.0f} MiB, {peak / columns:.2f} of the columns"),
-        ("`import hostcallback` after `import jax`", _median(plain)),
+        ("`import hostcallback`, after JAX and its devices", _median(plain)),
         ("with `hcb.id_tap`, `outfeed_receiver` and `barrier_wait` named", _median(used)),
     ]  # fmt: skip
     faults = []
