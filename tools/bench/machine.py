@@ -22,3 +22,9 @@ def describe_machine() -> str:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     versions = f"Python {platform.python_version()}, JAX {version('jax')}"
     return f"{model}, {cores} cores,{memory} {platform.system()} {platform.release()}, {versions}"
+
+
+def resident_mib(process: int | str = "self") -> float:
+    """Resident memory of a process, by its id, in MiB."""
+    pages = int(Path(f"/proc/{process}/statm").read_text(encoding="ascii").split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20

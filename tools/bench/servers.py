@@ -68,8 +68,8 @@ def nats_server_program() -> str | None:
 
 
 @contextlib.contextmanager
-def nats_server(program: str, folder: Path) -> Iterator[str]:
-    """A NATS server with JetStream: its address."""
+def nats_server(program: str, folder: Path) -> Iterator[tuple[str, int]]:
+    """A NATS server with JetStream: its address and process id."""
     command = [program, "-js", "-a", "127.0.0.1", "-p", "-1", "-sd", str(folder / "jetstream")]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
@@ -79,5 +79,7 @@ def nats_server(program: str, folder: Path) -> Iterator[str]:
                 url = "nats://" + line.split()[-1]
             if "Server is ready" in line:
                 break
-        yield url
-        process.terminate()
+        try:
+            yield url, process.pid
+        finally:
+            process.terminate()

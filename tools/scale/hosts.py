@@ -21,11 +21,12 @@ from typing import Any, NamedTuple
 import grpc
 import numpy as np
 
+from hostcallback.receiver.remote.brokers import DIRECT, load
 from hostcallback.receiver.remote.control.agent import ControlThread
 from hostcallback.receiver.remote.forwarding_protocol import SegmentSlice, StreamKey, StreamOffset
 from hostcallback.receiver.remote.options import Forward
-from hostcallback.receiver.remote.sending.grpc_transport import CHANNEL_OPTIONS, GrpcStream, GrpcTransport
-from hostcallback.receiver.remote.sending.sender import OnAck, Sender
+from hostcallback.receiver.remote.sending.grpc_transport import CHANNEL_OPTIONS, GrpcTransport
+from hostcallback.receiver.remote.sending.sender import OnAck, Sender, TransportStream
 from hostcallback.receiver.remote.spool.spool import Spool
 from hostcallback.receiver.taplog.format.block import FrameBlock
 from hostcallback.receiver.taplog.writing.rotation import Folded
@@ -70,31 +71,48 @@ class Done(NamedTuple):
     acks_ms: list[float]
 
 
-class _Stream(GrpcStream):
-    def send(self, piece: SegmentSlice) -> None:
-        self._transport.slices += 1
-        self._transport.nbytes += len(piece.data)
-        super().send(piece)
+class _OwnConnection(GrpcTransport):
+    # Shares no connection with other hosts, as gRPC's channels of one process do by default.
 
-
-class _Transport(GrpcTransport):
-    # Counts what it sends. Its channel shares no connection with those of other hosts, as gRPC's channels of one
-    # process do by default.
-
-    def __init__(self, options: Forward, on_ack: OnAck) -> None:
+    def __init__(self, options: Forward) -> None:
         super().__init__(options)
         self._channel.close()
         own = ("grpc.use_local_subchannel_pool", 1)
         self._channel = grpc.insecure_channel(options.address, options=(*CHANNEL_OPTIONS, own))
+
+
+class _Transport:
+    # Counts what it sends.
+
+    def __init__(self, options: Forward, on_ack: OnAck) -> None:
+        direct = options.broker is DIRECT
+        self.sends: Any = _OwnConnection(options) if direct else load(options.broker.transport)(options)
         self._noted = on_ack
         self.slices = self.nbytes = 0
 
-    def connect(self, key: StreamKey, on_ack: OnAck) -> GrpcStream:
+    def connect(self, key: StreamKey, on_ack: OnAck) -> _Stream:
         def acked(position: StreamOffset) -> None:
             self._noted(position)  # first: who drains the stream goes on after the other
             on_ack(position)
 
-        return _Stream(self, key, acked)
+        return _Stream(self.sends.connect(key, acked), self)
+
+    def close(self) -> None:
+        self.sends.close()
+
+
+class _Stream:
+    def __init__(self, stream: TransportStream, transport: _Transport) -> None:
+        self._stream = stream
+        self._transport = transport
+        self.stored = stream.stored
+        self.check = stream.check
+        self.close = stream.close
+
+    def send(self, piece: SegmentSlice) -> None:
+        self._transport.slices += 1
+        self._transport.nbytes += len(piece.data)
+        self._stream.send(piece)
 
 
 class _Spool(Spool):
@@ -138,7 +156,9 @@ class Host:
         self._spool.on_closed = self._end
         self._spool.log.describe(TAP)
         self.transport = _Transport(options, self._acked)
-        self._control = ControlThread(self.transport, self._spool.key)
+        self._control = None
+        if options.broker.control:
+            self._control = ControlThread(self.transport.sends, self._spool.key)
         self._sender = Sender(self._spool, self.transport, window_bytes=options.window_bytes)
 
     def write(self, messages: int) -> None:
@@ -170,7 +190,8 @@ class Host:
         if not self._sender.drain(DRAIN_SEC):
             raise RuntimeError(f"{self._spool.key} is not stored after {DRAIN_SEC:g} s")
         self._sender.stop()
-        self._control.stop()
+        if self._control is not None:
+            self._control.stop()
         self.transport.close()
         self._spool.folder.remove()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +12,7 @@ from jax import lax
 
 import hostcallback as hcb
 from hostcallback.receiver.sources.ring_batch import RingConfig
+from tools.bench.machine import resident_mib
 
 ROUND = 1_000_000
 MOST = 1 << 31
@@ -115,12 +115,7 @@ def run(count: int) -> Found:
             number.block_until_ready()
             if done == count:
                 hcb.barrier_wait()
-            found.resident_mib.append(_resident_mib())
+            found.resident_mib.append(resident_mib())
         found.dropped = sum(row.dropped for row in receiver.stats)
     found.seconds, found.processor_sec = time.perf_counter() - began, time.process_time() - used
     return found
-
-
-def _resident_mib() -> float:
-    with open("/proc/self/statm", encoding="ascii") as file:
-        return int(file.read().split()[1]) * resource.getpagesize() / 2**20

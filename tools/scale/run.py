@@ -31,9 +31,12 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
         "--fit", type=_numbers, default=[8, 32], help="those that the model is fitted to (8,32)"
     )
     senders.add_argument("--sec", type=float, default=12.0, help="seconds of each load (12)")
+    nats = commands.add_parser("nats", help="hosts on one collector, directly and through a NATS server")
+    nats.add_argument("--clients", type=int, default=32, help="number of hosts (32)")
+    nats.add_argument("--sec", type=float, default=12.0, help="seconds of each load (12)")
     columns = commands.add_parser("columns", help="a long recorded run read as columns, and imports")
     columns.add_argument("--count", type=float, default=1e8, help="of scalars (1e8)")
-    for command in (messages, senders, columns):
+    for command in (messages, senders, nats, columns):
         command.add_argument("--write", action="store_true", help=f"write the tables into {DOCUMENT.name}")
     return parser.parse_args(argv)
 
@@ -86,6 +89,18 @@ def _senders(arguments: argparse.Namespace) -> tuple[dict[str, str], list[str]]:
     }, faults
 
 
+def _nats(arguments: argparse.Namespace) -> tuple[dict[str, str], list[str]]:
+    from tools.bench.servers import nats_server_program
+    from tools.scale import senders
+
+    program = nats_server_program()
+    if program is None:
+        raise SystemExit("nats-server is not installed: apt-get install nats-server")
+    direct, faults = senders.measure(arguments.clients, arguments.sec)
+    through, more = senders.measure(arguments.clients, arguments.sec, program)
+    return {"nats": f"{_when()}\n\n{senders.nats_table(direct, through)}"}, faults + more
+
+
 def _when() -> str:
     return f"{time.strftime('%Y-%m-%d')}, {describe_machine()}."
 
@@ -107,7 +122,7 @@ def written(text: str, parts: dict[str, str]) -> str:
 def main(argv: list[str] | None = None) -> int:
     """Runs the command; returns 1 if something is wrong."""
     arguments = _arguments(argv)
-    commands = {"messages": _messages, "senders": _senders, "columns": _columns}
+    commands = {"messages": _messages, "senders": _senders, "nats": _nats, "columns": _columns}
     parts, faults = commands[arguments.command](arguments)
     for name, part in parts.items():
         print(f"{name}:\n\n{part}")

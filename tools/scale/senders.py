@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import filecmp
 import itertools
 import json
@@ -18,7 +19,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tools.bench.servers import ROOT, folder_in_memory
+import hostcallback as hcb
+from tools.bench.blocks import TAP
+from tools.bench.machine import resident_mib
+from tools.bench.servers import ROOT, folder_in_memory, nats_server
 from tools.scale.hosts import RUN, Done, Load
 from tools.soak.accounting import in_segments
 from tools.soak.parts import START_SEC, Collector, environment
@@ -51,6 +55,7 @@ class Measured(NamedTuple):
         p50_ms: median time until a write is acknowledged.
         p99_ms: time in which 99 of 100 writes are.
         late_sec: how far the hosts were behind their plan at the end.
+        server_ms: processor time of the NATS server, if there was one.
     """
 
     hosts: int
@@ -68,6 +73,7 @@ class Measured(NamedTuple):
     p50_ms: float
     p99_ms: float
     late_sec: float
+    server_ms: float = 0.0
 
     @property
     def is_saturated(self) -> bool:
@@ -81,17 +87,21 @@ class _Usage(NamedTuple):
     files: int
     wire: int
     stored: int
+    server_ms: float
 
 
-def _usage(collector: Collector) -> _Usage:
+def _processor_ms(process: int) -> float:
+    # By the clock of clock_getcpuclockid(3): `stat` counts in steps of 10 ms.
+    return time.clock_gettime(~process << 3 | 2) * 1e3
+
+
+def _usage(collector: Collector, server: int) -> _Usage:
     folder = Path("/proc", str(collector.pid))
-    clock = ~collector.pid << 3 | 2  # what clock_getcpuclockid(3) gives: `stat` counts in steps of 10 ms
-    pages = int((folder / "statm").read_text().split()[1])
     loopback = next(line for line in Path("/proc/net/dev").read_text().splitlines() if "lo:" in line)
     stored = sum(path.stat().st_size for path in (collector.log / RUN).glob("*.hcblog"))
     return _Usage(
-        time.clock_gettime(clock) * 1e3, pages * os.sysconf("SC_PAGE_SIZE") / 2**20,
-        len(os.listdir(folder / "fd")), int(loopback.partition("lo:")[2].split()[0]), stored,
+        _processor_ms(collector.pid), resident_mib(collector.pid), len(os.listdir(folder / "fd")),
+        int(loopback.partition("lo:")[2].split()[0]), stored, _processor_ms(server) if server else 0.0,
     )  # fmt: skip
 
 
@@ -153,19 +163,34 @@ class Hosts:
         assert [line.strip() for line in self._lines()] == [word] * len(self._processes)
 
 
-def measure(count: int, seconds: float) -> tuple[list[Measured], list[str]]:
-    """Runs a collector and a number of hosts under each load; returns what it took, and what is wrong."""
-    with folder_in_memory() as folder:
+def measure(count: int, seconds: float, nats: str | None = None) -> tuple[list[Measured], list[str]]:
+    """Runs a collector and a number of hosts under each load; returns what it took, and what is wrong.
+
+    Args:
+        count: number of hosts.
+        seconds: of each load.
+        nats: path of a NATS server, which is run between the hosts and the collector; None for none.
+    """
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(folder_in_memory())
         (folder / "kept").mkdir()
-        collector = Collector(folder)
+        url, server = stack.enter_context(nats_server(nats, folder)) if nats else ("", 0)
+        collector = Collector(folder, *(("--nats", url) if nats else ()))
         try:
             _wait_for(collector)
-            found = _under_loads(collector, folder, count, seconds)
+            hosts = Hosts(url or collector.address, folder, count)
+            try:
+                found = [_under(load, hosts, collector, server, count, seconds) for load in LOADS]
+                hosts.end()
+            finally:
+                hosts.kill()
+            stored = collector.log / RUN
+            faults = _compare_values(stored, count, found) if nats else []
         except BaseException:
             collector.kill()
             raise
-        faults = [] if collector.stop() == 0 else ["the collector ended with an error"]
-        faults += collector.faults() + _compare(folder, collector.log / RUN, count, found)
+        faults += [] if collector.stop() == 0 else ["the collector ended with an error"]
+        faults += collector.faults() + ([] if nats else _compare(folder, stored, count, found))
     return found, [f"{count} hosts: {fault}" for fault in faults]
 
 
@@ -183,22 +208,14 @@ def _wait_for(collector: Collector) -> None:
             return
 
 
-def _under_loads(collector: Collector, folder: Path, count: int, seconds: float) -> list[Measured]:
-    hosts = Hosts(collector.address, folder, count)
-    try:
-        found = [_under(load, hosts, collector, count, seconds) for load in LOADS]
-        hosts.end()
-    finally:
-        hosts.kill()
-    return found
-
-
-def _under(name: str, hosts: Hosts, collector: Collector, count: int, seconds: float) -> Measured:
+def _under(
+    name: str, hosts: Hosts, collector: Collector, server: int, count: int, seconds: float
+) -> Measured:
     threading.Event().wait(min(SETTLE_SEC, seconds))
     per_second, messages = LOADS[name]
-    before, began = _usage(collector), perf_counter()
+    before, began = _usage(collector, server), perf_counter()
     done = hosts.carry_out(Load(per_second, messages, seconds))
-    after, took = _usage(collector), perf_counter() - began
+    after, took = _usage(collector, server), perf_counter() - began
     total = sum(each.messages for each in done)
     acks_ms = [taken for each in done for taken in each.acks_ms]
     assert len(acks_ms) == total // max(messages, 1), "a write was not acknowledged"
@@ -219,6 +236,7 @@ def _under(name: str, hosts: Hosts, collector: Collector, count: int, seconds: f
         p50_ms=float(p50),
         p99_ms=float(p99),
         late_sec=max(each.late_sec for each in done),
+        server_ms=(after.server_ms - before.server_ms) / took,
     )
 
 
@@ -249,6 +267,19 @@ def _compare(folder: Path, stored: Path, count: int, found: Sequence[Measured]) 
     return faults
 
 
+def _compare_values(stored: Path, count: int, found: Sequence[Measured]) -> list[str]:
+    # A collector behind NATS stores messages in files of its choice: of each number there must be one for each host.
+    each = sum(row.messages for row in found) // count
+    pause, deadline = threading.Event(), perf_counter() + START_SEC
+    while True:
+        values = hcb.read(stored)[TAP.name].to_numpy()[TAP.name].ravel()
+        if len(values) >= each * count or perf_counter() > deadline:
+            break
+        pause.wait(0.5)
+    wrong = np.flatnonzero(np.bincount(values, minlength=each) != count)
+    return [f"{len(wrong)} numbers are not stored once for each host, first {wrong[0]}"] if wrong.size else []
+
+
 HEAD = (
     "hosts", "load", "messages/s", "slices/s", "MiB/s", "collector, ms/s", "all hosts, ms/s",
     "network, bytes/message", "files, bytes/message", "collector, MiB", "its open files", "ack p50, ms", "p99, ms",
@@ -268,5 +299,22 @@ def table(found: Sequence[Measured]) -> str:
         ]  # fmt: skip
         if not row.messages:
             cells = [cell if place not in (7, 8, 11, 12) else "-" for place, cell in enumerate(cells)]
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    return "\n".join(lines) + "\n"
+
+
+def nats_table(direct: Sequence[Measured], through: Sequence[Measured]) -> str:
+    """The same hosts and loads without and with a NATS server, as a table."""
+    lines = [
+        "| hosts | load | slices/s: direct | NATS | collector, ms/s: direct | NATS | NATS server, ms/s "
+        "| all hosts, ms/s: direct | NATS | ack p50, ms: direct | NATS | p99, ms: direct | NATS |",
+        "|" + "---|" * 13,
+    ]
+    for one, other in zip(direct, through, strict=True):
+        cells = [
+            one.hosts, one.load, f"{one.slices_sec:,.0f}", f"{other.slices_sec:,.0f}", f"{one.collector_ms:.0f}",
+            f"{other.collector_ms:.0f}", f"{other.server_ms:.0f}", f"{one.hosts_ms:.0f}", f"{other.hosts_ms:.0f}",
+            f"{one.p50_ms:.0f}", f"{other.p50_ms:.0f}", f"{one.p99_ms:.0f}", f"{other.p99_ms:.0f}",
+        ]  # fmt: skip
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines) + "\n"

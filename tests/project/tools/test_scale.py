@@ -13,6 +13,7 @@ from python_process import python_output
 
 sys.path.insert(0, str(ROOT))
 
+from tools.bench.servers import nats_server_program
 from tools.scale import messages, model, run
 from tools.scale.senders import LOADS, Measured
 
@@ -70,7 +71,7 @@ def test_the_model_finds_the_constants_that_made_the_figures() -> None:
 def test_the_document_has_a_place_for_each_table() -> None:
     text = run.DOCUMENT.read_text(encoding="utf-8")
     names = re.findall(r"<!-- scale: (\w+) -->", text)
-    assert names == ["messages", "senders", "model", "comparison", "plan", "columns"]
+    assert names == ["messages", "senders", "model", "comparison", "plan", "nats", "columns"]
     changed = run.written(text, {"plan": "| a | b |\n"})
     assert run.written(changed, {"plan": "| a | c |\n"}) == run.written(text, {"plan": "| a | c |\n"})
     with pytest.raises(ValueError, match="has no mark"):
@@ -79,10 +80,18 @@ def test_the_document_has_a_place_for_each_table() -> None:
 
 @pytest.mark.slow
 def test_few_hosts_on_a_collector_have_no_faults() -> None:
-    printed = python_output(SCALE, "senders", "--clients", "1,2", "--fit", "1,2", "--sec", "0.5")
+    printed = python_output(SCALE, "senders", "--clients", "1,2", "--fit", "1,2", "--sec", "1")
     assert "\n0 fault(s)" in printed
     assert "| 2 | large |" in printed
     assert "| connections of each |" in printed
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(nats_server_program() is None, reason="nats-server is not installed")
+def test_few_hosts_through_nats_have_no_faults() -> None:
+    printed = python_output(SCALE, "nats", "--clients", "2", "--sec", "1")
+    assert "\n0 fault(s)" in printed
+    assert "| 2 | large |" in printed
 
 
 @pytest.mark.slow
