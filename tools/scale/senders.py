@@ -316,5 +316,7 @@ def nats_table(direct: Sequence[Measured], through: Sequence[Measured]) -> str:
             f"{other.collector_ms:.0f}", f"{other.server_ms:.0f}", f"{one.hosts_ms:.0f}", f"{other.hosts_ms:.0f}",
             f"{one.p50_ms:.0f}", f"{other.p50_ms:.0f}", f"{one.p99_ms:.0f}", f"{other.p99_ms:.0f}",
         ]  # fmt: skip
+        if not one.messages:
+            cells[-4:] = ["-"] * 4
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines) + "\n"
