@@ -40,8 +40,10 @@ def collector(folder: Path, *arguments: str) -> Iterator[str]:
         text=True,
     ) as process:
         assert process.stderr is not None
-        yield process.stderr.readline().split("collecting ")[1].split()[1]
-        process.terminate()
+        try:
+            yield process.stderr.readline().split("collecting ")[1].split()[1]
+        finally:
+            process.terminate()
 
 
 def forget_stored(folder: Path) -> None:
@@ -58,8 +60,10 @@ def bare_server(*arguments: str) -> Iterator[str]:
         [sys.executable, "-m", program, *arguments], cwd=ROOT, stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
-        yield f"localhost:{int(process.stdout.readline())}"
-        process.terminate()
+        try:
+            yield f"localhost:{int(process.stdout.readline())}"
+        finally:
+            process.terminate()
 
 
 def nats_server_program() -> str | None:
