@@ -14,9 +14,9 @@ TAP = TapDescriptor(
 )  # fmt: skip
 
 
-def block_of(message_bytes: int, count: int) -> FrameBlock:
-    """Frames with an array of float32 each."""
-    frame = encode_frame([np.zeros(message_bytes // 4, np.float32)], consumer_id=TAP.consumer_id)
+def block_of(message_bytes: int, count: int, dtype: type = np.float32) -> FrameBlock:
+    """Frames with an array of float32, or another type of that size, each."""
+    frame = encode_frame([np.zeros(message_bytes // 4, dtype)], consumer_id=TAP.consumer_id)
     return FrameBlock(np.frombuffer(bytearray(frame * count), np.uint8), np.arange(count) * len(frame))
 
 

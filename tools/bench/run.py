@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import os
-import platform
 import sys
 import traceback
 from collections.abc import Callable
@@ -26,6 +24,7 @@ from time import perf_counter
 import jax
 
 from tools.bench import accepted, charts
+from tools.bench.machine import describe_machine
 from tools.bench.row import Row, table
 from tools.bench.rows import (
     accelerate,
@@ -133,22 +132,6 @@ ROWS: dict[str, Callable[[int], Rows]] = {
     "capsule_of_a_failure": capsules.capsule_of_a_failure,
 }
 """Benchmark functions by name, given the number of rounds. `memory`, which is given messages instead, comes last."""
-
-
-def describe_machine() -> str:
-    """Processor, cores, memory, versions."""
-    model, memory = platform.processor() or platform.machine(), ""
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                model = line.partition(":")[2].strip()
-                break
-        memory = f" {os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GiB,"
-    except (OSError, ValueError):
-        pass
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    versions = f"Python {platform.python_version()}, JAX {jax.__version__}"
-    return f"{model}, {cores} cores,{memory} {platform.system()} {platform.release()}, {versions}"
 
 
 def main(argv: list[str] | None = None) -> int:

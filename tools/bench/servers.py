@@ -40,8 +40,10 @@ def collector(folder: Path, *arguments: str) -> Iterator[str]:
         text=True,
     ) as process:
         assert process.stderr is not None
-        yield process.stderr.readline().split("collecting ")[1].split()[1]
-        process.terminate()
+        try:
+            yield process.stderr.readline().split("collecting ")[1].split()[1]
+        finally:
+            process.terminate()
 
 
 def forget_stored(folder: Path) -> None:
@@ -58,8 +60,10 @@ def bare_server(*arguments: str) -> Iterator[str]:
         [sys.executable, "-m", program, *arguments], cwd=ROOT, stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
-        yield f"localhost:{int(process.stdout.readline())}"
-        process.terminate()
+        try:
+            yield f"localhost:{int(process.stdout.readline())}"
+        finally:
+            process.terminate()
 
 
 def nats_server_program() -> str | None:
@@ -68,8 +72,8 @@ def nats_server_program() -> str | None:
 
 
 @contextlib.contextmanager
-def nats_server(program: str, folder: Path) -> Iterator[str]:
-    """A NATS server with JetStream: its address."""
+def nats_server(program: str, folder: Path) -> Iterator[tuple[str, int]]:
+    """A NATS server with JetStream: its address and process id."""
     command = [program, "-js", "-a", "127.0.0.1", "-p", "-1", "-sd", str(folder / "jetstream")]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
@@ -79,5 +83,7 @@ def nats_server(program: str, folder: Path) -> Iterator[str]:
                 url = "nats://" + line.split()[-1]
             if "Server is ready" in line:
                 break
-        yield url
-        process.terminate()
+        try:
+            yield url, process.pid
+        finally:
+            process.terminate()

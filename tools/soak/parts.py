@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tools.bench.machine import resident_mib
 from tools.soak.life import Order
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,12 +34,13 @@ class Collector:
         most_kib: the most memory that it was seen to use.
     """
 
-    def __init__(self, folder: Path) -> None:
-        """Starts it at a free port."""
+    def __init__(self, folder: Path, *more: str) -> None:
+        """Starts it at a free port, with more arguments."""
         with socket.create_server(("localhost", 0)) as free:
             self._port = free.getsockname()[1]
         self.log = folder / "collected"
         self.most_kib = 0
+        self._more = more
         self._errors = folder / "collector"
         self.start()
 
@@ -47,10 +49,15 @@ class Collector:
         """`host:port`."""
         return f"localhost:{self._port}"
 
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
     def start(self) -> None:
         """Starts it, also after `kill`."""
         command = [sys.executable, "-m", "hostcallback.receiver.cli", "collect", "--quiet"]
-        command += ["--listen", self.address, "--log", str(self.log)]
+        command += ["--listen", self.address, "--log", str(self.log), *self._more]
         with self._errors.open("ab") as errors:
             self._process = subprocess.Popen(
                 command, stdout=subprocess.DEVNULL, stderr=errors, env=environment()
@@ -58,10 +65,7 @@ class Collector:
 
     def look(self) -> None:
         """Notes its memory."""
-        with open(f"/proc/{self._process.pid}/statm", encoding="ascii") as file:
-            self.most_kib = max(
-                self.most_kib, int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") // 1024
-            )
+        self.most_kib = max(self.most_kib, int(1024 * resident_mib(self.pid)))
 
     def kill(self) -> None:
         """As if by a crash."""

@@ -20,6 +20,7 @@ import numpy as np
 from jax import lax
 
 import hostcallback as hcb
+from tools.bench.machine import resident_mib
 
 ROUND = 100_000
 SLOW_EVERY = 4000
@@ -85,9 +86,8 @@ def run_round(policy: str, folder: Path, number: int) -> dict[str, Any]:
 
 def usage() -> dict[str, int]:
     """Memory in KiB, open files and threads of this process."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
     return {
-        "rss_kib": pages * os.sysconf("SC_PAGE_SIZE") // 1024,
+        "rss_kib": int(1024 * resident_mib()),
         "files": len(os.listdir("/proc/self/fd")),
         "threads": threading.active_count(),
     }

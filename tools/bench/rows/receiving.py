@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import resource
 import statistics
 import threading
 import time
@@ -19,6 +18,7 @@ import hostcallback as hcb
 from hostcallback.receiver.runtime.runtime import runtime
 from hostcallback.receiver.sources.ring_batch import RingConfig
 from tools.bench.handlers import pace
+from tools.bench.machine import resident_mib
 from tools.bench.row import Figure, Row, figure, measure
 from tools.bench.separate_process import rows_of_process
 from tools.bench.timing import Counter, seconds
@@ -289,22 +289,17 @@ def memory(messages: int) -> list[Row]:
 
 def memory_here(messages: int) -> list[Row]:
     """In this process; see `memory`."""
-
-    def resident() -> int:
-        with open("/proc/self/statm") as f:
-            return int(f.read().split()[1]) * resource.getpagesize()
-
     count, steps = Counter(), 100_000
     f = jax.jit(lambda x: lax.scan(lambda c, _: (hcb.id_tap(count, c) + 1, None), x, None, length=steps)[0])
     f(jnp.float32(0)).block_until_ready()
     hcb.barrier_wait()
-    start = high = resident()
+    start = high = resident_mib()
     for _ in range(messages // steps):
         f(jnp.float32(0)).block_until_ready()
-        high = max(high, resident())
+        high = max(high, resident_mib())
     hcb.barrier_wait()
-    high = max(high, resident())
+    high = max(high, resident_mib())
     assert count.count == messages // steps * steps + steps, count.count
     budget = RingConfig().capacity_bytes / 2**20
     name = f"growth of resident memory over {messages / 1e6:g} million messages"
-    return [Row(name, "MiB", (high - start) / 2**20, budget + 30, "ring budget + 30 MiB", 1.0, 0.0)]
+    return [Row(name, "MiB", high - start, budget + 30, "ring budget + 30 MiB", 1.0, 0.0)]

@@ -190,10 +190,13 @@ class TapData:
 
     def tables(self) -> list[Table]:
         """Reads all messages, into one table per layout: per shapes and dtypes of the tapped leaves."""
-        found: dict[Any, list[ColumnBatch]] = {}
+        found: dict[Any, tables.TableBuilder] = {}
         for batch in self._raw():
-            found.setdefault(batch.columns, []).append(batch)
-        return [Table.of(self.name, batches) for batches in found.values()]
+            builder = found.get(batch.columns)
+            if builder is None:
+                builder = found[batch.columns] = tables.TableBuilder(self.name, batch.columns)
+            builder.add(batch)
+        return [builder.table() for builder in found.values()]
 
     @hide_frames
     def to_numpy(self) -> dict[str, Array]:

@@ -21,6 +21,64 @@ _TAKEN = ("step", "time", "device", "process", "seq", "message")
 """Names of columns that are no leaves. A leaf of such a name, or of a lane's, is called with `_value` after it."""
 
 
+class _Growing:
+    # A column that grows. Its memory is extended in place, which for a large one copies nothing: joining parts at the
+    # end would need both at once.
+
+    def __init__(self, first: Array) -> None:
+        self._array = np.empty((0, *first.shape[1:]), first.dtype)
+        self._used = 0
+
+    def add(self, part: Array) -> None:
+        end = self._used + len(part)
+        if end > len(self._array):
+            self._resize(max(end, len(self._array) * 9 // 8))
+        self._array[self._used : end] = part
+        self._used = end
+
+    def whole(self) -> Array:
+        self._resize(self._used)
+        return self._array
+
+    def _resize(self, length: int) -> None:
+        self._array.resize((length, *self._array.shape[1:]), refcheck=False)
+
+
+class TableBuilder:
+    """Joins batches of one layout into a table. Memory is that of the table, with an eighth of a column to grow."""
+
+    def __init__(self, tap: str, columns: Sequence[Column]) -> None:
+        """`tap` is the tap's name, `columns` the layout of the batches."""
+        self._kept = kept_columns(columns)
+        self._columns = tuple(columns[place] for place in self._kept)
+        self._names = column_names(tap, self._columns)
+        self._grown: list[_Growing] = []
+        self._origins: list[tuple[str, int]] = []
+        self._sizes: list[int] = []
+
+    def add(self, batch: ColumnBatch) -> None:
+        """Takes a copy of the next batch."""
+        values = (plain_array(batch.values[place]) for place in self._kept)
+        parts = [batch.steps, batch.times_ns, *values]
+        self._grown = self._grown or [_Growing(part) for part in parts]
+        for column, part in zip(self._grown, parts, strict=True):
+            column.add(part)
+        self._origins.append((batch.device, batch.process))
+        self._sizes.append(len(batch))
+
+    def table(self) -> Table:
+        """The table of all batches so far; to be called once."""
+        devices = list(dict.fromkeys(device for device, _ in self._origins))
+        number = {device: n for n, device in enumerate(devices)}
+        origins = [(number[device], process) for device, process in self._origins]
+        empty = np.empty(0, np.int64)
+        steps, times_ns, *values = [column.whole() for column in self._grown] or [empty, empty]
+        return Table(
+            self._names, self._columns, steps, times_ns, devices,
+            np.array(origins, np.int64).reshape(-1, 2), self._sizes, values,
+        )  # fmt: skip
+
+
 @dataclass(slots=True)
 class Table:
     """Messages of one tap and layout.
@@ -31,8 +89,8 @@ class Table:
         steps: int64, shape (messages,), or `NO_STEP`.
         times_ns: Unix nanoseconds, int64, shape (messages,).
         devices: names of the devices.
-        device: index into `devices`, int64, shape (messages,).
-        processes: index of the process, int64, shape (messages,).
+        origins: for messages that follow each other, the index into `devices` and that of the process.
+        sizes: the number of these messages.
         values: an array per leaf: shape (messages, *lanes, *shape).
     """
 
@@ -41,40 +99,27 @@ class Table:
     steps: Array
     times_ns: Array
     devices: list[str]
-    device: Array
-    processes: Array
+    origins: Array
+    sizes: list[int]
     values: list[Array]
 
     @classmethod
     def of(cls, tap: str, batches: Sequence[ColumnBatch]) -> Table:
         """Joins batches of one layout."""
-        columns = batches[0].columns if batches else ()
-        devices = list(dict.fromkeys(batch.device for batch in batches))
-        number = {device: n for n, device in enumerate(devices)}
-        sizes = [len(batch) for batch in batches]
-        steps, times = (
-            np.concatenate([batch[place] for batch in batches]) if batches else np.empty(0, np.int64)
-            for place in (3, 4)
-        )
-        of_batches = [[number[batch.device] for batch in batches], [batch.process for batch in batches]]
-        device, process = (np.repeat(np.array(each, np.int64), sizes) for each in of_batches)
-        values = [
-            plain_array(np.concatenate(parts))
-            for parts in zip(*[batch.values for batch in batches], strict=True)
-        ]
-        kept = kept_columns(columns)
-        names = column_names(tap, [columns[index] for index in kept])
-        kept_values = [values[index] for index in kept]
-        return cls(
-            names,
-            tuple(columns[index] for index in kept),
-            steps,
-            times,
-            devices,
-            device,
-            process,
-            kept_values,
-        )
+        builder = TableBuilder(tap, batches[0].columns if batches else ())
+        for batch in batches:
+            builder.add(batch)
+        return builder.table()
+
+    @property
+    def device(self) -> Array:
+        """Index into `devices` of each message, int64, shape (messages,). Made when it is asked for."""
+        return np.repeat(self.origins[:, 0], self.sizes)
+
+    @property
+    def processes(self) -> Array:
+        """Index of the process of each message, int64, shape (messages,). Made when it is asked for."""
+        return np.repeat(self.origins[:, 1], self.sizes)
 
     @property
     def lanes(self) -> tuple[int, ...]:
@@ -95,8 +140,8 @@ class Table:
 
     @property
     def times(self) -> Array:
-        """Emission times in UTC, datetime64[ns]."""
-        return self.times_ns.astype("datetime64[ns]")
+        """Emission times in UTC, datetime64[ns]; the same memory."""
+        return self.times_ns.view("datetime64[ns]")
 
 
 def kept_columns(columns: Sequence[Column]) -> list[int]:
@@ -130,8 +175,7 @@ def to_numpy(table: Table) -> dict[str, Array]:
 def to_pandas(tables: Sequence[Table], tap: str) -> Any:
     """Returns a frame with the rows of all tables."""
     pandas = optional("pandas", "data")
-    ends = [end(table.processes) for table in tables if len(table.processes) for end in (np.min, np.max)]
-    many = len(set(ends)) > 1
+    many = len({process for table in tables for process in table.origins[:, 1].tolist()}) > 1
     frames = [_frame(pandas, table, many) for table in tables]
     if len(frames) == 1:
         return frames[0]

@@ -36,7 +36,7 @@ def forwarding_nats(rounds: int) -> list[Row]:
     if program is None:
         print("forwarding_nats: left out: nats-server is not installed", file=sys.stderr)
         return []
-    with folder_in_memory() as folder, nats_server(program, folder) as url:
+    with folder_in_memory() as folder, nats_server(program, folder) as (url, _):
         with collector(folder / "direct") as address, collector(folder / "nats", "--nats", url):
 
             def one(to: str, message_bytes: int) -> tuple[float, float]:
