@@ -9,10 +9,10 @@ import jax
 import numpy as np
 from jax._src import (
     callback as _callback,  # emit_python_callback, io_callback_p
-    core as _core,  # ShapedArray
+    core as _core,  # ShapedArray, NamedAxisEffect
     custom_partitioning_sharding_rule as _rule,  # of Shardy, for a call: ArrayMapping, SdyShardingRule
     debugging as _debugging,  # debug_callback_p, debug_print_p, their effects
-    effects as _effects,  # ordered_effects
+    effects as _effects,  # ordered_effects, JaxprInputEffect
     ffi as _ffi,  # ffi_batching_rule
     sharding_impls as _sharding_impls,  # SdyArray, SdyDim: shardings of lowered values
 )
@@ -22,7 +22,7 @@ from jax._src.lib.mlir.dialects import hlo as _hlo  # SliceOp, ReshapeOp, NotOp
 
 from hostcallback._jax_compat import versions
 from hostcallback._jax_compat.lowering import LoweringContext, ffi_call, ir_type, partitioned_op
-from hostcallback._jax_compat.types import Aval, Effect, IrValue, LoweringRuleContext, Primitive
+from hostcallback._jax_compat.types import Aval, Effect, IrValue, JaxprEqn, LoweringRuleContext, Primitive
 
 
 def batch_call(primitive: Primitive, args: Any, dims: Any, **params: Any) -> Any:
@@ -217,6 +217,12 @@ def restore_bind(primitive: Primitive, bind: Callable[..., Any]) -> None:
     """Undoes `replace_bind`. If other code has replaced `bind` since, ours stays below it and passes calls on."""
     if vars(primitive).get("bind") is bind:
         del primitive.bind
+
+
+def acts_on_host(equation: JaxprEqn) -> bool:
+    """Whether an equation has an effect, but for the use of an axis or of a reference: a tap, a print, a callback."""
+    internal = (_core.NamedAxisEffect, _effects.JaxprInputEffect)
+    return any(not isinstance(effect, internal) for effect in equation.effects)
 
 
 def is_ordered_debug_effect(effect: Effect) -> bool:

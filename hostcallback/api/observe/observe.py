@@ -16,8 +16,9 @@ from hostcallback.api.barrier import wait_for_taps
 from hostcallback.api.observe.parameters import plan_parameters
 from hostcallback.api.observe.places import OUTSIDE, SPAN, Modules, Selection, Site, nearest, read_where
 from hostcallback.api.observe.plan import Around, Found, Plan, Planner
+from hostcallback.api.observe.readings import Timer
 from hostcallback.api.observe.report import check_statistics, measure, sender_of
-from hostcallback.api.observe.spans import Spans, Timer, sender_of_times
+from hostcallback.api.observe.spans import Spans, sender_of_times
 from hostcallback.api.outputs.metrics import metrics
 from hostcallback.lowering.equations import OUTERMOST, Position
 from hostcallback.lowering.evaluator import Evaluator, Records
@@ -262,6 +263,8 @@ class Timed(Observe):
         def run(*values: jax.Array) -> list[jax.Array]:
             outs, records = timer.evaluate(program.tapped, values)
             timer.of_iteration(records)
+            for place in spans.lines.keys() - timer.timed:
+                self.notes.warn_untimed(self.name, place, spans.lines[place])
             return outs
 
         return program.run(run)
@@ -378,6 +381,7 @@ class _Notes:
         self._lock = threading.Lock()  # protects what is not public
         self.programs = 0
         self.hits: set[_Asked] = set()
+        self._untimed: set[tuple[str, object]] = set()
         self._missed: dict[_Asked, None] = {}
         self._names: dict[str, dict[str, None]] = {}
         self._not_entered: list[Site] = []
@@ -392,6 +396,18 @@ class _Notes:
             for kind, names in {**found.names, "module": modules, "param": params}.items():
                 self._names.setdefault(kind, {}).update(names)
             self._not_entered = [*self._not_entered, *found.not_entered][:MAX_NOT_ENTERED]
+
+    def warn_untimed(self, tap: str, place: str, line: object) -> None:
+        """Warns once of a place that has no times, at that line."""
+        with self._lock:
+            is_known = (place, line) in self._untimed
+            self._untimed.add((place, line))
+        if not is_known:
+            logger.warning(
+                "%s has no time of %r: neither the program's results nor its taps need an array of numbers that is "
+                "computed there, at %s",
+                *(tap, place, line),
+            )
 
     def missed(self) -> list[_Asked]:
         """What matched nothing in any program."""

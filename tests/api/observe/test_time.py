@@ -18,7 +18,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
 
 import hostcallback as hcb
 from hcb_command import hcb as run_hcb
-from hostcallback.api.observe.spans import Segment, arranged
+from hostcallback.api.observe.readings import Segment, arranged
 from hostcallback.lifecycle import receivers
 
 W = jnp.linspace(-0.5, 0.6, 16).reshape(4, 4)
