@@ -94,6 +94,7 @@ class _Distribution:
         self.total, self.count, self.calls = 0.0, 0, 0
         self.bins: Counter[int] = Counter()
         self.longest: tuple[float, _Which | None] = -math.inf, None
+        self.shortest = math.inf
 
     def add(self, seconds: np.ndarray[Any, Any], step: int | None) -> None:
         """Adds the times of one call, by iteration; NaN where it did not run."""
@@ -104,9 +105,11 @@ class _Distribution:
         if ran.size and (most := float(ran.max())) > self.longest[0]:
             at = np.unravel_index(int(np.nanargmax(seconds)), seconds.shape)
             self.longest = most, _Which(step, self.calls, tuple(map(int, at)))
+        self.shortest = min(self.shortest, float(ran.min(initial=np.inf)))
         self.calls += 1
 
     def percentile(self, percent: int) -> float:
+        """A time that this part of the times does not exceed; NaN where there are none."""
         left = math.ceil(self.count * percent / 100)
         for number in sorted(self.bins):
             left -= self.bins[number]
@@ -218,8 +221,10 @@ def _row(place: str, by_device: Mapping[str, _Distribution]) -> TimeRow:
     mean = both.total / both.count if both.count else math.nan
     slowest = max(means, key=means.__getitem__) if len(means) > 1 else ""
     spread = means[slowest] / mean - 1 if slowest else 0.0
-    p50, p90, p99 = (both.percentile(percent) for percent in (50, 90, 99))
     longest, which = max((one.longest for one in by_device.values()), key=lambda one: one[0])
+    shortest = min(one.shortest for one in by_device.values())
+    # The middle of a bin may be longer or shorter than all that is in it.
+    p50, p90, p99 = (float(np.clip(both.percentile(percent), shortest, longest)) for percent in (50, 90, 99))
     at = "" if which is None else which.text(max(one.calls for one in by_device.values()))
     longest = math.nan if which is None else longest
     return TimeRow(place, both.count, mean, p50, p90, p99, longest, at, math.nan, slowest, spread)

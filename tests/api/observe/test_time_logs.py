@@ -127,6 +127,17 @@ def test_the_table_tells_percentiles_and_the_slowest_device() -> None:
     assert lines[2].split() == ["b", "0", "-", "-", "-", "-", "-", "0.0", "%"]
 
 
+@pytest.mark.parametrize("seconds", [0.043, 0.0435, 1.0e-5, 2.74e-3, 33.1])
+def test_percentiles_are_times_that_were_measured(seconds: float) -> None:
+    times = Times()
+    for device in ("a", "b"):
+        times.add({"one": {device: np.full(3, seconds)}})
+    times.add({"several": {"a": seconds * np.linspace(1, 1.5, 99)}})
+    one, several = times.rows()
+    assert one.p50 == one.p90 == one.p99 == one.max == seconds
+    assert seconds < several.p50 < several.p90 < several.p99 <= several.max == seconds * 1.5
+
+
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [
