@@ -14,7 +14,16 @@ import jax
 from hostcallback import _jax_compat as compat
 from hostcallback.api.barrier import wait_for_taps
 from hostcallback.api.observe.parameters import plan_parameters
-from hostcallback.api.observe.places import OUTSIDE, SPAN, Modules, Selection, Site, nearest, read_where
+from hostcallback.api.observe.places import (
+    CARRY,
+    OUTSIDE,
+    SPAN,
+    Modules,
+    Selection,
+    Site,
+    nearest,
+    read_where,
+)
 from hostcallback.api.observe.plan import Around, Found, Plan, Planner
 from hostcallback.api.observe.readings import Timer
 from hostcallback.api.observe.report import check_statistics, measure, sender_of
@@ -98,7 +107,7 @@ def observe(
             - a function of a `Site` (primitive, scope, frames, function, backward), which returns whether to tap it.
 
             For `what_of="param"` and the like, texts are globs of paths: `"params/*/kernel"`, `"layers[2].weight"`.
-            With `what="time"` it may be left out: then each `hcb.span` is measured.
+            With `what="time"` it may be left out: then each `hcb.span` is measured. A carry takes no time.
         what: "statistics" (mean, std, min, max, norm, zeros, nonfinite), a list of these and of "histogram", all
             reduced on the device to float32 scalars (docs/observe.md), or "value"; or "time" (docs/time.md), for which
             the device reads its clock where the inputs of a place are there and where its results are. Its values are
@@ -157,8 +166,14 @@ def observe(
             f"{user_source_line()}"
         )
     spans = [[Selection("span", SPAN)]]
+    items = tuple(map(tuple, spans if is_timed and where is None else read_where(where)))
+    if is_timed and any(selection.kind == "carry" for item in items for selection in item):
+        raise ValueError(
+            f"hcb.observe: where={CARRY!r} selects values, and what=\"time\" measures operations: put hcb.span('step') "
+            f"around the body of the loop, and leave where out, at {user_source_line()}"
+        )
     xray = (Timed if is_timed else Observe)(
-        items=tuple(map(tuple, spans if is_timed and where is None else read_where(where))),
+        items=items,
         statistics=statistics,
         directions=tuple(directions),
         tap_func=tap_func,

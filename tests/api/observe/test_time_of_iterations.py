@@ -60,7 +60,7 @@ def test_the_slowest_iteration_is_not_that_of_one_of_its_places(tmp_path: Path) 
     assert rows["second"].max_at == "iteration 3"
     whole = rows["iteration"]
     assert (whole.count, whole.max_at) == (5, "iteration 2")
-    assert 2 * NAP <= whole.p50 <= whole.p90 <= whole.max * 1.006
+    assert 2 * NAP <= whole.p50 <= whole.p90 <= whole.p99 <= whole.max
     assert 16 * NAP <= whole.max <= rows["program"].max
     assert whole.mean == pytest.approx(rows["first"].mean + rows["second"].mean)
     assert whole.share == pytest.approx(rows["first"].share + rows["second"].share)
@@ -211,3 +211,10 @@ def test_each_device_has_its_iterations() -> None:
     assert (whole.count, whole.slowest) == (6, "[1]")
     assert whole.max >= 2 * NAP
     assert whole.mean == pytest.approx(rows["first"].mean + rows["second"].mean)
+
+
+@pytest.mark.parametrize("where", ["scan carry", ["layer", "scan carry"]])
+def test_the_carry_of_a_loop_has_no_time(where: Any) -> None:
+    wanted = r"where='scan carry' selects values.*put hcb\.span\('step'\) around the body of.*test_time_of_it.*\.py"
+    with pytest.raises(ValueError, match=wanted):
+        hcb.observe(where=where, what="time")
