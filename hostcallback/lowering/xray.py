@@ -341,6 +341,11 @@ def _note_mark(mark: str, context: Context) -> None:
             del _marked[next(iter(_marked))]
 
 
+def open_contexts() -> tuple[Context, ...]:
+    """The contexts that are open for the calling thread, outermost first."""
+    return (*_everywhere, *_here.contexts)
+
+
 @contextlib.contextmanager
 def closed() -> Iterator[None]:
     """Hides all open contexts from the calling thread, while it traces programs of our own."""
@@ -365,9 +370,7 @@ def tapped(
     See `hostcallback.primitives.effects.rewrite` for the arguments.
     """
     # By the key, because a context for all threads may have been opened since the program was traced.
-    contexts = [
-        (context, "") for context in (*_everywhere, *_here.contexts) if context.xray in _key().context.value
-    ]
+    contexts = [(context, "") for context in open_contexts() if context.xray in _key().context.value]
     if _marked:
         marks = _marks_in(closed)
         with _marks_lock:

@@ -27,7 +27,7 @@ from hostcallback.api.observe.places import (
 from hostcallback.api.observe.plan import Around, Found, Plan, Planner
 from hostcallback.api.observe.readings import Timer
 from hostcallback.api.observe.report import check_statistics, measure, sender_of
-from hostcallback.api.observe.spans import Spans, sender_of_times
+from hostcallback.api.observe.spans import SPANS, Spans, sender_of_times
 from hostcallback.api.outputs.metrics import metrics
 from hostcallback.lowering.equations import OUTERMOST, Position
 from hostcallback.lowering.evaluator import Evaluator, Records
@@ -44,6 +44,7 @@ R = TypeVar("R")
 
 PARAMETERS = ("param", "param grad", "update")
 WHAT_OF = ("output", "input", "grad", *PARAMETERS)
+_ALL_SPANS = ((Selection("span", SPAN),),)
 MAX_WAIT_SEC = 10.0
 """Seconds of one invocation of a tap after which the end of a block does not wait for the table of times."""
 MAX_NOT_ENTERED = 8
@@ -165,8 +166,7 @@ def observe(
             f'hcb.observe: what="time" measures operations, and takes no what_of, got {what_of!r}, at '
             f"{user_source_line()}"
         )
-    spans = [[Selection("span", SPAN)]]
-    items = tuple(map(tuple, spans if is_timed and where is None else read_where(where)))
+    items = _ALL_SPANS if is_timed and where is None else tuple(map(tuple, read_where(where)))
     if is_timed and any(selection.kind == "carry" for item in items for selection in item):
         raise ValueError(
             f"hcb.observe: where={CARRY!r} selects values, and what=\"time\" measures operations: put hcb.span('step') "
@@ -266,6 +266,7 @@ class Timed(Observe):
             else:
                 missed.append(("operation", item))
         self.notes.add(program, found, missed)
+        self.notes.spans |= spans.names()
         if program.mark and not self.notes.hits:
             raise UserError(self.notes.error(missed, f"of {program.function}", user_source_line()))
         if not selected:
@@ -302,6 +303,10 @@ class Timed(Observe):
     def left(self, context: Context, function: str | None) -> None:
         """Prints what was measured in a block, once all of it has arrived. See `Xray`."""
         super().left(context, function)
+        entered = context.notes.pop(SPANS, {}) if self.items == _ALL_SPANS else {}
+        for name, line in entered.items():
+            if name not in self.notes.spans:
+                self.notes.warn_untimed(self.name, name, line)
         if function is None and self.tap_func is None:
             with contextlib.suppress(TapTimeoutError, ReentrantWaitError):
                 wait_for_taps(stall_sec=MAX_WAIT_SEC)
@@ -390,12 +395,14 @@ class _Notes:
     Attributes:
         programs: number of programs.
         hits: what matched in one of them.
+        spans: the names of the spans that did.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # protects what is not public
         self.programs = 0
         self.hits: set[_Asked] = set()
+        self.spans: set[str] = set()
         self._untimed: set[tuple[str, object]] = set()
         self._missed: dict[_Asked, None] = {}
         self._names: dict[str, dict[str, None]] = {}
@@ -419,8 +426,8 @@ class _Notes:
             self._untimed.add((place, line))
         if not is_known:
             logger.warning(
-                "%s has no time of %r: neither the program's results nor its taps need an array of numbers that is "
-                "computed there, at %s",
+                "%s has no time of %r, at %s: no array of numbers that a compiled program needs for its results or "
+                "taps is computed there",
                 *(tap, place, line),
             )
 

@@ -14,6 +14,7 @@ from hostcallback._jax_compat.types import AnyJaxpr
 from hostcallback.api.observe.places import Labelled
 from hostcallback.api.observe.plan import Around, Found, Planner
 from hostcallback.api.outputs.metrics import metrics
+from hostcallback.lowering import xray
 from hostcallback.lowering.equations import Position, structure_of
 from hostcallback.lowering.evaluator import Records
 from hostcallback.primitives.tap import bind_tap
@@ -27,6 +28,9 @@ from hostcallback.tracing.tap_spec import TapOptions
 
 Key = tuple[int, ...]
 """The key of the position of a program, and the id of an equation of it."""
+
+SPANS = "spans"
+"""In the notes of a context: the names of the spans that were entered in it, and their lines."""
 
 _AXES = {"scan": ITERATION, "shard_map": DEVICE}
 
@@ -99,6 +103,11 @@ class Spans:
         return self.devices > 1 and "shard_map" not in [
             structure_of(each).kind for each in position.equations
         ]
+
+    def names(self) -> set[str]:
+        """The names of the spans and other parts of which places are."""
+        found = {name.removeprefix("backward ").removeprefix("recomputed ") for name, _ in self._names}
+        return {part for name in found for part in name.split("/")}
 
     def add(self, places: Mapping[Key, str]) -> None:
         """Adds the places of one selection. Of two selections the one with more equations is around the other."""
@@ -175,6 +184,8 @@ def span(name: str) -> AbstractContextManager[None]:
         raise ValueError(
             f"hcb.span: the name is {name!r:.80}, expected a text without slashes and brackets, at {user_source_line()}"
         )
+    for context in xray.open_contexts():
+        context.notes.setdefault(SPANS, {}).setdefault(name, user_source_line())
     return _scopes(name)
 
 

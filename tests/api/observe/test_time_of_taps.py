@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Callable
 from typing import Any
@@ -232,15 +233,23 @@ def test_a_place_without_a_time_is_said_once(caplog: pytest.LogCaptureFixture) -
     def program(x: Any) -> Any:
         with hcb.span("draw"):
             key = jax.random.key(1)
-        with hcb.span("part"):
+        with hcb.span("unused"):
+            _ = jnp.cos(x) @ x
+        with hcb.span("empty"):
+            pass
+        with hcb.span("outer"), hcb.span("part"):
             return key, jnp.sin(x)
 
     step, messages = jax.jit(program), []
     with caplog.at_level(logging.WARNING), hcb.outfeed_receiver():
         with hcb.observe(what="time", name="parts", tap_func=messages.append):
             for _ in range(2):
-                step(X)
-    assert [list(values) for values in messages] == [["part", "program"]] * 2
-    [said] = [text for text in caplog.messages if "has no time of" in text]
-    assert "parts has no time of 'draw'" in said
-    assert "test_time_of_taps.py" in said
+                with hcb.span("around"):
+                    step(X)
+            jax.jit(jax.grad(lambda x: jnp.sum(program(x)[1])))(X)
+    assert [list(values) for values in messages[:2]] == [["outer", "outer/part", "program"]] * 2
+    said = [text for text in caplog.messages if "has no time of" in text]
+    places = [
+        re.search(r"^parts has no time of '(\w+)', at .*test_time_of_taps\.py:\d+", text) for text in said
+    ]
+    assert sorted(found[1] for found in places if found) == ["around", "draw", "empty", "unused"]
