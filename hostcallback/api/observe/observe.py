@@ -111,8 +111,9 @@ def observe(
             With `what="time"` it may be left out: then each `hcb.span` is measured. A carry takes no time.
         what: "statistics" (mean, std, min, max, norm, zeros, nonfinite), a list of these and of "histogram", all
             reduced on the device to float32 scalars (docs/observe.md), or "value"; or "time" (docs/time.md), for which
-            the device reads its clock where the inputs of a place are there and where its results are. Its values are
-            `seconds` (float32) and `start_ns` (int64, Unix time) of each place and of the whole `program`.
+            the device reads its clock where the inputs of a place are there, and where its results and what its taps
+            send are. Its values are `seconds` (float32) and `start_ns` (int64, Unix time) of each place and of the
+            whole `program`.
         what_of: "output" (what leaves the place), "input" (what enters it), "grad" (the cotangents of what leaves it);
             "param" (the parameters by path), "param grad" (their gradients), "update" (new minus old parameter, with
             the statistic `ratio` of the norms of update and parameter); or a list of these. Labels of the others than
