@@ -110,8 +110,11 @@ def difference(index: LogIndex, left: str, right: str, tolerance: Tolerance) -> 
     except _OverBudgetError:
         notes.append(f"only the beginning was compared: the comparison took more than {BUDGET_SEC:g} s")
     notes += _notes(comparison)
+    is_equal = not taps and not notes
+    if comparison.outcome.by_clock:
+        notes.append(comparison.outcome.left_out_text)
     return {
-        "equal": not taps and not notes,
+        "equal": is_equal,
         "first": None if first is None else _first(first),
         "taps": _taps(comparison, taps),
         "config": {name: [side.get(name) for side in configured] for name in differing_settings(configured)},
