@@ -74,6 +74,34 @@ def test_a_log_of_progress_prints_as_text(tmp_path: Path, capsys: pytest.Capture
     assert "train: 40/40 y=39 (ended)" in lines[-1]
 
 
+def test_a_bar_and_metrics_of_one_name_are_two_taps_of_the_data() -> None:
+    def body(carry: Any, i: Any) -> Any:
+        hcb.metrics({"loss": carry}, step=i, name="train")
+        return carry / 2, carry
+
+    bar = hcb.Progress("train", postfix=lambda carry, y: {"loss": y, "total": carry})
+    with hcb.capture() as taps:
+        jax.jit(lambda: hcb.scan(body, 8.0, jnp.arange(4), progress=bar))()
+    assert [*taps] == ["train", "train (progress)"]
+    columns = taps["train"].to_numpy()
+    assert [*columns] == ["step", "time", "loss"]
+    assert columns["loss"].tolist() == [8, 4, 2, 1]
+    assert (taps["train"].kinds, taps["train (progress)"].kinds) == (["metrics"], ["progress"])
+    begin, rest = taps["train (progress)"].tables()
+    assert begin.names == ["phase", "done", "total"]
+    assert [values.tolist() for values in begin.values] == [[0], [0], [4]]
+    assert rest.names == ["phase", "done", "total", "postfix/loss", "postfix/total"]
+    assert [values[-1].item() for values in rest.values] == [2, 4, 4, 1, 0.5]
+    assert "train (progress)" in taps._repr_html_()
+
+
+def test_a_bar_alone_keeps_its_name_in_the_data() -> None:
+    with hcb.capture() as taps:
+        jax.jit(lambda: hcb.scan(add, 0, length=40, progress="train"))()
+    assert [*taps] == ["train"]
+    assert taps["train"].to_numpy()["done"][-1] == 40
+
+
 LOOPS: dict[str, Callable[[Any, Any], Any]] = {
     "scan": lambda first, bar: hcb.scan(add, 0, length=300, progress=bar(first)),
     "fori_loop": lambda first, bar: hcb.fori_loop(700, 1000, lambda i, x: x + i, 0, progress=bar(first)),
