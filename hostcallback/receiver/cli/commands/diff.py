@@ -13,12 +13,12 @@ from hostcallback.receiver.cli import CommandError
 from hostcallback.receiver.cli.arguments import number, report_extent, steps
 from hostcallback.receiver.cli.output.messages import make_safe, report_damage, show_progress
 from hostcallback.receiver.cli.output.tables import BOLD, has_color, painted, report_unmatched_names
+from hostcallback.receiver.taplog.configurations import configurations
 from hostcallback.receiver.taplog.diff import comparison
 from hostcallback.receiver.taplog.diff.pairing import ComparedLog
 from hostcallback.receiver.taplog.reading import logged_message, reader, selection
 from hostcallback.receiver.taplog.render import plain_value
 from hostcallback.receiver.text import printable
-from hostcallback.receiver.ui.index.runs import configurations
 from hostcallback.receiver.wire.array_types import Array
 
 SAME, DIFFERENT, FAILED = 0, 1, 2
@@ -117,7 +117,7 @@ def _hint_at_moved_lines(difference: comparison.Difference, a: ComparedLog, b: C
 
 def _show_configurations(a: reader.LogReader, b: reader.LogReader) -> None:
     # What differs in the configurations of two runs that have one.
-    configured = [config for log in (a, b) for config in list(configurations(log).values())[:1]]
+    configured = [starts[-1] for log in (a, b) for starts in list(configurations(log).values())[:1]]
     if len(configured) == 2:
         for name in dict.fromkeys(name for config in configured for name in config):
             in_a, in_b = (str(config.get(name, "not set")) for config in configured)

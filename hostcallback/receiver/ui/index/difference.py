@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from hostcallback.receiver.sinks.printing import place_text
+from hostcallback.receiver.taplog.configurations import differing_settings
 from hostcallback.receiver.taplog.diff.comparison import Comparison, Difference, Tolerance
 from hostcallback.receiver.taplog.diff.pairing import ComparedLog
 from hostcallback.receiver.taplog.reading.merge import Record
@@ -19,7 +20,7 @@ from hostcallback.receiver.taplog.reading.selection import Selection
 from hostcallback.receiver.taplog.render import short_text
 from hostcallback.receiver.text import printable
 from hostcallback.receiver.ui.index.log_index import LogIndex
-from hostcallback.receiver.ui.index.runs import differing_settings, runs, settings
+from hostcallback.receiver.ui.index.runs import runs, settings
 from hostcallback.receiver.wire.array_types import Array
 
 BUDGET_SEC = 20.0
