@@ -135,9 +135,53 @@ def test_steps_that_were_done_before_are_not_in_the_rate(capsys: pytest.CaptureF
 
 def test_a_wrong_initial_is_refused() -> None:
     with pytest.raises(
-        ValueError, match="initial of a Progress is -1, expected a number of steps, 0 or more"
+        ValueError, match=r"initial of a Progress is -1, expected 0 or more, at .*test_shown\.py"
     ):
         hcb.Progress(initial=-1)
+
+
+@jax.tree_util.register_pytree_node_class
+class Variable:
+    """Stands for an array, as a variable of flax.nnx does."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    shape = property(lambda self: self.value.shape)
+    dtype = property(lambda self: self.value.dtype)
+
+    def tree_flatten(self) -> tuple[tuple[Any], None]:
+        return (self.value,), None
+
+    @classmethod
+    def tree_unflatten(cls, _: None, children: tuple[Any]) -> Any:
+        return cls(*children)
+
+
+def test_variables_are_steps_totals_and_values(capsys: pytest.CaptureFixture[str]) -> None:
+    @jax.jit
+    def train(step: Any, total: Any, loss: Any) -> None:
+        hcb.progress(total, step=step, desc="any", loss=loss)
+
+    step, total, loss = Variable(jnp.int32(9)), Variable(jnp.int32(10)), Variable(jnp.float32(0.5))
+    train(step, total, loss)
+    hcb.barrier_wait()
+    assert "10/10 " in (shown := capsys.readouterr().err)
+    assert "loss=0.5" in shown
+    hcb.scan(add, 0, length=3, progress=hcb.Progress("loop", total=total, initial=Variable(jnp.int32(7))))
+    hcb.barrier_wait()
+    assert "10/10 " in capsys.readouterr().err
+
+
+def test_a_step_that_is_no_integer_is_refused_with_the_line() -> None:
+    with pytest.raises(
+        TypeError, match=r"step of hcb\.progress is .*expected a whole number.*test_shown\.py:\d+"
+    ):
+        jax.jit(lambda x: hcb.progress(10, step=x))(1.5)
+    with pytest.raises(
+        ValueError, match=r"total of hcb\.progress is -1, expected 0 or more, at .*test_shown\.py"
+    ):
+        hcb.progress(-1, step=0)
 
 
 def test_rich_shows_the_bar_if_asked(capsys: pytest.CaptureFixture[str]) -> None:
