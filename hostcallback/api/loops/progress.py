@@ -144,9 +144,10 @@ def _looks(
     if bar is None:
         return looks
     key, shown, before = str(line), bar, bar.initial
-    announced = bar.total if bar.total is not None or total is None else total + before
 
     def send(phase: Phase, step: Any, postfix: Mapping[str, Any]) -> None:
+        # The sum is traced here: JAX does not tell that the trace around the loop goes on.
+        announced = shown.total if shown.total is not None or total is None else total + before
         _emit(phase, step + before, announced, postfix, shown, key)
 
     def postfix(*values: Any) -> Mapping[str, Any]:

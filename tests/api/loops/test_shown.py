@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import hostcallback as hcb
@@ -114,12 +115,13 @@ LOOPS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
+@pytest.mark.parametrize("first", [700, np.int32(700)], ids=["int", "int32"])
 @pytest.mark.parametrize("loop", LOOPS)
-def test_the_bar_of_a_loop_that_goes_on_begins_where_the_last_one_ended(loop: str) -> None:
+def test_the_bar_of_a_loop_that_goes_on_begins_where_the_last_one_ended(loop: str, first: Any) -> None:
     steps: list[tuple[int, int]] = []
     with hcb.outfeed_receiver(sinks=[lambda message: steps.append(tuple(map(int, message.arrays[1:3])))]):
         bar = functools.partial(hcb.Progress, "train")
-        jax.jit(lambda first: LOOPS[loop](first, lambda first, **more: bar(initial=first, **more)))(700)
+        jax.jit(lambda first: LOOPS[loop](first, lambda first, **more: bar(initial=first, **more)))(first)
     assert (steps[0], steps[-1]) == ((700, 1000), (1000, 1000))
 
 
