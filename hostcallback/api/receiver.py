@@ -395,9 +395,10 @@ def outfeed_receiver(
             but the next call of a tapped function raises them already, on this thread and on threads that first used
             JAX after this receiver was made), "abort" (as "defer", and the program with the failed check ends with a
             `jax.errors.JaxRuntimeError`; if that leaves the block, the receiver raises the failed checks from it
-            instead). On several devices, "abort" ends the program on each device at its next failing check or other
-            tap. Exceptions of tap functions follow the same policy, except that "abort" raises them as "raise_soon"
-            does; the first one of each tap is always logged at once.
+            instead), "stop" (as "defer", and a stop is requested, so that loops with `stop=True` end and keep what they
+            have computed). On several devices, "abort" ends the program on each device at its next failing check or
+            other tap. Exceptions of tap functions follow the same policy, except that "abort" raises them as
+            "raise_soon" does; the first one of each tap is always logged at once.
         on_failure: "capsule": the first failed check, NaN or exception of each source line, at most three, leaves a
             file in the folder `capsules`, at once, with the report, versions, devices, and, if the receiver records,
             the last messages; `hcb reproduce --show FILE` shows it. A step in `hcb.capsule` writes its failures itself,

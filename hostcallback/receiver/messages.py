@@ -19,7 +19,7 @@ import numpy as np
 
 from hostcallback.receiver.wire import pytree as tree
 from hostcallback.receiver.wire.pytree import Description
-from hostcallback.receiver.wire.tap_descriptor import TapDescriptor, TapKind
+from hostcallback.receiver.wire.tap_descriptor import PROGRESS, TapDescriptor, TapKind
 
 Index = tuple[tuple[slice, ...], ...]
 """For each array, its place in the whole array: a slice per dimension."""
@@ -215,8 +215,17 @@ class _Place(NamedTuple):
     number: int
 
 
+BAR = "phase", "done", "total", "postfix"
+"""Names of the parts of a bar's message. What is done is a number of steps, and no step."""
+
+
 def by_name(kind: TapKind, value: Any) -> Any:
-    """The value of a tap of that kind; args and kwargs become one dict, with arguments by name or number."""
+    """The value of a tap of that kind; args and kwargs become one dict, with arguments by name or number.
+
+    That of a bar becomes a dict, too.
+    """
+    if kind is PROGRESS:
+        return dict(zip(BAR, value, strict=True))
     if not kind.has_arguments:
         return value
     *first, args, kwargs = value  # print("loss {loss}", loss=x); a check has its predicate before them

@@ -6,11 +6,12 @@ import functools
 import gc
 import importlib
 import os
+import re
 import sys
 import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any, TypeVar, cast
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -27,7 +28,7 @@ def users_frames(trace: TracebackType | None) -> TracebackType | None:
         ends_in_library = (
             kept is None and file.startswith((_LIBRARY, "<frozen ")) and "site-packages" not in file
         )
-        if frame.f_globals.get("__name__", "").partition(".")[0] != "hostcallback" and not ends_in_library:
+        if not _is_own(frame) and not ends_in_library:
             kept = TracebackType(kept, frame, frame.f_lasti, line)
     return kept
 
@@ -40,11 +41,51 @@ def hide_frames(function: F) -> F:
         try:
             return function(*args, **kwargs)
         except (Exception, KeyboardInterrupt) as error:
+            if isinstance(error, TypeError) and error.__traceback__ and error.__traceback__.tb_next is None:
+                error.args = (_with_cure(function, str(error)),)  # the function has not begun
             if os.environ.get("JAX_TRACEBACK_FILTERING") != "off":
                 error.with_traceback(users_frames(error.__traceback__))
             raise
 
     return cast(F, call)
+
+
+def _with_cure(function: Callable[..., Any], error: str) -> str:
+    # What Python says of wrong arguments, with the user's line. Python 3.13 and later append a suggestion to it.
+    import inspect  # here: for errors only
+
+    text = error.partition(". Did you mean ")[0]
+    unexpected = UNEXPECTED.search(text)
+    if unexpected:
+        parameters = inspect.signature(function).parameters.values()
+        options = [p.name for p in parameters if p.kind is not p.VAR_KEYWORD and p.name != "self"]
+        text += f": {suggestion(unexpected[1], options)}"
+    is_of_package = function.__qualname__ == function.__name__
+    frame = sys._getframe(2)
+    while frame.f_back is not None and _is_own(frame):
+        frame = frame.f_back
+    line = f"{frame.f_code.co_filename}:{frame.f_lineno} ({frame.f_code.co_qualname})"
+    return f"{'hcb.' if is_of_package else ''}{text}, at {line}"
+
+
+def _is_own(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0] == "hostcallback"
+
+
+UNEXPECTED = re.compile(r"got an unexpected keyword argument '(\w+)'")
+
+_OTHER_NAMES = {"directory": ("dir", "folder", "path")}
+"""What an option may be taken for."""
+
+
+def suggestion(name: str, options: list[str]) -> str:
+    """Returns what the user may have meant by an option that does not exist."""
+    import difflib
+
+    near = difflib.get_close_matches(name, options, n=1) or [
+        option for option in options if name in _OTHER_NAMES.get(option, ())
+    ]
+    return f"did you mean {near[0]}=?" if near else f"its options are {', '.join(options)}"
 
 
 class PublicNames:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import difflib
 import functools
 import inspect
 import itertools
@@ -18,6 +17,7 @@ from typing import Any, TypeVar, cast
 
 from hostcallback import _jax_compat as compat
 from hostcallback.receiver.failures.call_site import CallSite, Frame
+from hostcallback.receiver.public_names import UNEXPECTED, suggestion
 
 MAX_FRAMES = 64
 
@@ -298,8 +298,6 @@ def _without_repetition(stack: str) -> list[str]:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_UNEXPECTED = re.compile(r"got an unexpected keyword argument '(\w+)'")
-
 
 def hide_frames(function: F) -> F:
     """Decorates a public function: tracebacks of its exceptions end at the user's line."""
@@ -345,7 +343,7 @@ def _as_called(error: str) -> str:
 def _cure(function: Callable[..., Any], error: str, args: tuple[Any, ...]) -> str:
     parameters = inspect.signature(function).parameters.values()
     options = [p.name for p in parameters if p.kind is not inspect.Parameter.VAR_KEYWORD]
-    unexpected = _UNEXPECTED.search(error)
+    unexpected = UNEXPECTED.search(error)
     if unexpected and function.__name__ == "metrics" and not args:
         return f": its values are a dict, hcb.metrics({{{unexpected[1]!r}: ...}}, step=...)"
     if unexpected:
@@ -361,22 +359,11 @@ def _cure(function: Callable[..., Any], error: str, args: tuple[Any, ...]) -> st
         and " positional argument" in error
         and "given" in error
     ):
-        before = ", ".join(p.name for p in parameters if p.name not in keyword_only)
+        positional = [p.name for p in parameters if p.kind is not p.VAR_KEYWORD]
+        before = ", ".join(name for name in positional if name not in keyword_only)
         return (
             f". Its options are keyword arguments: hcb.{function.__name__}({before}, {keyword_only[0]}=...)"
         )
     if args and all(p.kind is inspect.Parameter.KEYWORD_ONLY for p in parameters):
         return f". Its options are keyword arguments: {function.__name__}({options[0]}={args[0]!r})"
     return ""
-
-
-_OTHER_NAMES = {"directory": ("dir", "folder", "path")}
-"""What an option may be taken for."""
-
-
-def suggestion(name: str, options: list[str]) -> str:
-    """Returns what the user may have meant by an option that does not exist."""
-    near = difflib.get_close_matches(name, options, n=1) or [
-        option for option in options if name in _OTHER_NAMES.get(option, ())
-    ]
-    return f"did you mean {near[0]}=?" if near else f"its options are {', '.join(options)}"

@@ -23,7 +23,7 @@ from hostcallback.receiver.sinks.batches import LaneMask
 from hostcallback.receiver.sinks.factory import Binding, TapParts, make_sink
 from hostcallback.receiver.sinks.sharding.sinks import shard_sink
 from hostcallback.receiver.wire import pytree, tap_descriptor
-from hostcallback.tracing.leaves import Fingerprint, Float0Leaves, TreeTemplate, describe_structure
+from hostcallback.tracing.leaves import Fingerprint, Float0Leaves, TreeTemplate, describe_structure, scalar_of
 from hostcallback.tracing.source_line import SourceLine, place_name, user_source_line
 
 SHARDINGS = ("global", "local")
@@ -144,6 +144,30 @@ def check_step(what: str, step: Any) -> None:
             f"{what}: step is {type(step).__name__} {step!r:.80}, expected an integer or a traced integer without "
             f"dimensions, at {user_source_line()}"
         )
+
+
+def checked_count(what: str, count: Any) -> Any:
+    """Returns a number of steps that a user gives; of an object that stands for an array, the array.
+
+    Args:
+        what: it is, for errors.
+        count: may be traced.
+
+    Raises:
+        TypeError: it is not a whole number.
+        ValueError: it is negative.
+    """
+    count = scalar_of(count)
+    if isinstance(count, jax.Array) and jnp.issubdtype(count.dtype, jnp.integer) and not count.shape:
+        return count
+    if isinstance(count, bool) or not isinstance(count, int | np.integer):
+        raise TypeError(
+            f"{what} is {count!r:.80}, expected a whole number, traced or not (of a float: .astype(int)), "
+            f"at {user_source_line()}"
+        )
+    if count < 0:
+        raise ValueError(f"{what} is {count!r}, expected 0 or more, at {user_source_line()}")
+    return count
 
 
 def callable_name(func: Callable[..., Any] | Any) -> str:

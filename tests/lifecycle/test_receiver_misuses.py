@@ -39,6 +39,14 @@ def run() -> None: ...
             lambda: hcb.outfeed_receiver(timeout_secs=3),
             r"'timeout_secs': did you mean timeout_sec=\?, at .*misuses.py",
         ),
+        (
+            lambda: hcb.record("log", confg={}),
+            r"hcb\.record\(\) got an unexpected keyword argument 'confg': did you mean config=\?, at .*misuses.py",
+        ),
+        (
+            lambda: hcb.read(),
+            r"hcb\.read\(\) missing 1 required positional argument: 'paths', at .*misuses.py",
+        ),
         (lambda: hcb.error_collector(max_error=3), r"did you mean max_errors=\?"),
         (
             lambda: hcb.outfeed_receiver(run),
@@ -63,6 +71,11 @@ def run() -> None: ...
 def test_wrong_arguments_get_a_cure(misuse: Any, text: str) -> None:
     with pytest.raises(TypeError, match=text):
         misuse()
+
+
+def test_the_help_of_a_receiver_lists_all_policies_of_failures() -> None:
+    text = str(hcb.outfeed_receiver.__doc__)
+    assert [f'"{policy}" (' in text for policy in hcb.OnError] == [True] * len(hcb.OnError)
 
 
 def test_a_type_error_of_the_function_itself_is_left_alone() -> None:

@@ -24,8 +24,9 @@ from hostcallback.primitives.tap import bind_tap
 from hostcallback.receiver.sinks.factory import Binding
 from hostcallback.receiver.sinks.progress.bars import Phase
 from hostcallback.receiver.wire import tap_descriptor
+from hostcallback.tracing.leaves import scalar_of
 from hostcallback.tracing.source_line import SourceLine, public, user_source_line
-from hostcallback.tracing.tap_spec import TapOptions
+from hostcallback.tracing.tap_spec import TapOptions, checked_count
 
 DISPLAYS = ("tqdm", "rich")
 
@@ -80,29 +81,15 @@ class Progress:
                 f"postfix of a Progress is a function that returns a dict, got {self.postfix!r}: as in "
                 "lambda carry, y: {'loss': y}"
             )
-        if self.total is not None:
-            check_total(self.total, "total of a Progress")
-        check_total(self.initial, "initial of a Progress")
+        for name in ("total", "initial"):
+            if getattr(self, name) is not None:
+                count = checked_count(f"{name} of a Progress", getattr(self, name))
+                object.__setattr__(self, name, count)
         if self.display not in DISPLAYS:
             raise ValueError(f"display is {self.display!r}, expected 'tqdm' or 'rich'")
 
 
 Progress.__init__ = public(Progress.__init__)  # type: ignore[method-assign]
-
-
-def check_total(total: Any, what: str) -> None:
-    """Checks a number of steps that a user gives, if it is not traced.
-
-    Raises:
-        TypeError: it is not a whole number.
-        ValueError: it is negative.
-    """
-    if isinstance(total, jax.Array) and jnp.issubdtype(total.dtype, jnp.integer) and not total.shape:
-        return
-    if isinstance(total, bool) or not isinstance(total, int | np.integer):
-        raise TypeError(f"{what} is {total!r}, expected a whole number of steps, or None")
-    if total < 0:
-        raise ValueError(f"{what} is {total!r}, expected a number of steps, 0 or more")
 
 
 def chosen(progress: Any) -> Progress | None:
@@ -157,9 +144,10 @@ def _looks(
     if bar is None:
         return looks
     key, shown, before = str(line), bar, bar.initial
-    announced = bar.total if bar.total is not None or total is None else total + before
 
     def send(phase: Phase, step: Any, postfix: Mapping[str, Any]) -> None:
+        # The sum is traced here: JAX does not tell that the trace around the loop goes on.
+        announced = shown.total if shown.total is not None or total is None else total + before
         _emit(phase, step + before, announced, postfix, shown, key)
 
     def postfix(*values: Any) -> Mapping[str, Any]:
@@ -202,7 +190,8 @@ def _emit(
         key: loops with the same key on a device share a bar.
         own_rate: largest number of messages per second; 0 for no limit.
     """
-    arg = np.int32(phase), _count(step), _count(-1 if total is None else total), dict(postfix)
+    shown = {name: scalar_of(value) for name, value in postfix.items()}
+    arg = np.int32(phase), _count(step), _count(-1 if total is None else total), shown
     params = {
         "key": key, "desc": progress.desc, "unit": progress.unit, "display": progress.display, "leave": progress.leave,
         "own_rate": own_rate,
@@ -490,8 +479,8 @@ def progress(total: Any, *, step: Any, desc: str | None = None, unit: str = "it"
     bar = Progress(desc, unit=unit)
     check_installed(bar.display)
     if total is not None:
-        check_total(total, "total of hcb.progress")
-    check_total(step, "step of hcb.progress")
+        total = checked_count("total of hcb.progress", total)
+    step = checked_count("step of hcb.progress", step)
     key, shown = str(user_source_line()), without_gradient(postfix)
     done = jnp.asarray(step) + 1
     _emit(Phase.UPDATE, done, total, shown, bar, key, own_rate=RATE)

@@ -30,6 +30,7 @@ class TapKind:
         has_arguments: whether its value is `(args, kwargs)`, with the predicate of a check before them.
         by_element: whether its sink takes the batches of vmap apart.
         sends_primals: whether a call may be differentiated, since it sends primals and returns nothing.
+        by_clock: whether its messages depend on the clock, so that two runs of one program have different ones.
     """
 
     text: str
@@ -41,6 +42,7 @@ class TapKind:
     has_arguments: bool = False
     by_element: bool = False
     sends_primals: bool = False
+    by_clock: bool = False
 
     @classmethod
     def named(cls, text: str) -> TapKind:
@@ -56,9 +58,9 @@ CHECK = TapKind("check", is_check=True, folds=True, is_text=True, has_metrics=Fa
 NONFINITE = TapKind("nonfinite", is_check=True, is_text=True, has_metrics=False)
 BREAKPOINT = TapKind("breakpoint", has_metrics=False, sends_primals=True)
 METRICS = TapKind("metrics")
-PROGRESS = TapKind("progress", is_text=True, has_metrics=False)
+PROGRESS = TapKind("progress", is_text=True, has_metrics=False, by_clock=True)
 KNOB = TapKind("knob", is_text=True, has_metrics=False)
-TIME = TapKind("time", is_text=True, has_metrics=False)
+TIME = TapKind("time", is_text=True, has_metrics=False, by_clock=True)
 UNDESCRIBED = TapKind("undescribed")
 """The kind of a tap of which a log knows no more than the name."""
 

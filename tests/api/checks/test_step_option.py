@@ -120,3 +120,22 @@ def test_prints_and_logs_take_a_step_for_the_log(
     assert steps == {"print": "7", "log": "8"}
     with pytest.raises(TypeError, match=r"hcb.print: step is float 0.5, expected an integer"):
         hcb.print("printed", step=0.5)
+
+
+def test_a_callback_in_a_branch_sends_each_violation_to_a_function() -> None:
+    seen: list[int] = []
+
+    @jax.jit
+    def program(x: Any) -> Any:
+        def step(x: Any, i: Any) -> Any:
+            bad = i % 3 == 2
+            lax.cond(bad, lambda: hcb.callback(lambda i: seen.append(int(i)), i, name="jumps"), lambda: None)
+            return x, None
+
+        return lax.scan(step, x, jnp.arange(9))[0]
+
+    program(1.0)
+    hcb.barrier_wait()
+    assert seen == [2, 5, 8]
+    shown = (Path(__file__).parents[3] / "docs" / "checks.md").read_text()
+    assert '`hcb.callback(function, i, name="jumps")` to a function' in shown

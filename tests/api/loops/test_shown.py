@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import hostcallback as hcb
@@ -74,6 +75,34 @@ def test_a_log_of_progress_prints_as_text(tmp_path: Path, capsys: pytest.Capture
     assert "train: 40/40 y=39 (ended)" in lines[-1]
 
 
+def test_a_bar_and_metrics_of_one_name_are_two_taps_of_the_data() -> None:
+    def body(carry: Any, i: Any) -> Any:
+        hcb.metrics({"loss": carry}, step=i, name="train")
+        return carry / 2, carry
+
+    bar = hcb.Progress("train", postfix=lambda carry, y: {"loss": y, "total": carry})
+    with hcb.capture() as taps:
+        jax.jit(lambda: hcb.scan(body, 8.0, jnp.arange(4), progress=bar))()
+    assert [*taps] == ["train", "train (progress)"]
+    columns = taps["train"].to_numpy()
+    assert [*columns] == ["step", "time", "loss"]
+    assert columns["loss"].tolist() == [8, 4, 2, 1]
+    assert (taps["train"].kinds, taps["train (progress)"].kinds) == (["metrics"], ["progress"])
+    begin, rest = taps["train (progress)"].tables()
+    assert begin.names == ["phase", "done", "total"]
+    assert [values.tolist() for values in begin.values] == [[0], [0], [4]]
+    assert rest.names == ["phase", "done", "total", "postfix/loss", "postfix/total"]
+    assert [values[-1].item() for values in rest.values] == [2, 4, 4, 1, 0.5]
+    assert "train (progress)" in taps._repr_html_()
+
+
+def test_a_bar_alone_keeps_its_name_in_the_data() -> None:
+    with hcb.capture() as taps:
+        jax.jit(lambda: hcb.scan(add, 0, length=40, progress="train"))()
+    assert [*taps] == ["train"]
+    assert taps["train"].to_numpy()["done"][-1] == 40
+
+
 LOOPS: dict[str, Callable[[Any, Any], Any]] = {
     "scan": lambda first, bar: hcb.scan(add, 0, length=300, progress=bar(first)),
     "fori_loop": lambda first, bar: hcb.fori_loop(700, 1000, lambda i, x: x + i, 0, progress=bar(first)),
@@ -86,12 +115,13 @@ LOOPS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
+@pytest.mark.parametrize("first", [700, np.int32(700)], ids=["int", "int32"])
 @pytest.mark.parametrize("loop", LOOPS)
-def test_the_bar_of_a_loop_that_goes_on_begins_where_the_last_one_ended(loop: str) -> None:
+def test_the_bar_of_a_loop_that_goes_on_begins_where_the_last_one_ended(loop: str, first: Any) -> None:
     steps: list[tuple[int, int]] = []
     with hcb.outfeed_receiver(sinks=[lambda message: steps.append(tuple(map(int, message.arrays[1:3])))]):
         bar = functools.partial(hcb.Progress, "train")
-        jax.jit(lambda first: LOOPS[loop](first, lambda first, **more: bar(initial=first, **more)))(700)
+        jax.jit(lambda first: LOOPS[loop](first, lambda first, **more: bar(initial=first, **more)))(first)
     assert (steps[0], steps[-1]) == ((700, 1000), (1000, 1000))
 
 
@@ -107,9 +137,53 @@ def test_steps_that_were_done_before_are_not_in_the_rate(capsys: pytest.CaptureF
 
 def test_a_wrong_initial_is_refused() -> None:
     with pytest.raises(
-        ValueError, match="initial of a Progress is -1, expected a number of steps, 0 or more"
+        ValueError, match=r"initial of a Progress is -1, expected 0 or more, at .*test_shown\.py"
     ):
         hcb.Progress(initial=-1)
+
+
+@jax.tree_util.register_pytree_node_class
+class Variable:
+    """Stands for an array, as a variable of flax.nnx does."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    shape = property(lambda self: self.value.shape)
+    dtype = property(lambda self: self.value.dtype)
+
+    def tree_flatten(self) -> tuple[tuple[Any], None]:
+        return (self.value,), None
+
+    @classmethod
+    def tree_unflatten(cls, _: None, children: tuple[Any]) -> Any:
+        return cls(*children)
+
+
+def test_variables_are_steps_totals_and_values(capsys: pytest.CaptureFixture[str]) -> None:
+    @jax.jit
+    def train(step: Any, total: Any, loss: Any) -> None:
+        hcb.progress(total, step=step, desc="any", loss=loss)
+
+    step, total, loss = Variable(jnp.int32(9)), Variable(jnp.int32(10)), Variable(jnp.float32(0.5))
+    train(step, total, loss)
+    hcb.barrier_wait()
+    assert "10/10 " in (shown := capsys.readouterr().err)
+    assert "loss=0.5" in shown
+    hcb.scan(add, 0, length=3, progress=hcb.Progress("loop", total=total, initial=Variable(jnp.int32(7))))
+    hcb.barrier_wait()
+    assert "10/10 " in capsys.readouterr().err
+
+
+def test_a_step_that_is_no_integer_is_refused_with_the_line() -> None:
+    with pytest.raises(
+        TypeError, match=r"step of hcb\.progress is .*expected a whole number.*test_shown\.py:\d+"
+    ):
+        jax.jit(lambda x: hcb.progress(10, step=x))(1.5)
+    with pytest.raises(
+        ValueError, match=r"total of hcb\.progress is -1, expected 0 or more, at .*test_shown\.py"
+    ):
+        hcb.progress(-1, step=0)
 
 
 def test_rich_shows_the_bar_if_asked(capsys: pytest.CaptureFixture[str]) -> None:

@@ -128,3 +128,11 @@ def test_a_function_without_arguments_says_so(function: Any) -> None:
         TypeError, match=rf"0 positional .*: call hcb\.{function.__name__}\(\), at .*test_argum"
     ):
         function("SIGTERM")
+
+
+def test_a_loop_with_too_many_positional_arguments_is_told_those_that_it_takes() -> None:
+    with pytest.raises(
+        TypeError,
+        match=r"hcb\.scan\(f, init, xs, length, reverse, unroll, progress=\.\.\.\), at .*test_argum",
+    ):
+        hcb.scan(lambda c, x: (c, x), 0, None, 3, False, 1, True)  # type: ignore[misc]

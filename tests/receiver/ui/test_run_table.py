@@ -27,6 +27,13 @@ def recorded(folder: Path, run: str, planted: float = 0.0, **options: Any) -> No
         descend(jnp.float32(1), jnp.float32(planted)).block_until_ready()
 
 
+def test_a_run_that_was_continued_has_its_last_configuration(tmp_path: Path, serve: Serve) -> None:
+    for rate in (0.1, 0.2):
+        recorded(tmp_path, "one", config={"lr": rate})
+    (run,) = serve(tmp_path).get("/api/runs").json()["runs"]
+    assert run["config"] == {"lr": 0.2}
+
+
 def test_runs_without_names_are_called_by_what_differs(tmp_path: Path, serve: Serve) -> None:
     first, second, *_ = UNNAMED
     model = {"width": 64, "layers": [1, 2]}

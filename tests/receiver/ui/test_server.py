@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import gc
 import socket
 from collections.abc import Callable
@@ -281,3 +282,22 @@ def test_a_connection_that_comes_as_the_server_ends_is_closed(log: Path, turns: 
     with late[0], contextlib.suppress(ConnectionResetError):
         assert late[0].recv(1) == b""
     gc.collect()  # tells of what was not closed
+
+
+def test_bars_make_no_difference_of_two_runs(tmp_path: Path, serve: Serve) -> None:
+    pytest.importorskip("tqdm")
+
+    def step(x: Any, number: Any) -> Any:
+        hcb.metrics({"loss": x}, step=number, name="train")
+        return x * 0.5, None
+
+    for name, shown in (("one", 1.0), ("two", 2.0)):
+        bar = hcb.Progress("bar", postfix=functools.partial(lambda shown, carry, y: {"shown": shown}, shown))
+        with hcb.outfeed_receiver(sinks=[hcb.record(tmp_path, run=name)]):
+            jax.jit(lambda x, bar=bar: hcb.scan(step, x, jnp.arange(9), progress=bar))(1.0)
+    found = serve(tmp_path).get("/api/diff", params={"left": "one", "right": "two"}).json()
+    assert (found["equal"], found["first"]) == (True, None)
+    assert [(tap["name"], tap["compared"]) for tap in found["taps"]] == [("train", 9)]
+    assert found["notes"] == [
+        "1 tap is left out, because the messages of bars and times depend on the clock: bar"
+    ]

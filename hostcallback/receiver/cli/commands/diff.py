@@ -13,12 +13,12 @@ from hostcallback.receiver.cli import CommandError
 from hostcallback.receiver.cli.arguments import number, report_extent, steps
 from hostcallback.receiver.cli.output.messages import make_safe, report_damage, show_progress
 from hostcallback.receiver.cli.output.tables import BOLD, has_color, painted, report_unmatched_names
+from hostcallback.receiver.taplog.configurations import configurations
 from hostcallback.receiver.taplog.diff import comparison
 from hostcallback.receiver.taplog.diff.pairing import ComparedLog
 from hostcallback.receiver.taplog.reading import logged_message, reader, selection
 from hostcallback.receiver.taplog.render import plain_value
 from hostcallback.receiver.text import printable
-from hostcallback.receiver.ui.index.runs import configurations
 from hostcallback.receiver.wire.array_types import Array
 
 SAME, DIFFERENT, FAILED = 0, 1, 2
@@ -55,7 +55,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     runs = "the run to compare (default: the last run in each folder); given twice: that of A, and that of B"
     add("--run", dest="of_run", action="append", default=[], metavar="RUN", help=runs)
     group = parser.add_argument_group("which messages to compare")
-    group.add_argument("--name", action="append", default=[], metavar="GLOB", help="of taps of this name")
+    name = "of taps of this name; only then those of bars and times, which depend on the clock"
+    group.add_argument("--name", action="append", default=[], metavar="GLOB", help=name)
     group.add_argument("--device", action="append", default=[], metavar="D", help="of this device")
     group.add_argument("--step", type=steps, metavar="A:B", help="of the steps from A to B, both included")
 
@@ -92,8 +93,10 @@ def run(arguments: argparse.Namespace) -> int:
     if not found and not compared.outcome.compared and (a.devices or b.devices):
         devices = {device.device for device in a.devices | b.devices}
         if not report_unmatched_names(wanted, a.tap_names | b.tap_names, devices):
+            left_out = ", of the taps that are not left out" if compared.outcome.by_clock else ""
             print(
-                "hcb: no messages to compare: no message of these names, devices and steps is in both logs",
+                "hcb: no messages to compare: no message of these names, devices and steps is in both logs"
+                + left_out,
                 file=sys.stderr,
             )
             for name, log in (("A", a), ("B", b)):
@@ -114,7 +117,7 @@ def _hint_at_moved_lines(difference: comparison.Difference, a: ComparedLog, b: C
 
 def _show_configurations(a: reader.LogReader, b: reader.LogReader) -> None:
     # What differs in the configurations of two runs that have one.
-    configured = [config for log in (a, b) for config in list(configurations(log).values())[:1]]
+    configured = [starts[-1] for log in (a, b) for starts in list(configurations(log).values())[:1]]
     if len(configured) == 2:
         for name in dict.fromkeys(name for config in configured for name in config):
             in_a, in_b = (str(config.get(name, "not set")) for config in configured)
@@ -198,7 +201,8 @@ def _conclude(outcome: comparison.Outcome, found: int, arguments: argparse.Names
         )
     if arguments.json:
         counts = {"compared": outcome.compared, "different": found, "passed_over": outcome.passed_over}
-        print(json.dumps({"what": "summary", **counts, "unaligned": len(outcome.unaligned)}))
+        ends = {"unaligned": len(outcome.unaligned), "left_out": sorted(outcome.by_clock)}
+        print(json.dumps({"what": "summary", **counts, **ends}))
         return
     for (in_a, key), count in outcome.more.items():
         print(f"{count:,} more message(s) of {printable(key[0])} only in {'A' if in_a else 'B'}")
@@ -206,5 +210,7 @@ def _conclude(outcome: comparison.Outcome, found: int, arguments: argparse.Names
         print(
             f"{outcome.passed_over:,} message(s) not compared: their counterparts were dropped, damaged or folded"
         )
+    if outcome.by_clock:
+        print(f"{outcome.left_out_text}; --name compares them")
     if not found and outcome.compared:
         print(f"{outcome.compared:,} message(s) compared: no difference")

@@ -11,13 +11,13 @@ from hostcallback.receiver.cli.arguments import SelectedLog, add_log, add_select
 from hostcallback.receiver.cli.output.messages import lost_text, make_safe, time_text
 from hostcallback.receiver.cli.output.tables import print_table
 from hostcallback.receiver.sinks.time_rows import table
+from hostcallback.receiver.taplog.configurations import configurations
 from hostcallback.receiver.taplog.format.layout import Damage
 from hostcallback.receiver.taplog.reading.merge import LostNote
 from hostcallback.receiver.taplog.reading.segment_reader import Writer
 from hostcallback.receiver.taplog.render import process_text
 from hostcallback.receiver.taplog.tap_stats import TapStats, gather
 from hostcallback.receiver.text import printable
-from hostcallback.receiver.ui.index.runs import configurations
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -26,7 +26,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json",
         action="store_true",
-        help="one JSON object per configured run, tap, note of lost messages, and tap that rules thinned",
+        help="one JSON object per configuration of a run, tap, note of lost messages, and tap that rules thinned",
     )
     add_selection(parser)
 
@@ -39,8 +39,9 @@ def run(arguments: argparse.Namespace) -> int:
     thinned = [tap for tap in log.reader.thinned().values() if log.wanted.wants_name(tap.name)]
     taps = sorted(found.taps.values(), key=lambda tap: (-tap.messages, tap.name))
     if arguments.json:
-        for run, config in configurations(log.reader).items():
-            print(json.dumps({"run": run, "config": config}))
+        for run, starts in configurations(log.reader).items():
+            for config in starts:
+                print(json.dumps({"run": run, "config": config}))
         for tap in taps:
             print(json.dumps(tap.as_dict()))
         for name, times in found.times.items():
@@ -51,10 +52,10 @@ def run(arguments: argparse.Namespace) -> int:
         for one in thinned:
             print(json.dumps({"thinned": one._asdict()}))
     else:
-        for run, config in configurations(log.reader).items():
-            print(
-                f"run {printable(run)}: {printable(', '.join(f'{name}={value}' for name, value in config.items()))}"
-            )
+        for run, starts in configurations(log.reader).items():
+            for number, config in enumerate(starts):
+                shown = ", ".join(f"{name}={value}" for name, value in config.items())
+                print(printable(f"run {run}{', continued' if number else ''}: {shown}"))
         _print(taps)
         for name, times in found.times.items():
             print(f"\n{printable(name)}:\n{table(times.rows())}")

@@ -21,7 +21,7 @@ from hostcallback.receiver.taplog.reading.reader import LogReader, Paths
 from hostcallback.receiver.taplog.reading.selection import Selection, unread_text
 from hostcallback.receiver.text import table
 from hostcallback.receiver.wire.array_types import Array
-from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
+from hostcallback.receiver.wire.tap_descriptor import PROGRESS, TapDescriptor
 
 BATCH_BYTES = 4 << 20
 """Bytes of a batch of `batches` from which on it is yielded."""
@@ -60,6 +60,7 @@ class TapData:
         self.kinds = sorted({each.kind for each in described})
         self._reader = reader
         self._described = described
+        self._is_bar = _is_bar(described[0])
         self._selection = selection or Selection(names=(glob.escape(name),))
         self._columns = columns
         self._limit = limit
@@ -161,9 +162,9 @@ class TapData:
     def _raw(self) -> Iterator[ColumnBatch]:
         # Values of which each process has some shards are assembled message by message.
         whole = any(each.shards is not None for each in self._described)
-        name, left = self.name, self._limit
+        name, is_bar, left = self.name, self._is_bar, self._limit
         found = ColumnReader(self._reader).batches(
-            lambda described, tap: tap == name, self._selection, whole=whole
+            lambda described, tap: tap == name and _is_bar(described) == is_bar, self._selection, whole=whole
         )
         while left is None or left > 0:
             batch = next(found, None)
@@ -261,6 +262,10 @@ class TapData:
         return found[0] if found else Table.of(self.name, [])
 
 
+def _is_bar(described: TapDescriptor | None) -> bool:
+    return described is not None and described.tap_kind is PROGRESS
+
+
 def _same(one: ColumnBatch, other: ColumnBatch) -> bool:
     return one[:3] == other[:3]
 
@@ -281,7 +286,8 @@ class UnknownTapError(errors.HostCallbackError, KeyError):
 class LogData(Mapping[str, TapData]):
     """The taps of a log by name, each with its messages as columns. Made by `read` and `capture`.
 
-    Nothing is read before it is needed. Each conversion reads the messages again.
+    Nothing is read before it is needed. Each conversion reads the messages again. A progress bar that shares the name
+    of other taps, say "train", is called "train (progress)".
 
     Example:
         print(sorted(hcb.read("run/taps")))
@@ -304,8 +310,18 @@ class LogData(Mapping[str, TapData]):
                     found.setdefault(described.name, {})[described.consumer_id] = described
             for described in ColumnReader(self._reader).exported() if carried else ():
                 found.setdefault(described.name, {})[described.consumer_id] = described
-            self._taps = {name: [*found[name].values()] for name in sorted(found)}
+            self._taps = {}
+            for name in sorted(found):
+                bars = [each for each in found[name].values() if _is_bar(each)]
+                values = [each for each in found[name].values() if not _is_bar(each)]
+                self._taps[name] = values or bars
+                if values and bars:
+                    self._taps.setdefault(f"{name} (progress)", bars)
         return self._taps
+
+    def _tap(self, name: str) -> TapData:
+        described = self._described()[name]
+        return TapData(self._reader, described[0].name, described)
 
     @hide_frames
     def __getitem__(self, name: str) -> TapData:
@@ -317,7 +333,7 @@ class LogData(Mapping[str, TapData]):
         taps = self._described()
         near = self._called(name)
         if len(near) == 1:
-            return TapData(self._reader, near[0], taps[near[0]])
+            return self._tap(near[0])
         there = ", ".join(map(repr, taps)) or "none"
         if not near and (owner := self._owner(name)) is not None:
             raise UnknownTapError(
@@ -343,13 +359,8 @@ class LogData(Mapping[str, TapData]):
 
     def _owner(self, column: str) -> str | None:
         # The first tap that has a column of that name.
-        some = list(self._described().items())[:MAX_SEARCHED]
-        found = (
-            name
-            for name, described in some
-            if column in TapData(self._reader, name, described)._column_names()
-        )
-        return next(found, None)
+        some = list(self._described())[:MAX_SEARCHED]
+        return next((name for name in some if column in self._tap(name)._column_names()), None)
 
     @hide_frames
     def __getattr__(self, name: str) -> NoReturn:
@@ -374,7 +385,7 @@ class LogData(Mapping[str, TapData]):
         return f"LogData({', '.join(map(repr, self._described()))})"
 
     def _repr_html_(self) -> str:
-        rows = [(tap.name, ", ".join(tap.kinds), "\n".join(tap.source_lines)) for tap in self.values()]
+        rows = [(name, ", ".join(tap.kinds), "\n".join(tap.source_lines)) for name, tap in self.items()]
         return table(("tap", "kind", "line"), rows)
 
 

@@ -14,6 +14,7 @@ from hostcallback.receiver.taplog.diff import pairing
 from hostcallback.receiver.taplog.reading.logged_message import Leaf, LoggedMessage, LoggedTap
 from hostcallback.receiver.taplog.reading.selection import Selection
 from hostcallback.receiver.taplog.render import plain_array, type_text
+from hostcallback.receiver.text import printable
 from hostcallback.receiver.wire.array_types import Array
 
 
@@ -219,6 +220,7 @@ class Outcome:
         unaligned: devices whose rest could not be compared, with the messages after the gap: they differ, or belong to
             different taps, so the number of missing messages may be wrong.
         more: further messages without a counterpart, of taps whose first such message is a difference.
+        by_clock: names of the taps that are left out, because their messages depend on the clock: bars and times.
     """
 
     compared: int = 0
@@ -226,6 +228,17 @@ class Outcome:
     passed_over: int = 0
     unaligned: list[tuple[pairing.DeviceKey, pairing.Unaligned]] = field(default_factory=list)
     more: Counter[tuple[bool, pairing.TapKey]] = field(default_factory=Counter)
+    by_clock: set[str] = field(default_factory=set)
+
+    @property
+    def left_out_text(self) -> str:
+        """Says which taps are left out; empty if none are."""
+        names = sorted(map(printable, self.by_clock))
+        if not names:
+            return ""
+        shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+        what = "1 tap is" if len(names) == 1 else f"{len(names)} taps are"
+        return f"{what} left out, because the messages of bars and times depend on the clock: {shown}"
 
 
 class Comparison:
@@ -238,7 +251,10 @@ class Comparison:
     def __init__(
         self, a: pairing.ComparedLog, b: pairing.ComparedLog, tolerance: Tolerance, wanted: Selection
     ) -> None:
-        """Only messages that `wanted` selects by name, device and step are compared; all messages are paired."""
+        """Only messages that `wanted` selects by name, device and step are compared; all messages are paired.
+
+        Taps whose messages depend on the clock are left out, unless `wanted` has names.
+        """
         self._a, self._b = a, b
         self._messages = MessageComparison(tolerance)
         self._wanted = wanted
@@ -279,7 +295,17 @@ class Comparison:
 
     def _pairing(self, device: pairing.DeviceKey) -> pairing.Pairing:
         a, b = self._a, self._b
-        return pairing.Pairing(a.emissions(device), b.emissions(device), a.key_of, a.lacks, b.lacks)
+        in_a, in_b = (self._without_clock(log.emissions(device)) for log in (a, b))
+        return pairing.Pairing(in_a, in_b, a.key_of, a.lacks, b.lacks)
+
+    def _without_clock(
+        self, items: Iterator[LoggedMessage | pairing.Gap]
+    ) -> Iterator[LoggedMessage | pairing.Gap]:
+        for item in items:
+            if self._wanted.names or isinstance(item, pairing.Gap) or not _is_by_clock(item):
+                yield item
+            else:
+                self.outcome.by_clock.add(item.message.consumer.name)
 
     def _of_device(self, device: pairing.DeviceKey, pairs: pairing.Pairing) -> Iterator[Difference]:
         gaps = 0
@@ -327,3 +353,8 @@ class Comparison:
 
     def _wants(self, logged: LoggedMessage) -> bool:
         return self._wanted.wants_name(logged.message.consumer.name) and self._wanted.wants_step(logged.step)
+
+
+def _is_by_clock(logged: LoggedMessage) -> bool:
+    described = logged.tap.described
+    return described is not None and described.tap_kind.by_clock

@@ -8,11 +8,12 @@ import struct
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from hostcallback.receiver import errors, files, processes
+from hostcallback.receiver import environment, errors, files, processes
 from hostcallback.receiver.errors import TapFailure
 from hostcallback.receiver.failures.failure_report import FailureHistory
 from hostcallback.receiver.log import logger
@@ -288,8 +289,9 @@ def record(
         job: identifies one run of that program, equal in all its processes: readers use it to assemble sharded arrays.
         mode: permissions of the files that are created, 0o640 for the group to read them, say. Folders that are created
             can then be entered by the same users. Only this user can read them by default.
-        run: names the run. A later start of the program with the same name continues it. By default
-            `$HOSTCALLBACK_RUN`, or a name that no other run has, made of program, user and time.
+        run: names the run. A later start of the program with the same name continues it; if its configuration is
+            another, one line is logged. By default `$HOSTCALLBACK_RUN`, or a name that no other run has, made of
+            program, user and time.
         config: the configuration of the run, which `hcb ui` shows and compares: a dict of numbers, texts, lists and
             dicts, with notes on the run as `notes`, say. Of other objects it has the texts, or the class if the text
             is only an address, which is logged.
@@ -307,11 +309,17 @@ def record(
                 train()
     """
     files.paths_of([path], "the path of a folder, as in hcb.record('run/taps')")
+    settings = None if config is None else rotation.plain_config(config)
     options = rotation.LogOptions(
         segment_bytes, segment_sec, keep_bytes, compress, fsync, process_index, job=job, mode=mode,
         run=processes.checked_run(run) if run else processes.own_run(),
-        config=None if config is None else rotation.plain_config(config),
+        config=settings,
     )  # fmt: skip
+    if settings and (run or environment.RUN.read()):
+        # Here: a program that continues no run reads no log.
+        from hostcallback.receiver.taplog.configurations import tell_of_change
+
+        tell_of_change(Path(path), options.run, settings, process_index)
     try:
         return Recorder(LogWriter(path, options))
     except OSError as error:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from hostcallback.receiver.sinks.printing import place_text
+from hostcallback.receiver.taplog.configurations import differing_settings
 from hostcallback.receiver.taplog.diff.comparison import Comparison, Difference, Tolerance
 from hostcallback.receiver.taplog.diff.pairing import ComparedLog
 from hostcallback.receiver.taplog.reading.merge import Record
@@ -19,7 +20,7 @@ from hostcallback.receiver.taplog.reading.selection import Selection
 from hostcallback.receiver.taplog.render import short_text
 from hostcallback.receiver.text import printable
 from hostcallback.receiver.ui.index.log_index import LogIndex
-from hostcallback.receiver.ui.index.runs import differing_settings, runs, settings
+from hostcallback.receiver.ui.index.runs import runs, settings
 from hostcallback.receiver.wire.array_types import Array
 
 BUDGET_SEC = 20.0
@@ -110,8 +111,11 @@ def difference(index: LogIndex, left: str, right: str, tolerance: Tolerance) -> 
     except _OverBudgetError:
         notes.append(f"only the beginning was compared: the comparison took more than {BUDGET_SEC:g} s")
     notes += _notes(comparison)
+    is_equal = not taps and not notes
+    if comparison.outcome.by_clock:
+        notes.append(comparison.outcome.left_out_text)
     return {
-        "equal": not taps and not notes,
+        "equal": is_equal,
         "first": None if first is None else _first(first),
         "taps": _taps(comparison, taps),
         "config": {name: [side.get(name) for side in configured] for name in differing_settings(configured)},

@@ -10,19 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from hostcallback.receiver.taplog.reading.reader import LogReader
+from hostcallback.receiver.taplog.configurations import Settings, differing_settings, flat
+from hostcallback.receiver.taplog.reading.logged_message import process_of
 from hostcallback.receiver.text import printable
 from hostcallback.receiver.ui.index.buckets import MAX, MIN
 from hostcallback.receiver.ui.index.log_files import Segment
 from hostcallback.receiver.ui.index.log_index import LogIndex, run_of
 
-MAX_SETTINGS = 500
-"""Settings of a run that are shown."""
-
 MAX_METRICS = 500
 """Numbers of a run that the table has."""
 
-SETTING_CHARS = 500
 LONG_VALUE = 16
 NOTES = "notes"
 """The setting that is a text for readers. It and long values name no run."""
@@ -32,8 +29,6 @@ LONG_NAME = 24
 
 _MADE = re.compile(r"(.+)-[^-]*-\d{8}T\d{6}-[0-9a-f]{6}")
 """A name that was made: program, user, time and a random number."""
-
-Settings = dict[str, float | bool | str | None]
 
 
 def runs(index: LogIndex) -> dict[str, list[Segment]]:
@@ -45,42 +40,12 @@ def runs(index: LogIndex) -> dict[str, list[Segment]]:
 
 
 def settings(segments: list[Segment]) -> Settings:
-    """The configuration of a run."""
-    return next((flat(segment.config) for segment in segments if isinstance(segment.config, dict)), {})
-
-
-def configurations(reader: LogReader) -> dict[str, Settings]:
-    """The configurations of the runs in a log that have one, by run."""
-    found: dict[str, Settings] = {}
-    for writer, segment in reader.segments():
-        config = segment.info.get("config")
-        if writer.run not in found and isinstance(config, dict):
-            found[writer.run] = flat(config)
-    return found
-
-
-def flat(config: dict[Any, Any]) -> Settings:
-    """A configuration for readers: the entries of nested dicts have names such as `optimizer.name`."""
-    found: Settings = {}
-    _flatten(config, "", found)
-    return found
-
-
-def _flatten(given: dict[Any, Any], prefix: str, found: Settings) -> None:
-    for key, value in given.items():
-        name = prefix + printable(str(key))[:SETTING_CHARS]
-        if len(found) >= MAX_SETTINGS:
-            return
-        if isinstance(value, dict) and value and prefix.count(".") < 10:
-            _flatten(value, name + ".", found)
-        elif (
-            isinstance(value, bool)
-            or value is None
-            or (isinstance(value, int | float) and abs(value) <= 1e300)
-        ):
-            found[name] = value
-        else:
-            found[name] = printable(str(value))[:SETTING_CHARS]
+    """The configuration of a run: that of its last start, of its first process."""
+    configured = [segment for segment in segments if isinstance(segment.config, dict)]
+    last = max(
+        configured, key=lambda segment: (-process_of(segment.writer), segment.created_ns), default=None
+    )
+    return {} if last is None else flat(last.config)
 
 
 def names(of_runs: dict[str, list[Segment]]) -> dict[str, str]:
@@ -120,13 +85,6 @@ def _told_apart(found: dict[str, str]) -> dict[str, str]:
     }
     times = Counter(short.values())
     return {run: printable(name if times[name] == 1 else f"{name} {run[-6:]}") for run, name in short.items()}
-
-
-def differing_settings(configured: list[Settings]) -> list[str]:
-    """Names of the settings that are not equal in all configured runs."""
-    known = [each for each in configured if each]
-    every = dict.fromkeys(name for each in known for name in each)
-    return [name for name in every if any(each.get(name) != known[0].get(name) for each in known)]
 
 
 def table(index: LogIndex) -> dict[str, Any]:

@@ -127,7 +127,8 @@ def test_all_differences(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         (19, "params"),
         (19, "print"),
     ]
-    assert found[-1] == {"what": "summary", "compared": 80, "different": 6, "passed_over": 0, "unaligned": 0}
+    counts = {"compared": 80, "different": 6, "passed_over": 0, "unaligned": 0, "left_out": []}
+    assert found[-1] == {"what": "summary", **counts}
     status, found, _ = diff(capsys, a, b, "--all", "--name", "grads", "--name", "loss")
     assert [item["name"] for item in found[:-1]] == ["loss", "grads"]
     assert diff(capsys, a, b, "--step", ":17")[0] == 0
@@ -135,6 +136,57 @@ def test_all_differences(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert status == 2
     assert "hcb: no tap of the log is called 'losses'; there are" in err
     assert "no messages to compare" not in err
+
+
+def record_with_bar(log: Path, shown: float, run: str = "") -> Path:
+    """The log of a loop with a bar that has `shown` behind it, with a metric and a time."""
+
+    def body(carry: Any, i: Any) -> tuple[Any, Any]:
+        hcb.metrics({"loss": carry}, step=i, name="train")
+        with hcb.span("work"):
+            carry = jnp.sin(carry)
+        return carry, None
+
+    bar = hcb.Progress("bar", postfix=lambda carry, y: {"shown": shown})
+    with (
+        hcb.outfeed_receiver(record=hcb.record(log, run=run)),
+        hcb.observe(what="time", name="parts", tap_func=nothing),
+    ):
+        jax.jit(lambda x: hcb.scan(body, x, jnp.arange(STEPS), progress=bar)[0])(1.0)
+    return log
+
+
+def test_bars_and_times_are_left_out_unless_they_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("tqdm")
+    a, b = record_with_bar(tmp_path / "a", 1.0), record_with_bar(tmp_path / "b", 2.0)
+    capsys.readouterr()
+    assert main(["diff", str(a), str(b)]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "2 taps are left out, because the messages of bars and times depend on the clock: bar, parts; --name compares "
+        "them",
+        f"{STEPS} message(s) compared: no difference",
+    ]
+    status, (summary,), _ = diff(capsys, a, b)
+    assert (status, summary["compared"], summary["left_out"]) == (0, STEPS, ["bar", "parts"])
+    status, (found, summary), _ = diff(capsys, a, b, "--name", "ba*")
+    assert (status, found["name"], summary["left_out"]) == (1, "bar", [])
+    status, (found, summary), _ = diff(capsys, a, b, "--name", "parts")
+    assert (status, found["name"], summary["left_out"]) == (1, "parts", [])
+
+
+def test_a_log_with_a_bar_alone_has_nothing_to_compare(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("tqdm")
+    for name in ("a", "b"):
+        with hcb.outfeed_receiver(record=tmp_path / name):
+            jax.jit(lambda: hcb.scan(lambda c, _: (c + 1, None), 0, length=3, progress="bar"))()
+    status, (summary,), err = diff(capsys, tmp_path / "a", tmp_path / "b")
+    assert (status, summary["left_out"]) == (2, ["bar"])
+    assert "no messages to compare" in err
+    assert "of the taps that are not left out" in err
 
 
 def test_of_several_devices_the_earliest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

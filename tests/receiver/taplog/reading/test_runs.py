@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from hostcallback.receiver.taplog.reading.follow import Follower
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
 from hostcallback.receiver.taplog.reading.reader import LogReader
 from hostcallback.receiver.taplog.reading.selection import Selection
+from hostcallback.receiver.taplog.writing import recorder as recording
 from hostcallback.receiver.taplog.writing.segment_writer import SegmentWriter
 from logged_frames import DESCRIBED, losses
 from python_process import python_output
@@ -185,3 +187,53 @@ def test_programs_that_record_into_one_folder_are_separate_runs_unless_they_are_
     for name in ("third", "fourth"):
         record(name, "exp42")
     assert sorted(names()) == ["fourth", "third"]
+
+
+def start(folder: Path, run: str, index: int | None = None, **config: Any) -> None:
+    """A start of a run that sends nothing."""
+    recording.record(folder, run=run, config=config, process_index=index).close()
+
+
+def test_a_start_that_continues_a_run_with_another_configuration_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    start(tmp_path, "a", lr=0.1, clip=0.2, model={"width": 64})
+    start(tmp_path, "b", lr=0.5)
+    start(tmp_path, "a", lr=0.1, clip=0.2, model={"width": 64})
+    start(tmp_path, "a", index=1, lr=0.7)
+    assert not caplog.records
+    start(tmp_path, "a", lr=0.1, clip=0.3, model={"width": 128}, seed=1)
+    (told,) = caplog.records
+    assert (told.name, told.levelname) == ("hostcallback", "WARNING")
+    assert told.getMessage() == (
+        "continues run a, whose configuration differs: clip 0.2 -> 0.3, model.width 64 -> 128, seed not set -> 1"
+    )
+    capsys.readouterr()
+    main(["stats", str(tmp_path), "--run", "a"])
+    assert capsys.readouterr().out.splitlines()[:3] == [
+        "run a: lr=0.1, clip=0.2, model.width=64",
+        "run a, continued: lr=0.1, clip=0.3, model.width=128, seed=1",
+        "no messages",
+    ]
+    main(["stats", str(tmp_path), "--run", "a", "--json"])
+    configs = [json.loads(line)["config"] for line in capsys.readouterr().out.splitlines()]
+    assert [config["clip"] for config in configs] == [0.2, 0.3]
+
+
+def test_runs_that_nobody_named_continue_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    start(tmp_path, "", lr=0.1)
+    start(tmp_path, "", lr=0.2)
+    assert not caplog.records
+
+
+def test_a_change_of_many_settings_is_one_short_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for value in ("x" * 200, "y" * 200):
+        start(tmp_path, "a", **{f"setting{number}": value for number in range(8)})
+    (told,) = caplog.records
+    assert told.getMessage().endswith(" and 3 more")
+    assert len(told.getMessage()) < 1000
+    (tmp_path / "20991122T201500.000000-4711-000001.hcblog").write_text("no log")
+    start(tmp_path, "a", **{f"setting{number}": "y" * 200 for number in range(8)})
+    assert len(caplog.records) == 1
