@@ -240,8 +240,11 @@ class FoundSink:
         """Takes one message.
 
         Raises:
-            MultipleFailures: has one failed check.
+            MultipleFailures: has one failed check, with the number and the time of the message of the failed call.
         """
+        about = message.arrays[1] if len(message.arrays) == 2 else None  # earlier versions did not send it
+        if isinstance(about, np.ndarray) and (about.dtype, about.shape) == (np.int64, (2,)):
+            message = message._replace(seq=int(about[0]), time_ns=int(about[1]))
         raise MultipleFailures("a call made values that are not finite", [self._found.failure(message)])
 
     def texts(self, message: Message) -> list[str]:
@@ -296,8 +299,13 @@ class Explains:
         digest = hashlib.blake2b(repr((line, params)).encode(), digest_size=8).digest()
         return TapDescriptor(
             operation.name[: limits.NAME_CHARS], line[: limits.NAME_CHARS], int.from_bytes(digest, "little") or 1,
-            NONFINITE.text, {"found": params}, {}, (), ["list", [["array"]]], None, "global",
+            NONFINITE.text, {"found": params}, {}, (), ["list", [["array"], ["array"]]], None, "global",
         )  # fmt: skip
+
+    @staticmethod
+    def arrays_about(message: Message) -> list[np.ndarray[Any, Any]]:
+        """The arrays of that message: a predicate, and the number and the time of the failed call's message."""
+        return [np.array(False), np.array([message.seq, message.time_ns], np.int64)]
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> Explains:

@@ -188,6 +188,10 @@ def test_a_log_tells_the_operation_that_made_nan_as_the_program_did(tmp_path: Pa
         1,
         reported.call,
     )
+    if how in ("watch_nonfinite", "capsule"):
+        # Of the failed calls, and not of the reports, which come later.
+        ends = [(one.seq, one.time_ns) for one in (reported.check.first, reported.check.last)]
+        assert [(one.seq, one.time_ns) for one in (again.check.first, again.check.last)] == ends
     # Through Python a message has no launch, and the step of a finding may be unknown.
     unknown = [None] if environment.TRANSPORT.read() == "callback" else []
     assert again.check.count == 2
