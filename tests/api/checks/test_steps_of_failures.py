@@ -214,6 +214,18 @@ def test_the_log_of_a_loop_has_the_steps_of_many_failures(
     assert (logged["kind"], logged["steps"], logged["without_step"]) == ("check", FAR, 0)
 
 
+def test_a_log_has_hundreds_of_failures_that_wait_together(tmp_path: Path) -> None:
+    bad = [*range(100, 500)]
+    with hcb.outfeed_receiver(record=tmp_path, on_error="warn") as receiver:
+        fails_at(bad, 600)()
+    (check,) = receiver.failed_checks
+    assert (check.steps, check.without_step) == (bad, 0)
+    assert len(hcb.read(tmp_path)["check"].to_numpy()["time"]) == len(bad)
+    with hcb.outfeed_receiver(on_error="warn") as without_log:
+        fails_at(bad, 600)()
+    assert without_log.failed_checks[0].count == len(bad)
+
+
 def test_failures_without_a_step_beside_others_are_not_known() -> None:
     @jax.jit
     def step(i: Any) -> None:
