@@ -19,6 +19,7 @@ from hostcallback.primitives.tap import bind_tap, template_of
 from hostcallback.receiver.errors import TapFunctionException
 from hostcallback.receiver.failures.deferred_errors import MAX_KEPT, OnError
 from hostcallback.receiver.messages import NAME as STEP
+from hostcallback.receiver.runtime.dispatch.scope import COLLECTOR
 from hostcallback.receiver.runtime.runtime import runtime
 from hostcallback.receiver.sinks.factory import Binding
 from hostcallback.receiver.wire import tap_descriptor
@@ -258,6 +259,6 @@ def error_collector(
                 print(failed)
     """
     return outfeed_receiver(
-        receiver_name="error collector", on_error=on_error, max_errors=max_errors, timeout_sec=timeout_sec,
+        receiver_name=COLLECTOR, on_error=on_error, max_errors=max_errors, timeout_sec=timeout_sec,
         devices=devices,
     )  # fmt: skip

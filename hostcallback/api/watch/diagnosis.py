@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Container, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -194,11 +195,14 @@ class WatchedProgram:
             logger.exception("the walk of a failed call of %s failed", self.name)
             text = f"{type(error).__name__}: {error}".partition("\n")[0]
             return self._unexplained(f"the program could not be walked: {text}", call)
-        found = [
-            self._explained(origin, call)
-            for origin in walk.origins
-            if origin in reached and self._is_reported(origin, known)
-        ]
+        found: list[Explains] = []
+        alike: Counter[tuple[str, Any]] = Counter()
+        for origin in walk.origins:
+            if origin in reached and self._is_reported(origin, known):
+                explained = self._explained(origin, call)
+                key = explained.operation.name, explained.operation.source_line
+                found.append(replace(explained, part=alike[key]))
+                alike[key] += 1
         return Diagnosis(found, [_unsound(result.array) for result in results if result.sources is not None])
 
     def _walked(self, values: Sequence[Any], *, compiles: bool) -> tuple[Walk, list[Value], set[Origin]]:

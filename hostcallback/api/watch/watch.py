@@ -199,7 +199,12 @@ def raise_found(message: Message, found: Sequence[Explains]) -> NoReturn:
     if runtime.scope_of(device).batch_sinks or runtime.flight is not None:
         for each in found:
             # As a message of the same launch, so that it gets the step of the call.
-            send(each.described(message), [np.array(False)], runtime.receivers([device]), message.run_id)
+            send(
+                each.described(message),
+                each.arrays_about(message),
+                runtime.receivers([device]),
+                message.run_id,
+            )
         add_after_delivery(_until_recorded)
     raise MultipleFailures(
         "operations made values that are not finite", [each.failure(message) for each in found]

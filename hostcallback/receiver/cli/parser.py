@@ -14,7 +14,7 @@ COMMANDS: dict[str, str] = {
     "cat": "show the messages of a tap log",
     "tail": "show the last messages of a tap log, and follow it",
     "stats": "count the messages of a tap log, by tap",
-    "errors": "show the failed checks, by line",
+    "errors": "show the failed checks, by line, and the exceptions of tap functions",
     "replay": "deliver the messages of a tap log once more",
     "diff": "show the first message in which two runs differ",
     "convert": "write a tap log as .npz, Parquet, TensorBoard events or a trace for Perfetto",

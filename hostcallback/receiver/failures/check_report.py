@@ -16,8 +16,14 @@ from hostcallback.receiver.text import preformatted
 
 OTHERS = "others"
 
-MAX_STEPS = 64
+MAX_STEPS = 4096
 """Different steps of failures that are kept of each line, besides the last one."""
+
+MAX_UNKNOWN = 64
+"""Failures without a step that are kept of each line, besides the first and the last, to look for their steps."""
+
+MAX_RANGES = 64
+"""Ranges of steps in the report of a program."""
 
 
 class BoundedCounter(Counter[str]):
@@ -106,6 +112,8 @@ class CheckFailed(BaseException):
         super().__init__()
         self.message = message
         self.sink = sink
+        self.part: int = getattr(sink, "part", 0)
+        """Number of a watched operation among those of its name and line."""
 
 
 @dataclass(slots=True)
@@ -121,6 +129,7 @@ class FailedCheck:
         by_device: the same per device.
         first: the first failure, over all devices.
         last: the last failure, over all devices.
+        part: number of a watched operation among those of its name and line, from 0; 0 for a check.
 
     Example:
         hcb.check(x > 0, "x is {}", x)
@@ -139,10 +148,10 @@ class FailedCheck:
     last: Occurrence
     count: int = 0
     by_device: Counter[str] = field(default_factory=BoundedCounter)
+    part: int = 0
     _steps: dict[int, int] = field(default_factory=dict, repr=False)  # failures by step
-    _unknown: set[Occurrence] = field(
-        default_factory=set, repr=False
-    )  # those without a step, as many as that
+    _unknown: set[Occurrence] = field(default_factory=set, repr=False)  # some of those without a step
+    _unsent: int = field(default=0, repr=False)  # failures that came without a step, and have none yet
 
     def __str__(self) -> str:
         """The report."""
@@ -155,7 +164,7 @@ class FailedCheck:
 
     @property
     def steps(self) -> list[int]:
-        """The steps of the failures, in increasing order: the first 64 that are known, and that of the last failure.
+        """The steps of the failures, in increasing order: the first 4,096 that are known, and that of the last failure.
 
         A failure has the step that `hcb.check(step=)` gives it, or that which the receiver's log shows. `without_step`
         says how many failures have none here.
@@ -164,7 +173,10 @@ class FailedCheck:
 
     @property
     def without_step(self) -> int:
-        """Number of failures whose step is not in `steps`: it is not known, or one too many. 0 if all are there."""
+        """Number of failures whose step is not in `steps`: none was sent, they were only counted, or are too many.
+
+        0 if all are there.
+        """
         return self.count - sum(self._steps.values()) - len(self._besides())
 
     def _besides(self) -> set[Occurrence]:
@@ -172,10 +184,13 @@ class FailedCheck:
         ends = {self.first, self.last}
         return {one for one in ends if one.step is not None and one.step not in self._steps}
 
-    def _note(self, failure: Occurrence) -> None:
+    def _note(self, failure: Occurrence, count: int) -> None:
+        # One of `count` failures, of which the others were only counted.
         if failure.step is not None:
             self._note_step(failure.step, 1)
-        elif len(self._unknown) < MAX_STEPS:
+            return
+        self._unsent += count
+        if len(self._unknown) < MAX_UNKNOWN:
             self._unknown.add(failure)
 
     def _note_step(self, step: int, count: int) -> None:
@@ -186,9 +201,12 @@ class FailedCheck:
         return self._unknown | {one for one in (self.first, self.last) if one.step is None}
 
     def _set_steps(self, found: Mapping[Occurrence, int]) -> None:
-        for failure in self._without() & found.keys():
+        known = self._without() & found.keys()
+        for failure in known:
             self._note_step(found[failure], 1)
             self._unknown.discard(failure)
+        if known:  # the log has steps, so it has those too that were not looked for
+            self._unsent = len(self._unknown)
         self.first, self.last = (
             one._replace(step=found.get(one, one.step)) for one in (self.first, self.last)
         )
@@ -220,12 +238,22 @@ class FailedCheck:
             "without_step": self.without_step,
         }
 
-    def _steps_text(self) -> str:
+    def _steps_text(self, most: int | None) -> str:
         steps, without = self.steps, self.without_step
         if not steps:
             return "the steps are not known: hcb.check(..., step=i) tells them"
-        more = f", and {without:,} more failures, whose steps are not known" if without else ""
-        return f"at step{'s' * (len(steps) > 1)} {_ranges(steps)}{more}"
+        unknown = min(self._unsent, without)
+        ranges = _ranges(steps)
+        texts = ranges if most is None or len(ranges) <= most + 1 else [*ranges[:most], ranges[-1]]
+        parts = [f"at step{'s' * (len(steps) > 1)} {', '.join(texts)}"]
+        if len(texts) < len(ranges):
+            parts.append(f"and {len(ranges) - len(texts):,} more, not listed here (`check.steps` has them)")
+        if without > unknown:
+            why = "they were only counted" if most is None else "`hcb errors LOG` has what was recorded"
+            parts.append(f"and {without - unknown:,} more failures, not listed ({why})")
+        if unknown:
+            parts.append(f"and {unknown:,} more failures, whose steps are not known")
+        return ", ".join(parts)
 
     def source(self) -> list[str]:
         """The lines of the check, with marks below its predicate; empty if they cannot be read."""
@@ -234,8 +262,8 @@ class FailedCheck:
     def _repr_html_(self) -> str:
         return preformatted(self.report())
 
-    def report(self) -> str:
-        """The report as several lines of text."""
+    def report(self, max_ranges: int | None = MAX_RANGES) -> str:
+        """The report as several lines of text, with `max_ranges` ranges of steps at most; None for all of a log."""
         explained = self.explanation
         lines = [f"{explained.text or 'a check failed'}, at {self.source_line}"]
         lines += [f"    {line}" for line in self.source()]
@@ -249,7 +277,7 @@ class FailedCheck:
             devices = ", ".join(f"{count:,} on {device}" for device, count in sorted(self.by_device.items()))
             lines.append(f"  {self.count:,} failures ({devices}), the last at {self.last}")
             if self.steps or not self.is_nonfinite:
-                lines.append(f"  {self._steps_text()}")
+                lines.append(f"  {self._steps_text(max_ranges)}")
         if self.transforms:
             lines.append("  under " + ", ".join(f"{n} {p}" if p else n for n, p in self.transforms))
         if explained.problem:
@@ -298,7 +326,7 @@ class FailedChecks:
     def __init__(self, max_kept: int) -> None:
         """`max_kept` limits the groups; failures beyond it are only counted."""
         self._max_kept = max_kept
-        self._groups: dict[tuple[str, str], FailedCheck] = {}
+        self._groups: dict[tuple[str, str, int], FailedCheck] = {}
         self._beyond: Counter[str] = BoundedCounter()
 
     def __bool__(self) -> bool:
@@ -336,7 +364,7 @@ class FailedChecks:
         """
         message = failed.message
         occurrence = Occurrence(device, message.seq, message.time_ns, message.run_id, step)
-        key = (consumer.source_line, consumer.name)
+        key = (consumer.source_line, consumer.name, failed.part)
         group = self._groups.get(key)
         new = group is None
         if group is None:
@@ -345,8 +373,9 @@ class FailedChecks:
                 return None
             explained = explained or failed.sink.explain(message)
             group = self._groups[key] = FailedCheck(
-                consumer.name, consumer.source_line, consumer.transforms, explained, occurrence, occurrence
-            )
+                consumer.name, consumer.source_line, consumer.transforms, explained, occurrence, occurrence,
+                part=failed.part,
+            )  # fmt: skip
         elif occurrence.time_ns < group.first.time_ns:  # from another device, whose messages are read later
             group.first = occurrence
             group.explanation = failed.sink.explain(message)
@@ -355,7 +384,7 @@ class FailedChecks:
             group.last = occurrence
         group.count += count
         group.by_device[device] += count
-        group._note(occurrence)
+        group._note(occurrence, count)
         return group if new else None
 
     def unknown_steps(self) -> list[Occurrence]:
@@ -381,8 +410,10 @@ class FailedChecks:
                 group.last = max(group.last, later.last, key=_time)
                 for step, failures in later._steps.items():
                     group._note_step(step, failures)
-                for failure in sorted(later._unknown, key=_time):
-                    group._note(failure)
+                group._unsent += later._unsent
+                group._unknown.update(
+                    sorted(later._unknown, key=_time)[: max(0, MAX_UNKNOWN - len(group._unknown))]
+                )
             self._groups[key] = group
 
     def errors(self) -> list[CheckError]:
@@ -419,9 +450,13 @@ def has_only_checks_of(report: BaseExceptionGroup[Any], error: BaseException) ->
     return all(isinstance(one, CheckError) for one in report.exceptions) and _checks_in(report) <= known
 
 
-def _checks_in(error: BaseException) -> set[tuple[str, str]]:
+def _checks_in(error: BaseException) -> set[tuple[str, str, int]]:
     found = error.exceptions if isinstance(error, BaseExceptionGroup) else (error,)
-    return {(one.check.name, one.check.source_line) for one in found if isinstance(one, CheckError)}
+    return {
+        (one.check.name, one.check.source_line, one.check.part)
+        for one in found
+        if isinstance(one, CheckError)
+    }
 
 
 def _time(failure: Occurrence) -> int:
@@ -431,11 +466,11 @@ def _time(failure: Occurrence) -> int:
 def _copy(group: FailedCheck) -> FailedCheck:
     return FailedCheck(
         group.name, group.source_line, group.transforms, group.explanation, group.first, group.last, group.count,
-        Counter(group.by_device), dict(group._steps), set(group._unknown),
+        Counter(group.by_device), group.part, dict(group._steps), set(group._unknown), group._unsent,
     )  # fmt: skip
 
 
-def _ranges(numbers: Sequence[int]) -> str:
+def _ranges(numbers: Sequence[int]) -> list[str]:
     # 3, 5 to 8, 12 for increasing numbers.
     runs: list[list[int]] = []
     for number in numbers:
@@ -443,7 +478,7 @@ def _ranges(numbers: Sequence[int]) -> str:
             runs[-1][1:] = [number]
         else:
             runs.append([number])
-    return ", ".join(" to ".join(map(str, run)) for run in runs)
+    return [" to ".join(map(str, run)) for run in runs]
 
 
 def _called(name: str) -> str:

@@ -339,7 +339,7 @@ def _failed(check: FailedCheck) -> dict[str, Any]:
     stack = explained.places[0].stack if explained.places else ()
     return {
         "kind": "nonfinite" if check.is_nonfinite else "check",
-        "name": check.name[:300],
+        "name": check.name[:300] + (f" {check.part}" if check.part else ""),
         "source_line": check.source_line[:1000],
         "title": explained.text[:500],
         "values": explained.summary(),

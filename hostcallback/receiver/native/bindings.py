@@ -17,7 +17,7 @@ from hostcallback.receiver import environment, processes
 from hostcallback.receiver.errors import NativeLibraryError
 
 # Equal to the library's `hcb_abi_version`: a stale library would be called with other structures.
-ABI_VERSION = 25
+ABI_VERSION = 26
 DIRECTORY = Path(__file__).parent
 
 BATCH_FRAMES = 1024
@@ -81,6 +81,7 @@ class Batch(ctypes.Structure):
         ("blocks", Block * BATCH_BLOCKS),
         ("folded_total", c_uint64),
         ("folded", c_uint64 * BATCH_FRAMES),
+        ("alike_frames", c_uint64),
     )
 
 

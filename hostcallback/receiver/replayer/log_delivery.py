@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from hostcallback.receiver import errors, tap_arguments
+from hostcallback.receiver.failures.deferred_errors import failing_message
 from hostcallback.receiver.messages import Lease, Message, Registry, Sink
 from hostcallback.receiver.runtime.dispatch.calls import Call, Calls
 from hostcallback.receiver.runtime.dispatch.dispatcher import Dispatcher
@@ -147,7 +148,8 @@ class LogDelivery:
                 self, self._label(run.writer), self._stream_of(run.writer)
             )
         dispatcher, block = taps.ready(run)
-        self.scope.deferred.step_of = run.step_of
+        # Of the message that was delivered: a report of a failed call has the number and the time of that call's.
+        self.scope.deferred.step_of = lambda message: run.step_of(failing_message() or message)
         start, stop = run.start, run.stop
         if self._checks_only:
             block = block.part(start, stop)

@@ -34,6 +34,10 @@ def at_start(function: Callable[[], None]) -> None:
     _at_start.append(function)
 
 
+RECORDED_FAILURES = 512
+"""Failures of one check in a row that are read of a batch at least if a log takes them, with their steps."""
+
+
 class DeviceReceiver:
     """One daemon thread that delivers one device's messages in order.
 
@@ -214,6 +218,7 @@ class DeviceReceiver:
     def _run(self) -> None:
         for function in _at_start:
             function()
+        self._list_failures(self.scope)
         try:
             while True:
                 try:
@@ -289,10 +294,14 @@ class DeviceReceiver:
             self._consumed = max(self._consumed, counters.emitted - counters.queued_messages)
             self._progress.notify_all()
 
+    def _list_failures(self, scope: Scope) -> None:
+        self.source.list_failures(0 if scope.recorder is None else RECORDED_FAILURES)
+
     def _enter_scope(self, token: int) -> None:
         scope = self._switches.pop(token, None)
         if scope is None or scope is self.scope:
             return
         old = self.scope
         self.dispatcher.set_scope(scope)
+        self._list_failures(scope)
         old.closed(self.name)

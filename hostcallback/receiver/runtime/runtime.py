@@ -226,12 +226,7 @@ class Runtime:
             for name in names:
                 owner = self._claims.get(name)
                 if owner is not None:
-                    called = f"{owner.name!r} " if owner.name else ""
-                    raise errors.DeviceClaimedError(
-                        f"device {name} already has the receiver {called}made at {owner.made_at}, and a device has one "
-                        f"receiver at a time: leave that `with` block first, or give this receiver other devices= "
-                        f"(got {', '.join(names)})"
-                    )
+                    raise owner.refusal(name, scope, names)
             self._totals.begin(scope, set(self._claims.values()))
             # Also devices without a receiver: `start` looks for the scope of a device here.
             for name in names:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -195,12 +196,17 @@ class NonFiniteSink:
         _, made_here, nan_counts, inf_counts, iterations = self._unflatten(message.arrays)
         iteration = tuple(int(np.max(number)) for number in iterations)
         failures: list[BaseException] = []
+        alike: Counter[tuple[str, Any]] = Counter()
         for operation, made, nans, infs in zip(
             self._operations, made_here, nan_counts, inf_counts, strict=True
         ):
+            key = operation.name, operation.source_line
             if np.any(made):
-                explains = Explains(operation, int(np.sum(nans)), int(np.sum(infs)), iteration)
+                explains = Explains(
+                    operation, int(np.sum(nans)), int(np.sum(infs)), iteration, part=alike[key]
+                )
                 failures.append(explains.failure(message))
+            alike[key] += 1
         raise MultipleFailures("operations made values that are not finite", failures)
 
     def texts(self, message: Message) -> list[str]:
@@ -234,8 +240,11 @@ class FoundSink:
         """Takes one message.
 
         Raises:
-            MultipleFailures: has one failed check.
+            MultipleFailures: has one failed check, with the number and the time of the message of the failed call.
         """
+        about = message.arrays[1] if len(message.arrays) == 2 else None  # earlier versions did not send it
+        if isinstance(about, np.ndarray) and (about.dtype, about.shape) == (np.int64, (2,)):
+            message = message._replace(seq=int(about[0]), time_ns=int(about[1]))
         raise MultipleFailures("a call made values that are not finite", [self._found.failure(message)])
 
     def texts(self, message: Message) -> list[str]:
@@ -258,6 +267,7 @@ class Explains:
         call: number of the call, if `Watched.step` is known.
         device: of the devices of the program, the one on which it happened; empty for the one that sent the message.
         is_known: False if the operation is not known here, and other messages about the program tell it.
+        part: number of the operation among those of its name and line that are reported, from 0.
     """
 
     operation: Watched
@@ -270,6 +280,7 @@ class Explains:
     call: int | None = None
     device: str = ""
     is_known: bool = True
+    part: int = 0
 
     def __call__(self, message: Message) -> None:
         """Does nothing: `explain` has the text."""
@@ -282,13 +293,19 @@ class Explains:
             "nan_count": self.nan_count, "inf_count": self.inf_count, "iteration": [*map(int, self.iteration)],
             "where": self.where, "elements": [*map(int, self.elements)], "values": dict(self.values),
             "call": self.call, "compilation": operation.compilation, "device": self.device,
+            "part": self.part,
         }  # fmt: skip
         line = str(operation.source_line or message.consumer.source_line)
         digest = hashlib.blake2b(repr((line, params)).encode(), digest_size=8).digest()
         return TapDescriptor(
             operation.name[: limits.NAME_CHARS], line[: limits.NAME_CHARS], int.from_bytes(digest, "little") or 1,
-            NONFINITE.text, {"found": params}, {}, (), ["list", [["array"]]], None, "global",
+            NONFINITE.text, {"found": params}, {}, (), ["list", [["array"], ["array"]]], None, "global",
         )  # fmt: skip
+
+    @staticmethod
+    def arrays_about(message: Message) -> list[np.ndarray[Any, Any]]:
+        """The arrays of that message: a predicate, and the number and the time of the failed call's message."""
+        return [np.array(False), np.array([message.seq, message.time_ns], np.int64)]
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> Explains:
@@ -312,7 +329,7 @@ class Explains:
             int(plain["nan_count"]), int(plain["inf_count"]), tuple(map(int, plain["iteration"])), where,
             tuple(map(int, plain["elements"])),
             {str(name): str(text)[: limits.REPORT_CHARS] for name, text in values},
-            None if call is None else int(call), device,
+            None if call is None else int(call), device, part=int(plain.get("part", 0)),
         )  # fmt: skip
 
     def failure(self, message: Message) -> DelegatedFailure:

@@ -78,6 +78,9 @@ class QueueSource:
         with self._changed:
             self._admission = back_pressure.admission
 
+    def list_failures(self, count: int) -> None:
+        """See `Source`: nothing is folded here."""
+
     def leave_out(self, on: bool) -> None:
         """See `Source`."""
         with self._changed:

@@ -128,6 +128,10 @@ class RingSource:
         self._config = back_pressure
         self._configure()
 
+    def list_failures(self, count: int) -> None:
+        """See `Source`."""
+        self._native_batch.alike_frames = count
+
     def leave_out(self, on: bool) -> None:
         """See `Source`."""
         self._leaves_out = on

@@ -109,6 +109,12 @@ class Source(Protocol):
     def configure(self, back_pressure: BackPressure) -> None:
         """Changes the policy for emissions that find no room, from now on. Any thread."""
 
+    def list_failures(self, count: int) -> None:
+        """Sets how many failures of one check in a row a batch has at least; 0 for the default. Reader thread only.
+
+        Of more it has the last one, and counts those between.
+        """
+
     def leave_out(self, on: bool) -> None:
         """Starts or stops dropping every message of programs where it is emitted, whatever the policy. Any thread."""
 

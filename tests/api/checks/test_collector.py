@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+from pathlib import Path
 from time import monotonic
 from typing import Any
 
@@ -240,6 +241,16 @@ def test_two_collectors_on_one_device_are_refused() -> None:
                 pass
     with hcb.error_collector(devices=jax.devices()[:1]), hcb.error_collector(devices=jax.devices()[1:2]):
         pass
+
+
+@pytest.mark.parametrize("collector_first", [False, True])
+def test_a_collector_and_a_receiver_are_refused_with_the_cure(collector_first: bool, tmp_path: Path) -> None:
+    made = [hcb.outfeed_receiver(record=tmp_path), hcb.error_collector(on_error="warn")]
+    first, second = made[::-1] if collector_first else made
+    with first, pytest.raises(hcb.DeviceClaimedError) as claimed:
+        second.__enter__()
+    told = "".join(claimed.value.__notes__)
+    assert 'outfeed_receiver(record=..., on_error="warn") as rx, whose rx.failed_checks' in told
 
 
 def test_an_unknown_policy_is_refused() -> None:

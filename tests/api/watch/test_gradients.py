@@ -15,6 +15,25 @@ from watching import errors_of, line_of
 
 import hostcallback as hcb
 
+ROWS = jnp.ones((4, 3)).at[2].set(0.0)
+"""A row has the norm 0."""
+
+
+def normalized(w: Any, x: Any) -> Any:
+    h = x * w
+    return ((h / jnp.linalg.norm(h, axis=-1, keepdims=True)) ** 2).mean()  # normalized
+
+
+@pytest.mark.parametrize("mode", ["results", "every"])
+def test_operations_of_one_line_are_reported_apart_from_those_of_its_derivative(mode: Any) -> None:
+    step = hcb.watch_nonfinite(jax.jit(jax.value_and_grad(normalized)), mode=mode)
+    errors = errors_of(lambda: step(jnp.ones(3), ROWS))
+    divisions = {(e.shape, e.nan_count, e.inf_count, e.check.count) for e in errors if e.primitive == "div"}
+    assert ((4, 3), 3, 0, 1) in divisions
+    assert ((4, 1), 0, 1, 1) in divisions
+    assert {e.source_line.line for e in errors if e.source_line} == {line_of(__file__, "normalized")}
+
+
 X = jnp.array([3.0, 2.0, 1.0, 0.5])
 
 

@@ -15,11 +15,15 @@ import numpy as np
 import pytest
 
 from hcb_command import environment, hcb
+from hostcallback.receiver.errors import TapFailure
 from hostcallback.receiver.messages import Message
 from hostcallback.receiver.processes import own_run
+from hostcallback.receiver.taplog.columns.log_data import read
 from hostcallback.receiver.taplog.writing.recorder import Recorder, record
+from hostcallback.receiver.taplog.writing.segment_writer import SegmentWriter
+from hostcallback.receiver.wire.frame import Flags
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
-from logged_frames import consumer_of
+from logged_frames import block_of, consumer_of, frame
 
 BEGIN_NS = 1_700_000_000 * 10**9
 LOSS = TapDescriptor(
@@ -294,6 +298,50 @@ def test_errors_are_grouped_by_line(tmp_path: Path, log: Path) -> None:
     assert (found["name"], found["count"], found["by_device"]) == ("positive", 3, {"cpu:1": 3})
     assert hcb(tmp_path, "errors", "--name", "loss", log).stdout == "no check failed\n"
     by_step = hcb(tmp_path, "errors", "--name", "loss", "--step", "3", log).stdout
+    assert by_step == "no check failed in these steps; failures of an unknown step are left out\n"
+
+
+def test_failures_that_were_only_counted_are_told_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    failures = block_of(
+        *(frame(CHECK, np.bool_(False), np.float32(i), seq=i, flags=Flags.CHECK) for i in (0, 1, 9))
+    )
+    writer = SegmentWriter(tmp_path / "a.hcblog")
+    writer.frames("cpu:0", failures, {CHECK.consumer_id: CHECK}, folded=[(9, 7)])
+    writer.close()
+    told = "positive: 7 more failures, which were only counted: they have no line"
+    for command in (["cat"], ["cat", "--json"]):
+        shown = hcb(tmp_path, *command, "a.hcblog")
+        assert (len(lines(shown)), told in shown.stderr) == (3, True)
+    (found,) = objects(hcb(tmp_path, "errors", "--json", "a.hcblog"))
+    assert found["count"] == 10
+    assert len(read(tmp_path / "a.hcblog")["positive"].to_numpy()["time"]) == 3
+    assert "7 more failure(s) of checks have no row: they were only counted" in caplog.text
+
+
+def test_errors_have_the_exceptions_of_tap_functions(tmp_path: Path) -> None:
+    def failure(number: int, tap: str = "f", device: str = "cpu:0") -> TapFailure:
+        return TapFailure(ValueError(f"no {number}"), tap, "train.py:8 (step)", device, number, (), {}, 0)
+
+    with record(tmp_path / "log") as recorder:
+        Program(recorder).emit(LOSS, np.float32(1), np.int32(1))
+        for number in range(3):
+            recorder.note_exception(failure(number))
+        recorder.note_exception(failure(0, "g", "cpu:1"))
+    first, second = hcb(tmp_path, "errors", "log").stdout.split("\n\n")
+    assert first.startswith("ValueError: no 0, raised by the tap f at train.py:8 (step)\n")
+    assert "  the last: ValueError: no 2\n  3 exceptions (3 on cpu:0), the first at 20" in first
+    assert second.startswith("ValueError: no 0, raised by the tap g at train.py:8 (step)\n")
+    assert "  1 exception (1 on cpu:1), the first at 20" in second
+    of_f, of_g = objects(hcb(tmp_path, "errors", "--json", "log"))
+    assert [of_f[key] for key in ("kind", "name", "message", "count")] == [
+        "tap exception", "f", "ValueError: no 0", 3,
+    ]  # fmt: skip
+    assert of_f["first"]["time_ns"] <= of_f["last"]["time_ns"]
+    assert objects(hcb(tmp_path, "errors", "--json", "--name", "g", "log")) == [of_g]
+    assert objects(hcb(tmp_path, "errors", "--json", "--device", "cpu:1", "log")) == [of_g]
+    by_step = hcb(tmp_path, "errors", "--step", "1", "log").stdout
     assert by_step == "no check failed in these steps; failures of an unknown step are left out\n"
 
 

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 import hostcallback as hcb
+from hostcallback.receiver.failures.told_failure import live_failures
 from hostcallback.receiver.ui.index import taps
-from hostcallback.receiver.ui.live.processes import live_failures
 from hostcallback.receiver.ui.server import connections
 
 Serve = Callable[..., Any]

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections import Counter
 from collections.abc import Iterator
 
 from hostcallback.receiver.cli.arguments import SelectedLog, add_log, add_selection, add_shards, count
-from hostcallback.receiver.cli.output.messages import Show
+from hostcallback.receiver.cli.output.messages import Show, warning
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
 from hostcallback.receiver.taplog.reading.merge import LostNote
+from hostcallback.receiver.text import printable
+
+MAX_NAMED = 20
+"""Checks of which it is said at the end that failures of them have no line."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -30,6 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
     among = log.reader.writers
     show = Show(as_json=arguments.json, full=arguments.full)
     shown = 0
+    folded: Counter[str] = Counter()
     read = log.reader.records if arguments.shards else log.reader.values
     records: Iterator[LoggedMessage | LostNote] = log.intact(read(log.wanted))
     for record in records:
@@ -40,5 +46,14 @@ def run(arguments: argparse.Namespace) -> int:
         else:
             show.message(record, among=among)
             shown += 1
+            if record.folded and (record.message.consumer.name in folded or len(folded) < MAX_NAMED):
+                folded[record.message.consumer.name] += record.folded
     sys.stdout.flush()
+    for name, count_of in folded.items():
+        print(
+            warning(
+                f"{printable(name)}: {count_of:,} more failures, which were only counted: they have no line"
+            ),
+            file=sys.stderr,
+        )
     return log.status(shown or arguments.limit == 0)

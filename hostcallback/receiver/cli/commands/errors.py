@@ -1,15 +1,20 @@
-"""`hcb errors`: shows the failed checks by line, as the program would have reported them."""
+"""`hcb errors`: shows failed checks as the program would have reported them, and exceptions of tap functions."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
+from collections.abc import Iterator
+from typing import Any
 
 from hostcallback.receiver.cli.arguments import SelectedLog, add_log, add_selection
-from hostcallback.receiver.cli.output.messages import make_safe
+from hostcallback.receiver.cli.output.messages import make_safe, time_text
+from hostcallback.receiver.failures.check_report import FailedCheck
+from hostcallback.receiver.failures.told_failure import LiveFailure, live_failures
 from hostcallback.receiver.replayer.replay import Replay
-from hostcallback.receiver.taplog.render import plain_value
+from hostcallback.receiver.taplog.reading.segment_reader import Writer
+from hostcallback.receiver.taplog.render import plain_value, process_text
 from hostcallback.receiver.text import printable_report
 
 MAX_LINES = 10_000
@@ -27,16 +32,61 @@ def run(arguments: argparse.Namespace) -> int:
     log = SelectedLog(arguments)
     replayed = Replay(log.reader, printers=False, checks_only=True, max_errors=MAX_LINES).run(log.wanted)
     make_safe()
-    for number, check in enumerate(replayed.failed_checks):
+    found = [_check(check) for check in replayed.failed_checks]
+    found += [_exception(*each, several=len(log.reader.writers) > 1) for each in _exceptions(log)]
+    for number, (described, report) in enumerate(found):
         if arguments.json:
-            print(json.dumps(plain_value(check.as_dict()), allow_nan=False))
+            print(json.dumps(plain_value(described), allow_nan=False))
         else:
-            print(f"{chr(10) if number else ''}{printable_report(check.report())}")
-    if not replayed.failed_checks and not arguments.json:
-        by_step = (log.wanted.first_step, log.wanted.last_step) != (None, None)
+            print(f"{chr(10) if number else ''}{printable_report(report)}")
+    if not found and not arguments.json:
+        by_step = log.wanted.by_step
         print(
             f"no check failed{' in these steps; failures of an unknown step are left out' if by_step else ''}"
         )
     sys.stdout.flush()
     log.damaged += replayed.damaged
-    return log.status(replayed.failed_checks)
+    return log.status(found)
+
+
+def _check(check: FailedCheck) -> tuple[dict[str, Any], str]:
+    kind = "nonfinite" if check.is_nonfinite else "check"
+    return {"kind": kind, **check.as_dict()}, check.report(max_ranges=None)
+
+
+def _exceptions(log: SelectedLog) -> Iterator[tuple[Writer, LiveFailure]]:
+    # Their steps are not known, so a selection of steps has none of them.
+    wanted = log.wanted
+    if wanted.by_step:
+        return
+    for writer, told in log.reader.exceptions().items():
+        for raised in sorted(live_failures(told), key=lambda each: each.first):
+            is_within = (wanted.until_ns is None or raised.first * 1e9 < wanted.until_ns) and (
+                wanted.since_ns is None or raised.last * 1e9 >= wanted.since_ns
+            )
+            if (
+                is_within
+                and wanted.wants_name(raised.name)
+                and any(map(wanted.wants_device, raised.by_device))
+            ):
+                yield writer, raised
+
+
+def _exception(writer: Writer, raised: LiveFailure, *, several: bool) -> tuple[dict[str, Any], str]:
+    first, last = int(raised.first * 1e9), int(raised.last * 1e9)
+    count = sum(raised.by_device.values())
+    described = {
+        "kind": raised.kind, "name": raised.name, "message": raised.title, "source_line": raised.source_line,
+        "process": process_text(writer), "values": raised.values, "traceback": raised.traceback, "count": count,
+        "by_device": raised.by_device, "first": {"time_ns": first}, "last": {"time_ns": last},
+    }  # fmt: skip
+    devices = ", ".join(f"{number:,} on {device}" for device, number in sorted(raised.by_device.items()))
+    where = f"  {process_text(writer)}: " if several else "  "
+    lines = [
+        f"{raised.title}, raised by the tap {raised.name} at {raised.source_line}",
+        *([f"  {raised.values}"] if raised.values else []),
+        f"{where}{count:,} exception{'s' * (count > 1)} ({devices}), the first at {time_text(first)}"
+        + (f", the last at {time_text(last)}" if count > 1 else ""),
+        *[f"  {line}" for line in raised.traceback.splitlines()],
+    ]
+    return described, "\n".join(lines)

@@ -120,7 +120,8 @@ void Ring::Enter(hcb_batch* batch, uint64_t* alike) {
     *alike = 0;
   } else if (*alike != 0 &&
              HeaderAt(batch->offsets[batch->frames - 1])->consumer_id == header.consumer_id) {
-    if (*alike > HCB_ALIKE_FRAMES) {
+    const uint64_t listed = batch->alike_frames != 0 ? batch->alike_frames : uint64_t{HCB_ALIKE_FRAMES};
+    if (*alike > listed) {
       const uint64_t last = batch->frames - 1;
       batch->offsets[last] = offset;
       ++batch->folded[last];

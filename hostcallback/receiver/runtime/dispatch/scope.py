@@ -22,6 +22,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from hostcallback.receiver import limits, processes
+from hostcallback.receiver.errors import DeviceClaimedError
 from hostcallback.receiver.failures.check_report import OTHERS, Occurrence
 from hostcallback.receiver.failures.deferred_errors import MAX_KEPT, DeferredErrors, MultipleFailures, OnError
 from hostcallback.receiver.log import logger
@@ -39,6 +40,9 @@ if TYPE_CHECKING:
     from hostcallback.receiver.sinks.metric_writers.sink import MetricsSink
     from hostcallback.receiver.taplog.reading.merge import Stretch
     from hostcallback.receiver.taplog.writing.recorder import Recorder
+
+COLLECTOR = "error collector"
+"""Name of the receivers that `error_collector` makes."""
 
 Link = Callable[[Consumer, Sink], Sink]
 """Returns the sink of one consumer's messages, given the rest of the chain; returns that rest if it adds nothing.
@@ -279,6 +283,20 @@ class Scope:
     def deliver_to(self, sinks: ScopeSinks) -> None:
         """Delivers all messages also to `sinks`. Call it before any device is in this scope."""
         self.message_sinks = sinks
+
+    def refusal(self, device: str, other: Scope, devices: Sequence[str]) -> DeviceClaimedError:
+        """The error of `other`, which wants some devices, of which this one's receiver has `device`."""
+        called = f"{self.name!r} " if self.name else ""
+        error = DeviceClaimedError(
+            f"device {device} already has the receiver {called}made at {self.made_at}, and a device has one receiver "
+            f"at a time: leave that `with` block first, or give this receiver other devices= (got {', '.join(devices)})"
+        )
+        if (self.name == COLLECTOR) != (other.name == COLLECTOR):
+            error.add_note(
+                'Or let one receiver do both: with outfeed_receiver(record=..., on_error="warn") as rx, whose '
+                "rx.failed_checks are those of a collector"
+            )
+        return error
 
     def device_stats(self, device: str) -> DeviceStats:
         """Returns the live statistics of a device, which only its receiver thread changes."""

@@ -145,6 +145,7 @@ class ColumnReader:
         self._reader = reader
         self._alike = AlikeReader()
         self._layouts = Layouts()
+        self._folded = 0  # failures of checks that were only counted
         self._processes: dict[segment_reader.Writer, int] = {
             writer: n for n, writer in enumerate(reader.writers)
         }
@@ -161,8 +162,9 @@ class ColumnReader:
             warns: whether missing messages are logged.
 
         At the end it logs a warning if messages are missing, because parts of the log are damaged or messages were
-        dropped before they were recorded.
+        dropped before they were recorded, or failures of a check were only counted.
         """
+        self._folded = 0
         missing: list[Damage | merge.LostNote] = []
         assembler = _Assembler()
         records = (
@@ -181,6 +183,8 @@ class ColumnReader:
         if missing and warns:
             first = missing[0].lost.reason if isinstance(missing[0], merge.LostNote) else missing[0]
             logger.warning("messages are missing in %d place(s) of the log, first: %s", len(missing), first)
+        if self._folded and warns:
+            logger.warning("%d more failure(s) of checks have no row: they were only counted", self._folded)
 
     def exported(self) -> list[tap_descriptor.TapDescriptor]:
         """Returns the descriptors of taps of exported programs, which are in their messages. Reads these messages."""
@@ -198,6 +202,7 @@ class ColumnReader:
 
     def _batch(self, alike: AlikeMessages) -> ColumnBatch:
         arrays, described = alike.arrays, alike.tap.described
+        self._folded += int(alike.folded.sum())
         truncated = truncation.is_truncated(arrays)  # then the axes are not those of the descriptor
         shapes = [(array.shape[1:], array.dtype) for array in arrays]
         columns, orders = self._layouts.of(None if truncated else described, shapes)

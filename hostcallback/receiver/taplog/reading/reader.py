@@ -176,6 +176,17 @@ class LogReader:
             if last[name] or counts[name]
         }
 
+    def exceptions(self) -> dict[Writer, Any]:
+        """What each process noted last of the exceptions of its tap functions: plain data that the caller checks."""
+        found: dict[Writer, Any] = {}
+        for writer, segment in self.segments():
+            for chunk in segment.chunks():
+                if isinstance(chunk, chunk_reader.Chunk) and chunk.kind is layout.Kind.EXCEPTIONS:
+                    noted = segment.exceptions_in(chunk)
+                    if not isinstance(noted, Damage):
+                        found[writer] = noted
+        return found
+
     def devices(self, selection: Selection = EVERYTHING) -> list[tuple[Writer, str]]:
         """The devices of each process that recorded messages. Reads the headers of all segments."""
         found: dict[tuple[Writer, str], None] = {}

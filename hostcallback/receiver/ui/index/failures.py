@@ -11,6 +11,7 @@ from typing import Any
 from hostcallback.receiver.failures.call_site import DescribedFrame
 from hostcallback.receiver.failures.check_report import CheckFailed, Explanation
 from hostcallback.receiver.failures.deferred_errors import DelegatedFailure, MultipleFailures
+from hostcallback.receiver.failures.told_failure import LiveFailure, live_failures
 from hostcallback.receiver.sinks.factory import own_sink
 from hostcallback.receiver.taplog.format.layout import NO_STEP, Damage, Lost
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage, MessageDecoder
@@ -18,7 +19,6 @@ from hostcallback.receiver.taplog.reading.merge import Stretch
 from hostcallback.receiver.taplog.reading.segment_reader import Writer
 from hostcallback.receiver.taplog.render import process_text
 from hostcallback.receiver.text import printable
-from hostcallback.receiver.ui.live.processes import LiveFailure, live_failures
 from hostcallback.receiver.wire.array_types import Array
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 
@@ -317,7 +317,11 @@ def _operations_of(described: TapDescriptor, logged: LoggedMessage) -> list[tupl
     except MultipleFailures as failures:
         told = [error for error in failures.exceptions if isinstance(error, DelegatedFailure)]
         return [
-            (each.consumer.name, each.consumer.source_line, each.error.sink.explain(logged.message))
+            (
+                each.consumer.name + (f" {each.error.part}" if each.error.part else ""),
+                each.consumer.source_line,
+                each.error.sink.explain(logged.message),
+            )
             for each in told
             if isinstance(each.error, CheckFailed)
         ]

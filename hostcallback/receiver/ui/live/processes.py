@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,7 @@ from hostcallback.receiver.control.client import ControlClient
 from hostcallback.receiver.control.protocol import ControlError, ControlSocketError
 from hostcallback.receiver.errors import HostCallbackError
 from hostcallback.receiver.processes import is_alive
-from hostcallback.receiver.text import printable, printable_lines
+from hostcallback.receiver.text import printable
 from hostcallback.receiver.ui.live.source import CollectorSource, LiveProcess, is_process
 
 ANSWER_SEC = 3.0
@@ -229,55 +227,3 @@ class LiveProcesses:
 
 def _emitted(process: LiveProcess, device: str) -> float | None:
     return next((row["emitted"] for row in process.figures["devices"] if row["device"] == device), None)
-
-
-KINDS = "check", "nonfinite", "tap exception"
-MAX_GROUPS = 200
-"""Groups of one process that are taken."""
-
-MAX_DEVICES = 256
-MAX_TEXT = 1000
-MAX_TRACEBACK = 10_000
-
-
-@dataclass(frozen=True, slots=True)
-class LiveFailure:
-    """The failures of one kind on one line of one process, since it began."""
-
-    kind: str
-    name: str
-    source_line: str
-    title: str
-    values: str
-    traceback: str
-    by_device: dict[str, int]
-    first: float
-    last: float
-
-
-def live_failures(told: Any) -> Iterator[LiveFailure]:
-    """Yields the failures in a process's answer; malformed entries are left out."""
-    for item in told[:MAX_GROUPS] if isinstance(told, list) else ():
-        try:
-            yield _failure(item)
-        except (LookupError, TypeError, ValueError):
-            continue
-
-
-def _failure(item: Any) -> LiveFailure:
-    texts = [item[name] for name in ("kind", "name", "source_line", "title", "values", "traceback")]
-    times = [item["first"], item["last"]]
-    counts = list(item["by_device"].items()) if isinstance(item["by_device"], dict) else [("", -1)]
-    if (
-        not all(type(text) is str for text in texts)
-        or item["kind"] not in KINDS
-        or not all(type(time) in (int, float) and math.isfinite(time) for time in times)
-        or not all(type(count) is int and 0 <= count < 2**53 for _, count in counts)
-    ):
-        raise ValueError("not what a process tells of a failure")
-    kind, name, source_line, title, values, traceback = texts
-    return LiveFailure(
-        kind, name[:MAX_TEXT], source_line[:MAX_TEXT], title[:MAX_TEXT], values[:MAX_TEXT],
-        printable_lines(traceback[:MAX_TRACEBACK]), {str(device): count for device, count in counts[:MAX_DEVICES]},
-        float(times[0]), float(times[1]),
-    )  # fmt: skip

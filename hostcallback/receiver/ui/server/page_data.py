@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hostcallback.receiver.errors import HostCallbackError
+from hostcallback.receiver.failures.told_failure import live_failures
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.taplog.diff.comparison import Tolerance
 from hostcallback.receiver.text import printable
@@ -23,7 +24,7 @@ from hostcallback.receiver.ui.index.log_files import Segment
 from hostcallback.receiver.ui.index.log_index import LogIndex, run_of
 from hostcallback.receiver.ui.index.runs import names, runs
 from hostcallback.receiver.ui.index.taps import Tap
-from hostcallback.receiver.ui.live.processes import LiveProcesses, live_failures
+from hostcallback.receiver.ui.live.processes import LiveProcesses
 from hostcallback.receiver.ui.live.source import LiveProcess
 from hostcallback.receiver.ui.server import requests
 

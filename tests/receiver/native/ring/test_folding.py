@@ -46,6 +46,15 @@ def test_of_a_row_the_first_ones_and_the_last_are_listed(ring: TestRing) -> None
     assert ring.counters.queued_messages == 0
 
 
+def test_a_reader_may_list_more(ring: TestRing) -> None:
+    for count, listed in ((100, 100), (2, 2), (0, LISTED)):
+        ring.source.list_failures(count)
+        for _ in range(listed + 10):
+            append(ring, 7)
+        frames, folded = read(ring)
+        assert (len(frames), folded) == (listed + 1, [*[0] * listed, 9])
+
+
 def test_a_row_of_as_many_as_are_listed_has_nothing_folded(ring: TestRing) -> None:
     for _ in range(LISTED + 1):
         append(ring, 7)
