@@ -80,8 +80,8 @@ typedef struct {
   uint64_t ends[HCB_BATCH_FRAMES];    /* position after each frame, for hcb_ring_release */
   hcb_block blocks[HCB_BATCH_BLOCKS];
   uint64_t folded_total; /* sum of `folded` */
-  /* failures of a check that were left out before each frame: of a row of them, the first `alike_frames` and the
-   * last are listed. Released with the frame */
+  /* failures of a check that were left out before each frame: of a row of them, the first `alike_frames` and
+   * the last are listed. Released with the frame */
   uint64_t folded[HCB_BATCH_FRAMES];
   uint64_t alike_frames; /* given by the reader; 0: HCB_ALIKE_FRAMES */
 } hcb_batch;

@@ -110,16 +110,15 @@ void Ring::Walk(hcb_batch* batch) {
   if (batch->frames == 0) ReleaseSkipped(start);  // after that other threads may move the cursor
 }
 
-// Lists the message at the cursor. Of a check that fails repeatedly, only the first failures and the last one are
-// listed, so that counting the others costs the reader nothing. `alike`: how many of the listed messages, up to
-// the last one, are failures of one check.
+// Lists the message at the cursor. Of a check that fails repeatedly, only the first failures and the last one
+// are listed, so that counting the others costs the reader nothing. `alike`: how many of the listed messages,
+// up to the last one, are failures of one check.
 void Ring::Enter(hcb_batch* batch, uint64_t* alike) {
   const uint64_t offset = cursor_ & (capacity_ - 1);
   const FrameHeader& header = *HeaderAt(offset);
   if (!Folds(header)) {
     *alike = 0;
-  } else if (*alike != 0 &&
-             HeaderAt(batch->offsets[batch->frames - 1])->consumer_id == header.consumer_id) {
+  } else if (*alike != 0 && HeaderAt(batch->offsets[batch->frames - 1])->consumer_id == header.consumer_id) {
     const uint64_t listed = batch->alike_frames != 0 ? batch->alike_frames : uint64_t{HCB_ALIKE_FRAMES};
     if (*alike > listed) {
       const uint64_t last = batch->frames - 1;
