@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -101,10 +100,12 @@ def _last(directory: Path, run: str, process: int) -> Settings | None:
     # The configuration in the newest segment of a process of the run; None if there is none.
     segments = layout.segments_of(directory) if any(directory.glob(f"*{layout.SUFFIX}")) else []
     for path in segments[: -MAX_LOOKED_AT - 1 : -1]:
-        with contextlib.suppress(errors.TapLogError, OSError):
+        try:
             segment = SegmentReader(path)
-            segment.close()
-            config, writer = segment.info.get("config"), segment.writer
-            if writer.run == run and process_of(writer) == process and isinstance(config, dict):
-                return flat(config)
+        except (errors.TapLogError, OSError):  # damaged, or removed meanwhile
+            continue
+        segment.close()
+        config, writer = segment.info.get("config"), segment.writer
+        if writer.run == run and process_of(writer) == process and isinstance(config, dict):
+            return flat(config)
     return None
