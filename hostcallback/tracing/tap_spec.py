@@ -147,7 +147,9 @@ def check_step(what: str, step: Any) -> None:
 
 
 def checked_count(what: str, count: Any) -> Any:
-    """Returns a number of steps that a user gives; of an object that stands for an array, the array.
+    """Returns a number of steps that a user gives, in at least 32 bits, since others are added to it.
+
+    Of an object that stands for an array, it returns the array.
 
     Args:
         what: it is, for errors.
@@ -159,7 +161,7 @@ def checked_count(what: str, count: Any) -> Any:
     """
     count = scalar_of(count)
     if isinstance(count, jax.Array) and jnp.issubdtype(count.dtype, jnp.integer) and not count.shape:
-        return count
+        return count.astype(jnp.promote_types(count.dtype, jnp.int32))
     if isinstance(count, bool) or not isinstance(count, int | np.integer):
         raise TypeError(
             f"{what} is {count!r:.80}, expected a whole number, traced or not (of a float: .astype(int)), "
@@ -167,7 +169,7 @@ def checked_count(what: str, count: Any) -> Any:
         )
     if count < 0:
         raise ValueError(f"{what} is {count!r}, expected 0 or more, at {user_source_line()}")
-    return count
+    return int(count)
 
 
 def callable_name(func: Callable[..., Any] | Any) -> str:

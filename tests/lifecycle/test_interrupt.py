@@ -276,3 +276,18 @@ def test_messages_that_are_left_out_are_emitted_for_recorders_only(tmp_path: Pat
     assert emitted == count if records else emitted < count / 2
     if records:
         assert len(list(LogReader(tmp_path).messages())) == count
+
+
+@pytest.mark.native_only
+def test_a_recorder_that_comes_while_messages_are_left_out_gets_them(tmp_path: Path) -> None:
+    program = jax.jit(lambda x: hcb.id_tap(lambda value: None, x, name="late"))
+    program(jnp.int32(0))
+    hcb.barrier_wait()
+    runtime.skip_taps(True)
+    try:
+        with hcb.outfeed_receiver(record=tmp_path):
+            program(jnp.int32(1))
+            hcb.barrier_wait()
+    finally:
+        runtime.skip_taps(False)
+    assert hcb.read(tmp_path)["late"].to_numpy()["late"].tolist() == [1]

@@ -81,10 +81,9 @@ class Progress:
                 f"postfix of a Progress is a function that returns a dict, got {self.postfix!r}: as in "
                 "lambda carry, y: {'loss': y}"
             )
-        for name in ("total", "initial"):
-            if getattr(self, name) is not None:
-                count = checked_count(f"{name} of a Progress", getattr(self, name))
-                object.__setattr__(self, name, count)
+        for name, count in (("total", self.total), ("initial", self.initial)):
+            if name == "initial" or count is not None:
+                object.__setattr__(self, name, checked_count(f"{name} of a Progress", count))
         if self.display not in DISPLAYS:
             raise ValueError(f"display is {self.display!r}, expected 'tqdm' or 'rich'")
 

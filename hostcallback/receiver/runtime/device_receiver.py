@@ -80,6 +80,7 @@ class DeviceReceiver:
         self._switches: dict[int, Scope] = {}
         self._stopping = False
         self._leaving = False
+        self._keeps = False
         self._progress = threading.Condition()  # protects _consumed and _awaited
         self._consumed = 0
         self._discarded = 0
@@ -98,6 +99,8 @@ class DeviceReceiver:
         token = next(_tokens)
         # Both before the frame is sent, because the receiver thread may deliver it at once.
         self._switches[token] = scope
+        if self.dispatcher.skips:
+            self._leave_out()  # a recorder may have come
         scope.opened(self.name)
         self.source.send_end(token)
 
@@ -111,8 +114,13 @@ class DeviceReceiver:
             keeps: whether the queue is recorded itself.
         """
         self.dispatcher.skips = on
+        self._keeps = keeps
+        self._leave_out()
+
+    def _leave_out(self) -> None:
         scopes = (self.scope, *self._switches.values())
-        self.source.leave_out(on and not keeps and not any(scope.batch_sinks for scope in scopes))
+        kept = self._keeps or any(scope.batch_sinks for scope in scopes)
+        self.source.leave_out(self.dispatcher.skips and not kept)
 
     def stop(self, timeout_sec: float, *, drain: bool = True) -> bool:
         """Ends the thread after the frames queued so far. Returns False if it is still busy at the timeout.

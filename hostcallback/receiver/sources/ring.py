@@ -138,9 +138,13 @@ class RingSource:
         self._configure()
 
     def _configure(self) -> None:
-        config = self._config.native()
-        config.steps |= Step.LEAVE_OUT if self._leaves_out else 0
-        self._library.hcb_ring_configure(self._ring, config)
+        # Several threads may: the last of them to tell the ring sees whether it told what is wanted now.
+        told: tuple[ring_batch.RingConfig, bool] | None = None
+        while told != (wanted := (self._config, self._leaves_out)):
+            config = wanted[0].native()
+            config.steps |= Step.LEAVE_OUT if wanted[1] else 0
+            self._library.hcb_ring_configure(self._ring, config)
+            told = wanted
 
     def read(self, timeout_sec: float | None) -> ring_batch.RingBatch | None:
         """See `Source`. Reads at most 1024 frames or about 1 MiB, payloads outside the ring included.

@@ -140,6 +140,16 @@ def test_a_wrong_initial_is_refused() -> None:
         ValueError, match=r"initial of a Progress is -1, expected 0 or more, at .*test_shown\.py"
     ):
         hcb.Progress(initial=-1)
+    with pytest.raises(TypeError, match=r"initial of a Progress is None, expected .*test_shown\.py"):
+        hcb.Progress(initial=None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("small", [np.uint8(254), jnp.uint8(254)], ids=["numpy", "jax"])
+def test_steps_before_do_not_overflow_the_integer_in_which_they_are_given(small: Any) -> None:
+    steps: list[tuple[int, int]] = []
+    with hcb.outfeed_receiver(sinks=[lambda message: steps.append(tuple(map(int, message.arrays[1:3])))]):
+        hcb.scan(add, 0, length=10, progress=hcb.Progress(initial=small))
+    assert (steps[0], steps[-1]) == ((254, 264), (264, 264))
 
 
 @jax.tree_util.register_pytree_node_class

@@ -346,3 +346,21 @@ def test_stamps_are_the_time_of_day(make_ring):
         assert max(stamps) <= after + 20_000
         assert [last - 20_000, *stamps] == sorted([last - 20_000, *stamps])
         last = stamps[-1]
+
+
+def test_messages_are_not_left_out_once_the_last_of_several_threads_has_ended_that(ring, monkeypatch):
+    source = ring.source
+    source.leave_out(True)
+    assert ring.send() == native.DROPPED
+
+    class Library:
+        # Another thread ends it while this one tells the ring its old state.
+
+        def hcb_ring_configure(self, *arguments):
+            monkeypatch.undo()
+            source.leave_out(False)
+            ring.library.hcb_ring_configure(*arguments)
+
+    monkeypatch.setattr(source, "_library", Library())
+    source.configure(RingConfig())
+    assert ring.send() == native.EMITTED
