@@ -237,6 +237,7 @@ def _while(self: Evaluator, equation: JaxprEqn, values: Sequence[jax.Array], pos
     shapes = jax.eval_shape(lambda carry: iterate(counter, carry)[1], loop.init)
     axes = compat.varying_axes(v.aval for v in (*equation.invars, *equation.outvars))
     none = {label: compat.vary_over(axes, jnp.zeros((), bool)) for label in shapes}
+    is_batched = compat.open_jaxpr(loop.condition)[0].outvars[0].aval.shape != ()
 
     def goes_on(carry: Sequence[jax.Array]) -> Any:
         # A bool for each element if vmap has batched it: the loop goes on while any of them does.
@@ -248,7 +249,8 @@ def _while(self: Evaluator, equation: JaxprEqn, values: Sequence[jax.Array], pos
     def body(state: Any) -> Any:
         i, held, carry = state
         outs, records = iterate(i, carry)
-        outs = where_it_goes_on(goes_on(carry), outs, carry)
+        if is_batched:  # only then, because the condition may have effects
+            outs = where_it_goes_on(goes_on(carry), outs, carry)
         held = {label: compat.vary_over(axes, held[label] | jnp.any(records[label])) for label in held}
         return None if i is None else i + 1, held, outs
 

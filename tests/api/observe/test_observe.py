@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
@@ -163,6 +164,49 @@ def test_iterations_of_a_while_loop_are_messages() -> None:
     out, messages = values_of(count, jnp.float32(8), where="halve", what="value")
     assert [float(v) for message in messages for v in message.values()] == [4.0, 2.0, 1.0]
     assert out == 1
+
+
+@pytest.mark.parametrize("options", [{"what": "time"}, {"where": "b"}], ids=["time", "statistics"])
+@pytest.mark.parametrize("is_batched", [False, True], ids=["one", "vmap"])
+@pytest.mark.parametrize("effect", ["ordered tap", "tap", "call", "debug.callback"])
+def test_what_a_condition_does_on_the_host_is_done_as_often_as_without_observe(
+    effect: str, is_batched: bool, options: dict[str, Any]
+) -> None:
+    seen: list[Any] = []
+
+    def see(i: Any, *_: Any) -> Any:
+        seen.append(np.asarray(i).tolist())
+        return np.asarray(i)
+
+    def act(i: Any) -> Any:
+        if effect == "call":
+            return hcb.call(see, i, result_shape=i, vmap_method="expand_dims")
+        if effect == "debug.callback":
+            jax.debug.callback(see, i)
+        else:
+            hcb.id_tap(see, i, ordered=effect == "ordered tap")
+        return i
+
+    def count(x: Any, most: Any) -> Any:
+        def body(state: Any) -> Any:
+            with hcb.span("b"):
+                return state[0] + 1, jnp.sin(state[1])
+
+        return jax.lax.while_loop(lambda state: act(state[0]) < most, body, (jnp.int32(0), x))
+
+    function = jax.vmap(count) if is_batched else count
+    args = (jnp.ones(2), jnp.array([1, 2])) if is_batched else (1.0, 2)
+    outs, found = [], []
+    for block in (contextlib.nullcontext(), hcb.observe(tap_func=lambda values: None, **options)):
+        with hcb.outfeed_receiver(), block:
+            outs.append(jax.block_until_ready(jax.jit(lambda *args: function(*args))(*args)))
+            jax.effects_barrier()
+        # The order of unordered callbacks is free.
+        found.append(sorted(map(str, seen)) if effect == "debug.callback" else list(seen))
+        seen.clear()
+    assert found[1] == found[0]
+    assert is_batched or found[0] == ([*"012"] if effect == "debug.callback" else [0, 1, 2])
+    assert_same(*outs)
 
 
 def test_a_branch_that_did_not_run_is_nan() -> None:
