@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
@@ -27,7 +27,14 @@ from hostcallback.api.observe.places import (
 from hostcallback.api.observe.plan import Around, Found, Plan, Planner
 from hostcallback.api.observe.readings import Timer
 from hostcallback.api.observe.report import check_statistics, measure, sender_of
-from hostcallback.api.observe.spans import SPANS, Spans, sender_of_times
+from hostcallback.api.observe.spans import (
+    MAX_ENTERED,
+    SPANS,
+    Entered,
+    Spans,
+    sender_of_times,
+    spans_in_conditions,
+)
 from hostcallback.api.outputs.metrics import metrics
 from hostcallback.lowering.equations import OUTERMOST, Position
 from hostcallback.lowering.evaluator import Evaluator, Records
@@ -49,6 +56,8 @@ MAX_WAIT_SEC = 10.0
 """Seconds of one invocation of a tap after which the end of a block does not wait for the table of times."""
 MAX_NOT_ENTERED = 8
 """Number of operations that an error names because they cannot be rewritten."""
+MAX_UNTIMED = 5
+"""Number of places that a warning names because they have no time."""
 
 
 class Options(TypedDict, total=False):
@@ -182,6 +191,8 @@ def observe(
         ordered=ordered,
     )
     context = Context(xray, all_threads=all_threads)
+    if items == _ALL_SPANS:
+        context.notes[SPANS] = Entered()
     return context if fun is None else context.wrap(fun)
 
 
@@ -268,6 +279,7 @@ class Timed(Observe):
                 missed.append(("operation", item))
         self.notes.add(program, found, missed)
         self.notes.spans |= spans.names()
+        self.notes.in_conditions |= spans_in_conditions(program.tapped)
         if program.mark and not self.notes.hits:
             raise UserError(self.notes.error(missed, f"of {program.function}", user_source_line()))
         if not selected:
@@ -280,8 +292,8 @@ class Timed(Observe):
         def run(*values: jax.Array) -> list[jax.Array]:
             outs, records = timer.evaluate(program.tapped, values)
             timer.of_iteration(records)
-            for place in spans.lines.keys() - timer.timed:
-                self.notes.warn_untimed(self.name, place, spans.lines[place])
+            untimed = {place: line for place, line in spans.lines.items() if place not in timer.timed}
+            self.notes.warn_untimed(self.name, untimed, NOT_COMPUTED)
             return outs
 
         return program.run(run)
@@ -304,10 +316,12 @@ class Timed(Observe):
     def left(self, context: Context, function: str | None) -> None:
         """Prints what was measured in a block, once all of it has arrived. See `Xray`."""
         super().left(context, function)
-        entered = context.notes.pop(SPANS, {}) if self.items == _ALL_SPANS else {}
-        for name, line in entered.items():
-            if name not in self.notes.spans:
-                self.notes.warn_untimed(self.name, name, line)
+        if entered := context.notes.get(SPANS):
+            context.notes[SPANS] = Entered()
+            lines = {name: line for name, line in dict(entered.lines).items() if name not in self.notes.spans}
+            in_conditions = {name: lines.pop(name) for name in self.notes.in_conditions & lines.keys()}
+            self.notes.warn_untimed(self.name, in_conditions, IN_CONDITION)
+            self.notes.warn_untimed(self.name, lines, NOT_COMPUTED, are_all=entered.are_all)
         if function is None and self.tap_func is None:
             with contextlib.suppress(TapTimeoutError, ReentrantWaitError):
                 wait_for_taps(stall_sec=MAX_WAIT_SEC)
@@ -390,6 +404,10 @@ _Asked = tuple[str, tuple[Selection, ...]]
 """One of `what_of`, and one item of `where`."""
 
 
+NOT_COMPUTED = "no array of numbers that a compiled program needs for its results or taps is computed there"
+IN_CONDITION = "places in the condition of a while_loop have no time"
+
+
 class _Notes:
     """What the programs of an X-ray had, for as long as the jit caches keep them. Any thread.
 
@@ -397,6 +415,7 @@ class _Notes:
         programs: number of programs.
         hits: what matched in one of them.
         spans: the names of the spans that did.
+        in_conditions: the names of those in the condition of a while loop, which have no time.
     """
 
     def __init__(self) -> None:
@@ -404,7 +423,8 @@ class _Notes:
         self.programs = 0
         self.hits: set[_Asked] = set()
         self.spans: set[str] = set()
-        self._untimed: set[tuple[str, object]] = set()
+        self.in_conditions: set[str] = set()
+        self._untimed: dict[tuple[str, object], None] = {}
         self._missed: dict[_Asked, None] = {}
         self._names: dict[str, dict[str, None]] = {}
         self._not_entered: list[Site] = []
@@ -420,17 +440,21 @@ class _Notes:
                 self._names.setdefault(kind, {}).update(names)
             self._not_entered = [*self._not_entered, *found.not_entered][:MAX_NOT_ENTERED]
 
-    def warn_untimed(self, tap: str, place: str, line: object) -> None:
-        """Warns once of a place that has no times, at that line."""
+    def warn_untimed(
+        self, tap: str, lines: Mapping[str, object], reason: str, *, are_all: bool = True
+    ) -> None:
+        """Warns once of the places at some lines that they have no time: of all in one warning."""
         with self._lock:
-            is_known = (place, line) in self._untimed
-            self._untimed.add((place, line))
-        if not is_known:
-            logger.warning(
-                "%s has no time of %r, at %s: no array of numbers that a compiled program needs for its results or "
-                "taps is computed there",
-                *(tap, place, line),
-            )
+            new = [place for place in lines.items() if place not in self._untimed]
+            self._untimed.update(dict.fromkeys(new))
+            while len(self._untimed) > MAX_ENTERED:
+                del self._untimed[next(iter(self._untimed))]
+        if not new:
+            return
+        count = "" if len(new) == 1 else f"{len(new):,}{'' if are_all else ' or more'} places: "
+        named = "; ".join(f"{name!r}, at {line}" for name, line in new[:MAX_UNTIMED])
+        others = "; and others" if len(new) > MAX_UNTIMED else ""
+        logger.warning("%s has no time of %s%s%s: %s", tap, count, named, others, reason)
 
     def missed(self) -> list[_Asked]:
         """What matched nothing in any program."""
@@ -441,6 +465,11 @@ class _Notes:
         """The error about the first of what matched nothing; `at` is the place that has the selection."""
         what_of, item = missed[0]
         text = item[0].text
+        if item[0].kind == "span" and self.in_conditions:
+            return (
+                f'hcb.observe(what="time"): all that hcb.span names {of_what} is in the condition of a while_loop, and '
+                f"{IN_CONDITION}: name parts elsewhere, or give where='layers/*', at {at}"
+            )
         if item[0].kind == "span":
             return (
                 f'hcb.observe(what="time") without where= measures what hcb.span names, and found none {of_what}: '

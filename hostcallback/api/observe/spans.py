@@ -15,7 +15,7 @@ from hostcallback.api.observe.places import Labelled
 from hostcallback.api.observe.plan import Around, Found, Planner
 from hostcallback.api.outputs.metrics import metrics
 from hostcallback.lowering import xray
-from hostcallback.lowering.equations import Position, structure_of
+from hostcallback.lowering.equations import Position, equations_in, structure_of
 from hostcallback.lowering.evaluator import Records
 from hostcallback.primitives.tap import bind_tap
 from hostcallback.receiver.sinks.factory import Binding
@@ -30,7 +30,10 @@ Key = tuple[int, ...]
 """The key of the position of a program, and the id of an equation of it."""
 
 SPANS = "spans"
-"""In the notes of a context: the names of the spans that were entered in it, and their lines."""
+"""In the notes of a context that measures all spans: its `Entered`."""
+
+MAX_ENTERED = 1000
+"""Number of names of spans that a block notes, to say which of them have no time."""
 
 _AXES = {"scan": ITERATION, "shard_map": DEVICE}
 
@@ -122,6 +125,21 @@ def _named(one: Labelled) -> str:
     return str(one.label) if one.direction == "forward" else f"{one.direction} {one.label}"
 
 
+def spans_in_conditions(program: AnyJaxpr) -> set[str]:
+    """The names of the spans in the conditions of the while loops of a program, which have no time."""
+    found: set[str] = set()
+    for loop, _ in equations_in(program):
+        if structure_of(loop).kind != "while":
+            continue
+        condition = loop.params["cond_jaxpr"]
+        for equation, _ in equations_in(condition):
+            stack = str(equation.source_info.name_stack)
+            scope = source_line.scope_of(stack)
+            found.update(scope[count - 1] for count in source_line.spans_of(stack))
+        found |= spans_in_conditions(condition)
+    return found
+
+
 # ---- Messages --------------------------------------------------------------------------------------------------------
 
 
@@ -159,6 +177,32 @@ def _metrics(records: Records, spans: Spans) -> dict[str, Any]:
     return found
 
 
+# ---- Spans -----------------------------------------------------------------------------------------------------------
+
+
+class Entered:
+    """The first `MAX_ENTERED` spans that are entered in a block. Any thread.
+
+    Attributes:
+        lines: by name, the line that entered it first.
+        are_all: whether there were no others.
+    """
+
+    def __init__(self) -> None:
+        """There are none yet."""
+        self.lines: dict[str, SourceLine] = {}
+        self.are_all = True
+
+    def add(self, name: str) -> None:
+        """Adds a span that the calling thread enters."""
+        if name in self.lines:
+            return
+        if len(self.lines) < MAX_ENTERED:
+            self.lines[name] = user_source_line()
+        else:
+            self.are_all = False
+
+
 @public
 def span(name: str) -> AbstractContextManager[None]:
     """Names the operations that are traced in a `with` block, for `hcb.observe(what="time")`, which measures them.
@@ -185,7 +229,8 @@ def span(name: str) -> AbstractContextManager[None]:
             f"hcb.span: the name is {name!r:.80}, expected a text without slashes and brackets, at {user_source_line()}"
         )
     for context in xray.open_contexts():
-        context.notes.setdefault(SPANS, {}).setdefault(name, user_source_line())
+        if SPANS in context.notes:
+            context.notes[SPANS].add(name)
     return _scopes(name)
 
 

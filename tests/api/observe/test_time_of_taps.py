@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import logging
 import re
 import time
@@ -16,6 +18,8 @@ from jax.experimental import io_callback
 from jax.sharding import Mesh, PartitionSpec as P
 
 import hostcallback as hcb
+from hostcallback.api.observe.observe import NOT_COMPUTED
+from hostcallback.api.observe.spans import MAX_ENTERED, SPANS
 
 X = jnp.linspace(-0.5, 0.6, 16).reshape(4, 4)
 NAP = 0.03  # seconds
@@ -249,7 +253,67 @@ def test_a_place_without_a_time_is_said_once(caplog: pytest.LogCaptureFixture) -
             jax.jit(jax.grad(lambda x: jnp.sum(program(x)[1])))(X)
     assert [list(values) for values in messages[:2]] == [["outer", "outer/part", "program"]] * 2
     said = [text for text in caplog.messages if "has no time of" in text]
-    places = [
-        re.search(r"^parts has no time of '(\w+)', at .*test_time_of_taps\.py:\d+", text) for text in said
-    ]
-    assert sorted(found[1] for found in places if found) == ["around", "draw", "empty", "unused"]
+    places = [re.findall(r"'(\w+)', at .*?test_time_of_taps\.py:\d+", text) for text in said]
+    assert list(map(sorted, places)) == [["draw"], ["around", "empty", "unused"]]
+    assert said[0].startswith("parts has no time of 'draw', at ")
+    assert said[1].startswith("parts has no time of 3 places: 'around', at ")
+    assert all(text.endswith(": " + NOT_COMPUTED) for text in said)
+
+
+def test_many_spans_without_a_time_are_one_warning_and_few_notes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def program(x: Any) -> Any:
+        with hcb.span("part"):
+            return jnp.sin(x)
+
+    count = MAX_ENTERED + 10
+    block = hcb.observe(what="time", name="many", tap_func=lambda times: None)
+    with caplog.at_level(logging.WARNING), hcb.outfeed_receiver(), block:
+        jax.jit(program)(X)
+        for i in range(count):
+            with hcb.span(f"s{i}"):
+                pass
+        assert len(block.notes[SPANS].lines) == MAX_ENTERED
+    [said] = [text for text in caplog.messages if "has no time of" in text]
+    assert said.startswith(f"many has no time of {MAX_ENTERED - 1:,} or more places: 's0', at {__file__}:")
+    assert "'s4', at" in said
+    assert "'s5'" not in said
+    assert "; and others: no array of numbers" in said
+
+
+@pytest.mark.parametrize(
+    "block", [lambda: hcb.observe(where="part", tap_func=print), hcb.watch_nonfinite], ids=["where", "watch"]
+)
+def test_spans_are_noted_only_where_all_are_measured(block: Any) -> None:
+    with hcb.outfeed_receiver(), block() as context:
+        with hcb.span("part"):
+            jax.jit(jax.named_scope("part")(jnp.sin))(X)
+        assert SPANS not in context.notes
+
+
+def test_a_span_in_the_condition_of_a_while_loop_has_no_time_and_that_is_said(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def program(x: Any, name: str) -> Any:
+        def goes_on(x: Any) -> Any:
+            with hcb.span("test"):
+                return jnp.sum(x) < 100
+
+        def body(x: Any) -> Any:
+            with hcb.span(name) if name else contextlib.nullcontext():
+                return x + 1
+
+        return jax.lax.while_loop(goes_on, body, x)
+
+    options: dict[str, Any] = {"what": "time", "name": "loop", "tap_func": lambda times: None}
+    with caplog.at_level(logging.WARNING), hcb.outfeed_receiver():
+        with hcb.observe(**options):
+            jax.jit(functools.partial(program, name="step"))(X)
+        with pytest.raises(ValueError, match=r"of 1 program is in the condition of a while_loop, and places"):
+            with hcb.observe(**options | {"name": "none"}):
+                jax.jit(functools.partial(program, name=""))(X)
+    [said] = [text for text in caplog.messages if "has no time of" in text]
+    assert re.fullmatch(
+        r"loop has no time of 'test', at .*: places in the condition of a while_loop have no time", said
+    )
