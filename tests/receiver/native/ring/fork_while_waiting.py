@@ -7,8 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from fork_program import read_all, send
-
+from forks import read_all, send
 from hostcallback.receiver.native import bindings as native
 from hostcallback.receiver.sources.ring import RingSource
 
