@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, NamedTuple, Protocol
 
@@ -152,6 +152,9 @@ class FailedCheck:
     _steps: dict[int, int] = field(default_factory=dict, repr=False)  # failures by step
     _unknown: set[Occurrence] = field(default_factory=set, repr=False)  # some of those without a step
     _unsent: int = field(default=0, repr=False)  # failures that came without a step, and have none yet
+    _folded: int = field(default=0, repr=False)  # failures that were only counted
+    _in_log: bool = field(default=False, repr=False)  # whether the log has shown steps
+    _max_steps: int = field(default=MAX_STEPS, repr=False)
 
     def __str__(self) -> str:
         """The report."""
@@ -181,20 +184,20 @@ class FailedCheck:
 
     def _besides(self) -> set[Occurrence]:
         # The first and the last failure, if they have steps that are not among those that are kept.
-        ends = {self.first, self.last}
-        return {one for one in ends if one.step is not None and one.step not in self._steps}
+        return {o for o in (self.first, self.last) if o.step is not None and o.step not in self._steps}
 
     def _note(self, failure: Occurrence, count: int) -> None:
         # One of `count` failures, of which the others were only counted.
+        self._folded += count - 1
         if failure.step is not None:
             self._note_step(failure.step, 1)
             return
-        self._unsent += count
+        self._unsent += 1
         if len(self._unknown) < MAX_UNKNOWN:
             self._unknown.add(failure)
 
     def _note_step(self, step: int, count: int) -> None:
-        if step in self._steps or len(self._steps) < MAX_STEPS:
+        if step in self._steps or len(self._steps) < self._max_steps:
             self._steps[step] = self._steps.get(step, 0) + count
 
     def _without(self) -> set[Occurrence]:
@@ -206,7 +209,7 @@ class FailedCheck:
             self._note_step(found[failure], 1)
             self._unknown.discard(failure)
         if known:  # the log has steps, so it has those too that were not looked for
-            self._unsent = len(self._unknown)
+            self._unsent, self._in_log = len(self._unknown), True
         self.first, self.last = (
             one._replace(step=found.get(one, one.step)) for one in (self.first, self.last)
         )
@@ -248,9 +251,11 @@ class FailedCheck:
         parts = [f"at step{'s' * (len(steps) > 1)} {', '.join(texts)}"]
         if len(texts) < len(ranges):
             parts.append(f"and {len(ranges) - len(texts):,} more, not listed here (`check.steps` has them)")
-        if without > unknown:
-            why = "they were only counted" if most is None else "`hcb errors LOG` has what was recorded"
-            parts.append(f"and {without - unknown:,} more failures, not listed ({why})")
+        folded = min(self._folded, without - unknown)
+        beyond = "`hcb errors LOG` has them" if self._in_log else f"beyond {self._max_steps:,} steps"
+        for count, why in (without - unknown - folded, beyond), (folded, "they were only counted"):
+            if count:
+                parts.append(f"and {count:,} more failures, not listed ({why})")
         if unknown:
             parts.append(f"and {unknown:,} more failures, whose steps are not known")
         return ", ".join(parts)
@@ -323,9 +328,9 @@ class CheckError(HostCallbackError, AssertionError):
 class FailedChecks:
     """The failed checks of one scope, with a limit. Its owner's lock protects it."""
 
-    def __init__(self, max_kept: int) -> None:
-        """`max_kept` limits the groups; failures beyond it are only counted."""
-        self._max_kept = max_kept
+    def __init__(self, max_kept: int, max_steps: int = MAX_STEPS) -> None:
+        """`max_kept` limits the groups, `max_steps` the steps of each; failures beyond `max_kept` are only counted."""
+        self._max_kept, self._max_steps = max_kept, max_steps
         self._groups: dict[tuple[str, str, int], FailedCheck] = {}
         self._beyond: Counter[str] = BoundedCounter()
 
@@ -374,7 +379,7 @@ class FailedChecks:
             explained = explained or failed.sink.explain(message)
             group = self._groups[key] = FailedCheck(
                 consumer.name, consumer.source_line, consumer.transforms, explained, occurrence, occurrence,
-                part=failed.part,
+                part=failed.part, _max_steps=self._max_steps,
             )  # fmt: skip
         elif occurrence.time_ns < group.first.time_ns:  # from another device, whose messages are read later
             group.first = occurrence
@@ -411,6 +416,8 @@ class FailedChecks:
                 for step, failures in later._steps.items():
                     group._note_step(step, failures)
                 group._unsent += later._unsent
+                group._folded += later._folded
+                group._in_log |= later._in_log
                 group._unknown.update(
                     sorted(later._unknown, key=_time)[: max(0, MAX_UNKNOWN - len(group._unknown))]
                 )
@@ -464,10 +471,8 @@ def _time(failure: Occurrence) -> int:
 
 
 def _copy(group: FailedCheck) -> FailedCheck:
-    return FailedCheck(
-        group.name, group.source_line, group.transforms, group.explanation, group.first, group.last, group.count,
-        Counter(group.by_device), group.part, dict(group._steps), set(group._unknown), group._unsent,
-    )  # fmt: skip
+    counts, steps = Counter(group.by_device), dict(group._steps)
+    return replace(group, by_device=counts, _steps=steps, _unknown=set(group._unknown))
 
 
 def _ranges(numbers: Sequence[int]) -> list[str]:

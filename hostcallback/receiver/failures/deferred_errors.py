@@ -71,6 +71,7 @@ class DeferredErrors:
     Attributes:
         on_error: policy for failed checks and exceptions of tap functions.
         max_kept: number of exceptions, and of checks, that are kept whole.
+        max_steps: number of steps that are kept of each check.
         unclaimed: called as those of `listen` are, with failures for which none of them returns True. Must not raise.
     """
 
@@ -95,7 +96,7 @@ class DeferredErrors:
         self.steps_of: Callable[[Sequence[check_report.Occurrence]], Mapping[check_report.Occurrence, int]]
         """Returns the steps of failures that other messages show, before they are reported. It must not raise."""
         self.steps_of = lambda failures: {}
-        self.max_kept = max_kept
+        self.max_kept, self.max_steps = max_kept, check_report.MAX_STEPS
         self._lock = threading.RLock()  # protects everything below; signal handlers may wait for taps
         self._found: failure_report.Deferred | None = (
             None  # what no thread has taken; made at the first failure
@@ -108,7 +109,7 @@ class DeferredErrors:
     def _pending(self) -> failure_report.Deferred:
         # The caller holds the lock.
         if self._found is None:
-            self._found = failure_report.Deferred(check_report.FailedChecks(self.max_kept))
+            self._found = failure_report.Deferred(check_report.FailedChecks(self.max_kept, self.max_steps))
         return self._found
 
     def add_check(

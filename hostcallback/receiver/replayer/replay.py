@@ -25,6 +25,9 @@ from hostcallback.receiver.taplog.reading import logged_message, merge, segment_
 from hostcallback.receiver.taplog.reading.reader import LogReader, Paths
 from hostcallback.receiver.taplog.reading.selection import Selection
 
+MAX_LOGGED_STEPS = 1_000_000
+"""Different steps that are kept of each failed check, if only failures are delivered."""
+
 
 @dataclass(slots=True)
 class Replayed:
@@ -100,6 +103,8 @@ class Replay:
             stream_of=self._stream,
         )
         self.scope = Scope("replay", max_errors, on_error=on_error)
+        if checks_only:
+            self.scope.deferred.max_steps = MAX_LOGGED_STEPS
         self.replayed = Replayed()
 
     def run(self, selection: Selection, pace: float | None = None) -> Replayed:
