@@ -201,12 +201,18 @@ class Position:
 OUTERMOST = Position()
 
 
-def equations_in(jaxpr: AnyJaxpr, position: Position = OUTERMOST) -> Iterator[tuple[JaxprEqn, Position]]:
-    """The equations of a program and of those in it, each with its position."""
+def equations_in(
+    jaxpr: AnyJaxpr, position: Position = OUTERMOST, instead: Mapping[tuple[int, ...], AnyJaxpr] = {}
+) -> Iterator[tuple[JaxprEqn, Position]]:
+    """The equations of a program and of those in it, each with its position.
+
+    `instead` has programs by the keys of the positions at which they are taken instead.
+    """
     for equation in compat.open_jaxpr(jaxpr)[0].eqns:
         yield equation, position
+        there = position.inside(equation)
         for inner, _ in structure_of(equation).programs:
-            yield from equations_in(inner, position.inside(equation))
+            yield from equations_in(instead.get(there.key, inner) if instead else inner, there, instead)
 
 
 # ---- Interpretation --------------------------------------------------------------------------------------------------

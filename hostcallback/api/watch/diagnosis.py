@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -195,15 +195,25 @@ class WatchedProgram:
             logger.exception("the walk of a failed call of %s failed", self.name)
             text = f"{type(error).__name__}: {error}".partition("\n")[0]
             return self._unexplained(f"the program could not be walked: {text}", call)
-        found: list[Explains] = []
-        alike: Counter[tuple[str, Any]] = Counter()
-        for origin in walk.origins:
-            if origin in reached and self._is_reported(origin, known):
-                explained = self._explained(origin, call)
-                key = explained.operation.name, explained.operation.source_line
-                found.append(replace(explained, part=alike[key]))
-                alike[key] += 1
+        origins = [each for each in walk.origins if each in reached and self._is_reported(each, known)]
+        parts = self._parts(walk, origins)
+        found = [replace(self._explained(each, call), part=parts.get(each.key, 0)) for each in origins]
         return Diagnosis(found, [_unsound(result.array) for result in results if result.sources is not None])
+
+    def _parts(self, walk: Walk, origins: Sequence[Origin]) -> Mapping[tuple[int, ...], int]:
+        # By the keys of origins, the numbers of operations among those of their names and lines in the program.
+        # Whether the others failed is no matter, so that an operation has one number in all calls.
+        names = {each.equation.primitive.name for each in origins if each.equation is not None}
+        alike: Counter[tuple[str, SourceLine | None, bool]] = Counter()
+        parts: dict[tuple[int, ...], int] = {}
+        for equation, position in equations.equations_in(self.program.closed, instead=walk.per_device):
+            if (name := equation.primitive.name) in names:
+                line, _, backward = position.place_of(equation)
+                for number in range(len(equation.outvars)):
+                    key = name, line or self.line, backward
+                    parts[*position.key, id(equation), number] = alike[key]
+                    alike[key] += 1
+        return parts
 
     def _walked(self, values: Sequence[Any], *, compiles: bool) -> tuple[Walk, list[Value], set[Origin]]:
         # Also returns the origins that are selected.

@@ -48,6 +48,11 @@ class Origin:
     operands: Mapping[str, str] = field(default_factory=dict)
     device: tuple[int, ...] | None = None
 
+    @property
+    def key(self) -> tuple[int, ...]:
+        """Identifies the operation's result, for as long as its program is kept."""
+        return (*self.position.key, id(self.equation), self.number)
+
 
 @dataclass(frozen=True, slots=True)
 class Value:
@@ -79,6 +84,7 @@ class Walk:
         origins: what it has found, in program order, also what does not reach a result.
         entered: the origins of what chosen equations made that is not finite.
         callbacks: names and lines of the `pure_callback`s that it has called.
+        per_device: the programs that it has walked instead of those of `shard_map`s, by the keys of their positions.
     """
 
     def __init__(
@@ -97,6 +103,7 @@ class Walk:
         """
         self.origins: list[Origin] = []
         self.entered: set[Origin] = set()
+        self.per_device: dict[tuple[int, ...], compat.AnyJaxpr] = {}
         self._silent = Silent()
         self.callbacks = self._silent.callbacks
         self._compiles = compiles
@@ -186,7 +193,8 @@ class Walk:
     def _shard_map(self, equation: compat.JaxprEqn, operands: list[Value], position: Position) -> list[Value]:
         jaxpr, split, joined = per_device(equation, [operand.array for operand in operands])
         inner = [Value(a, operand.sources) for a, operand in zip(split, operands, strict=True)]
-        outs = self._walk(jaxpr, inner, position.inside(equation))
+        there = position.inside(equation)
+        outs = self._walk(self.per_device.setdefault(there.key, jaxpr), inner, there)
         arrays = joined([out.array for out in outs])
         return [Value(array, out.sources) for array, out in zip(arrays, outs, strict=True)]
 

@@ -84,6 +84,36 @@ def test_a_failure_of_a_function_that_is_compiled_anew_for_each_call_names_the_c
     ]
 
 
+def test_operations_of_one_line_that_fail_in_different_calls_have_a_report_each() -> None:
+    step = jax.jit(lambda x, z: (x / (x + 0.0)) + (z / (z * 2.0)))
+    ones, zeros = jnp.ones, jnp.zeros
+    with hcb.outfeed_receiver(on_error="warn") as receiver, hcb.watch_nonfinite():
+        for shape in ((), (3,)):  # compiled again: the places are the same
+            for x, z in ((ones, zeros), (zeros, ones)):
+                step(x(shape), z(shape))
+                hcb.barrier_wait()
+    reports = receiver.failed_checks
+    assert [(check.name, check.part, check.count) for check in reports] == [("div", 1, 2), ("div", 0, 2)]
+    assert len({check.source_line for check in reports}) == 1
+
+
+def test_operations_in_a_shard_map_in_a_loop_are_numbered_by_their_places() -> None:
+    mesh = Mesh(np.array(jax.devices()), ("i",))
+
+    def part(x: Any, z: Any) -> Any:
+        return (x / (x + 0.0)) + (z / (z * 2.0))
+
+    mapped = jax.shard_map(part, mesh=mesh, in_specs=P("i"), out_specs=P("i"))
+    step = jax.jit(lambda x, z: lax.fori_loop(0, 3, lambda i, y: y * 0 + mapped(x, z), x))
+    ones, zeros = jnp.ones(len(jax.devices())), jnp.zeros(len(jax.devices()))
+    with hcb.outfeed_receiver(on_error="warn") as receiver, hcb.watch_nonfinite():
+        for x, z in ((ones, zeros), (zeros, ones)):
+            step(x, z)
+            hcb.barrier_wait()
+    reports = receiver.failed_checks
+    assert [(check.name, check.part) for check in reports] == [("div", 1), ("div", 0)]
+
+
 def test_every_reports_a_failure_before_a_loop_in_which_nothing_fails() -> None:
     @jax.jit
     def step(x):
