@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,6 +69,22 @@ KINDS = (
     TAP, PRINT, FORMAT, CALLBACK, CHECK, NONFINITE, BREAKPOINT, METRICS, PROGRESS, KNOB, TIME, UNDESCRIBED,
 )  # fmt: skip
 _BY_TEXT = {kind.text: kind for kind in KINDS}
+
+
+def bar_names(bars: Set[str], others: Set[str]) -> dict[str, str]:
+    """What the progress bars are called that have the name of another tap: `train (progress)`, or the next free name.
+
+    Args:
+        bars: the names of all bars.
+        others: the names of all other taps.
+    """
+    names: dict[str, str] = {}
+    taken = {*bars, *others}
+    for bar in sorted(bars & others):
+        free = (f"{bar} (progress {number})" for number in itertools.count(2))
+        names[bar] = next(name for name in itertools.chain([f"{bar} (progress)"], free) if name not in taken)
+        taken.add(names[bar])
+    return names
 
 
 LOGGED_ELEMENTS = "logged_elements"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import re
 import subprocess
 import sys
@@ -94,6 +95,33 @@ def test_a_bar_and_metrics_of_one_name_are_two_taps_of_the_data() -> None:
     assert rest.names == ["phase", "done", "total", "postfix/loss", "postfix/total"]
     assert [values[-1].item() for values in rest.values] == [2, 4, 4, 1, 0.5]
     assert "train (progress)" in taps._repr_html_()
+
+
+def test_a_bar_whose_name_in_the_data_is_taken_has_another(tmp_path: Path) -> None:
+    def body(carry: Any, i: Any) -> Any:
+        for name in ("train", "train (progress)"):
+            hcb.metrics({"loss": carry}, step=i, name=name)
+        return carry / 2, None
+
+    with hcb.outfeed_receiver(record=tmp_path / "log"):
+        jax.jit(lambda: hcb.scan(body, 8.0, jnp.arange(4), progress="train"))()
+    taps = hcb.read(tmp_path / "log")
+    names = ["train", "train (progress)", "train (progress 2)"]
+    assert [*taps] == [taps[name].name for name in taps] == sorted(names)
+    assert [taps[name].kinds for name in names] == [["metrics"], ["metrics"], ["progress"]]
+    assert taps["train (progress)"].to_numpy()["loss"].tolist() == [8, 4, 2, 1]
+    bar = taps["train (progress 2)"]
+    assert bar.to_numpy()["done"][-1] == bar.select(limit=9).to_numpy()["done"][-1] == 4
+    assert main(["convert", str(tmp_path / "log"), "--to", "npz", "-o", str(tmp_path / "out.npz")]) == 0
+    with np.load(tmp_path / "out.npz") as arrays:
+        about = json.loads(str(arrays["taps"]))
+        assert {name: tap["kind"] for name, tap in about.items()} == {
+            name: taps[name].kinds[0] for name in names
+        }
+        assert arrays["train (progress 2)/done"][-1] == 4
+    assert main(["convert", str(tmp_path / "log"), "--to", "trace", "-o", str(tmp_path / "out.json")]) == 0
+    events = json.loads((tmp_path / "out.json").read_text())["traceEvents"]
+    assert {event["name"] for event in events if event["ph"] == "i"} == {*names}
 
 
 def test_a_bar_alone_keeps_its_name_in_the_data() -> None:

@@ -15,6 +15,7 @@ from hostcallback.receiver.cli import CommandError
 from hostcallback.receiver.cli.arguments import SelectedLog, add_log, add_selection
 from hostcallback.receiver.cli.output.messages import make_safe
 from hostcallback.receiver.taplog.columns.column_batches import AlikeMessages, AlikeReader
+from hostcallback.receiver.taplog.columns.log_data import naming
 from hostcallback.receiver.taplog.convert import npz, parquet, perfetto, tensorboard
 from hostcallback.receiver.taplog.convert.output import STDOUT, new_file, new_folder, new_text
 from hostcallback.receiver.taplog.reading import logged_message, merge, selection
@@ -82,7 +83,7 @@ def _trace(
 ) -> Counter[str]:
     messages = 0
     with new_text(arguments.output, force=arguments.force) as file:
-        trace = perfetto.TraceConversion(file, profile)
+        trace = perfetto.TraceConversion(file, profile, naming(log.reader))
         records: Iterator[logged_message.LoggedMessage | merge.LostNote] = log.intact(
             log.reader.records(log.wanted)
         )
@@ -116,12 +117,13 @@ def _convert(arguments: argparse.Namespace, log: SelectedLog) -> Counter[str]:
 
     if arguments.to == "npz":
         with new_file(output, force=force) as path, tempfile.TemporaryDirectory(dir=path.parent) as scratch:
-            npz.write_npz(alike(), path, Path(scratch))
+            npz.write_npz(alike(), path, Path(scratch), naming(log.reader))
     elif arguments.to == "parquet":
         with new_file(output, force=force) as path:
-            parquet.write_parquet(alike(), path)
+            parquet.write_parquet(alike(), path, naming(log.reader))
     else:
         several = len(log.reader.devices(log.wanted)) > 1
         with new_folder(output, f"*{tensorboard.SUFFIX}", force=force) as folder:
-            counts.update(tensorboard.write_tensorboard(single(), folder, several=several))
+            name_of = naming(log.reader)
+            counts.update(tensorboard.write_tensorboard(single(), folder, name_of, several=several))
     return counts

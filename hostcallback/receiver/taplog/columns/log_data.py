@@ -6,7 +6,7 @@ import dataclasses
 import difflib
 import functools
 import glob
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from hostcallback.receiver import errors, tap_arguments, text
@@ -17,11 +17,12 @@ from hostcallback.receiver.taplog.columns.column_batches import ColumnBatch, Col
 from hostcallback.receiver.taplog.columns.tables import Table
 from hostcallback.receiver.taplog.format.layout import ALL_CONSUMERS, Kind
 from hostcallback.receiver.taplog.reading.chunk_reader import Chunk
+from hostcallback.receiver.taplog.reading.logged_message import LoggedTap
 from hostcallback.receiver.taplog.reading.reader import LogReader, Paths
 from hostcallback.receiver.taplog.reading.selection import Selection, unread_text
 from hostcallback.receiver.text import table
 from hostcallback.receiver.wire.array_types import Array
-from hostcallback.receiver.wire.tap_descriptor import PROGRESS, TapDescriptor
+from hostcallback.receiver.wire.tap_descriptor import PROGRESS, TapDescriptor, bar_names
 
 BATCH_BYTES = 4 << 20
 """Bytes of a batch of `batches` from which on it is yielded."""
@@ -37,7 +38,7 @@ class TapData:
     """The messages of one tap in a log: iterated in batches, or converted.
 
     Attributes:
-        name: the tap's name.
+        name: the tap's name in this data.
         source_lines: where it was traced.
         kinds: its kinds, such as "tap" or "metrics".
 
@@ -61,7 +62,7 @@ class TapData:
         self._reader = reader
         self._described = described
         self._is_bar = _is_bar(described[0])
-        self._selection = selection or Selection(names=(glob.escape(name),))
+        self._selection = selection or Selection(names=(glob.escape(described[0].name),))
         self._columns = columns
         self._limit = limit
 
@@ -162,7 +163,7 @@ class TapData:
     def _raw(self) -> Iterator[ColumnBatch]:
         # Values of which each process has some shards are assembled message by message.
         whole = any(each.shards is not None for each in self._described)
-        name, is_bar, left = self.name, self._is_bar, self._limit
+        name, is_bar, left = self._described[0].name, self._is_bar, self._limit
         found = ColumnReader(self._reader).batches(
             lambda described, tap: tap == name and _is_bar(described) == is_bar, self._selection, whole=whole
         )
@@ -297,6 +298,7 @@ class LogData(Mapping[str, TapData]):
         """`reader` has the log open."""
         self._reader = reader
         self._taps: dict[str, list[TapDescriptor]] | None = None
+        self._bars: dict[str, str] = {}
 
     def _described(self) -> dict[str, list[TapDescriptor]]:
         if self._taps is None:
@@ -310,18 +312,25 @@ class LogData(Mapping[str, TapData]):
                     found.setdefault(described.name, {})[described.consumer_id] = described
             for described in ColumnReader(self._reader).exported() if carried else ():
                 found.setdefault(described.name, {})[described.consumer_id] = described
-            self._taps = {}
+            taps: dict[bool, dict[str, list[TapDescriptor]]] = {True: {}, False: {}}  # bars, others
             for name in sorted(found):
-                bars = [each for each in found[name].values() if _is_bar(each)]
-                values = [each for each in found[name].values() if not _is_bar(each)]
-                self._taps[name] = values or bars
-                if values and bars:
-                    self._taps.setdefault(f"{name} (progress)", bars)
+                for described in found[name].values():
+                    taps[_is_bar(described)].setdefault(name, []).append(described)
+            bars, others = taps[True], taps[False]
+            self._bars = bar_names(bars.keys(), others.keys())
+            called = {self._bars.get(name, name): bars[name] for name in bars}
+            self._taps = dict(sorted((others | called).items()))
         return self._taps
 
+    def _name_of(self, tap: LoggedTap) -> str:
+        name = tap.consumer.name
+        if not _is_bar(tap.described):
+            return name
+        self._described()
+        return self._bars.get(name, name)
+
     def _tap(self, name: str) -> TapData:
-        described = self._described()[name]
-        return TapData(self._reader, described[0].name, described)
+        return TapData(self._reader, name, self._described()[name])
 
     @hide_frames
     def __getitem__(self, name: str) -> TapData:
@@ -387,6 +396,11 @@ class LogData(Mapping[str, TapData]):
     def _repr_html_(self) -> str:
         rows = [(name, ", ".join(tap.kinds), "\n".join(tap.source_lines)) for name, tap in self.items()]
         return table(("tap", "kind", "line"), rows)
+
+
+def naming(reader: LogReader) -> Callable[[LoggedTap], str]:
+    """Returns the function that returns what a tap of a log is called in the data that `read` returns."""
+    return LogData(reader)._name_of
 
 
 @hide_frames

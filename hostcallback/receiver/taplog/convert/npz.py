@@ -6,13 +6,14 @@ import itertools
 import json
 import shutil
 import zipfile
-from collections.abc import Container, Iterable
+from collections.abc import Callable, Container, Iterable
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
 from hostcallback.receiver.taplog.columns.column_batches import AlikeMessages
+from hostcallback.receiver.taplog.reading.logged_message import LoggedTap
 from hostcallback.receiver.taplog.render import plain_array, plain_value, process_text
 from hostcallback.receiver.text import printable
 from hostcallback.receiver.wire.array_types import Array
@@ -51,8 +52,10 @@ class _Rows:
         self._path.unlink()
 
 
-def write_npz(messages: Iterable[AlikeMessages], path: Path, scratch: Path) -> None:
-    """Writes an .npz file.
+def write_npz(
+    messages: Iterable[AlikeMessages], path: Path, scratch: Path, name_of: Callable[[LoggedTap], str]
+) -> None:
+    """Writes an .npz file. `name_of` returns what a tap is called in it.
 
     Memory is limited to `BUFFER_BYTES` and a few hundred bytes per tap; everything else is in files of `scratch`, an
     empty folder, which in the end are as large as the result.
@@ -67,11 +70,12 @@ def write_npz(messages: Iterable[AlikeMessages], path: Path, scratch: Path) -> N
         fields = _fields(alike, **numbers)
         stack = known.get(alike.layout)
         if stack is None:
-            about = _about(alike)
+            tap = name_of(alike.tap)
+            about = _about(alike, tap)
             stack = known[alike.layout] = stacks.setdefault(json.dumps([about, [*fields]]), {})
             if not stack:
                 reserved = {"taps", *numbers, *arrays}
-                name = _free(printable(alike.tap.consumer.name), fields, reserved)
+                name = _free(printable(tap), fields, reserved)
                 taps[name] = about
                 stack |= {field: _Rows(scratch / f"{len(arrays) + n}") for n, field in enumerate(fields)}
                 arrays |= {name + field: rows for field, rows in stack.items()}
@@ -121,10 +125,10 @@ def _free(name: str, endings: Iterable[str], taken: Container[str]) -> str:
     return next(name for name in names if not any(name + ending in taken for ending in endings))
 
 
-def _about(alike: AlikeMessages) -> dict[str, Any]:
+def _about(alike: AlikeMessages, name: str) -> dict[str, Any]:
     consumer, described = alike.tap.consumer, alike.tap.described
     return {
-        "name": consumer.name,
+        "name": name,
         "source_line": consumer.source_line,
         "kind": None if described is None else described.kind,
         "kwargs": plain_value(dict(consumer.kwargs)),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from hostcallback.receiver.taplog.columns.column_batches import AlikeMessages
 from hostcallback.receiver.taplog.columns.tables import optional
 from hostcallback.receiver.taplog.convert.output import ConvertError
 from hostcallback.receiver.taplog.format.layout import NO_STEP
+from hostcallback.receiver.taplog.reading.logged_message import LoggedTap
 from hostcallback.receiver.taplog.render import plain_array, process_text
 from hostcallback.receiver.wire.array_types import Array
 
@@ -20,8 +21,8 @@ ROW_GROUP_BYTES = 32 << 20
 ROW_GROUP_ROWS = 1 << 15
 
 
-def write_parquet(messages: Iterable[AlikeMessages], path: Path) -> None:
-    """Writes a Parquet file, one row group at a time.
+def write_parquet(messages: Iterable[AlikeMessages], path: Path, name_of: Callable[[LoggedTap], str]) -> None:
+    """Writes a Parquet file, one row group at a time. `name_of` returns what a tap is called in it.
 
     Raises:
         HostCallbackError: pyarrow is missing.
@@ -47,18 +48,20 @@ def write_parquet(messages: Iterable[AlikeMessages], path: Path) -> None:
             rows += alike.messages * max(1, len(alike.leaves))
             nbytes += sum(array.size * 8 for array in alike.arrays)
             if nbytes > ROW_GROUP_BYTES or rows >= ROW_GROUP_ROWS:
-                writer.write_table(_table(pa, schema, gathered.values()), ROW_GROUP_ROWS)
+                writer.write_table(_table(pa, schema, gathered.values(), name_of), ROW_GROUP_ROWS)
                 gathered.clear()
                 rows = nbytes = 0
         if gathered:
-            writer.write_table(_table(pa, schema, gathered.values()), ROW_GROUP_ROWS)
+            writer.write_table(_table(pa, schema, gathered.values(), name_of), ROW_GROUP_ROWS)
 
 
-def _table(pa: Any, schema: Any, groups: Iterable[list[AlikeMessages]]) -> Any:
+def _table(
+    pa: Any, schema: Any, groups: Iterable[list[AlikeMessages]], name_of: Callable[[LoggedTap], str]
+) -> Any:
     # The rows of some messages, in order of time.
     keys, parts = [], []
     for group in groups:
-        fields = _fields(pa, group)
+        fields = _fields(pa, group, name_of(group[0].tap))
         times, seqs = (
             np.concatenate([getattr(alike, name) for alike in group]) for name in ("times_ns", "seqs")
         )
@@ -72,13 +75,13 @@ def _table(pa: Any, schema: Any, groups: Iterable[list[AlikeMessages]]) -> Any:
     return pa.Table.from_batches(parts).take(order)
 
 
-def _fields(pa: Any, group: list[AlikeMessages]) -> dict[str, Any]:
+def _fields(pa: Any, group: list[AlikeMessages], name: str) -> dict[str, Any]:
     # What all rows of messages of one tap and layout have.
-    def each(name: str) -> Array:
-        return np.concatenate([getattr(alike, name) for alike in group])
+    def each(field: str) -> Array:
+        return np.concatenate([getattr(alike, field) for alike in group])
 
     tap, steps = group[0].tap, each("steps")
-    constant = {"name": tap.consumer.name, "source_line": tap.consumer.source_line}
+    constant = {"name": name, "source_line": tap.consumer.source_line}
     if tap.described is not None:
         constant["kind"] = tap.described.kind
     return {
@@ -89,7 +92,7 @@ def _fields(pa: Any, group: list[AlikeMessages]) -> dict[str, Any]:
         "step": pa.array(steps, mask=steps == NO_STEP),
         "run_id": pa.array(each("launches")),
         "folded": pa.array(each("folded")),
-        **{name: pa.repeat(text, len(steps)) for name, text in constant.items()},
+        **{field: pa.repeat(text, len(steps)) for field, text in constant.items()},
     }
 
 

@@ -11,7 +11,7 @@ import gzip
 import json
 import math
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
@@ -154,14 +154,18 @@ FIRST_PID = 1_000_000_000
 class TraceConversion:
     """Writes a JSON object with `traceEvents`. Times are microseconds since `otherData.zero_unix_ns`."""
 
-    def __init__(self, file: TextIO, profile: JaxProfile | None) -> None:
+    def __init__(
+        self, file: TextIO, profile: JaxProfile | None, name_of: Callable[[logged_message.LoggedTap], str]
+    ) -> None:
         """Prepares the conversion.
 
         Args:
             file: written to, and left open.
+            name_of: returns what a tap is called in the trace.
             profile: its events are written first, and its zero is the trace's; None: the first message's second is.
         """
         self._file = file
+        self._name_of = name_of
         self._profile = profile
         self._zero_ns: int | None = None
         self._tracks: dict[tuple[segment_reader.Writer, str], tuple[int, int]] = {}
@@ -173,7 +177,7 @@ class TraceConversion:
         message, described = logged.message, logged.tap.described
         pid, tid = self._track(logged.writer, message.device, message.time_ns)
         ts = self._ts(message.time_ns)
-        name = printable(message.consumer.name)
+        name = printable(self._name_of(logged.tap))
         args = {
             "value": _text(logged),
             "step": logged.step,

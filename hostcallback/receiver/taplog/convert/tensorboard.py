@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from hostcallback.receiver.messages import NAME
 from hostcallback.receiver.taplog.columns.tables import optional
-from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
+from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage, LoggedTap
 from hostcallback.receiver.taplog.render import joined, message_text, plain_array, process_text
 
 SUFFIX = ".hcb"
@@ -22,12 +22,15 @@ BINS = [*-_BOUNDS[::-1], 0.0, *_BOUNDS]
 """Bounds of the bins of histograms: those of TensorBoard, up to 1e20."""
 
 
-def write_tensorboard(messages: Iterable[LoggedMessage], folder: Path, *, several: bool) -> Counter[str]:
+def write_tensorboard(
+    messages: Iterable[LoggedMessage], folder: Path, name_of: Callable[[LoggedTap], str], *, several: bool
+) -> Counter[str]:
     """Writes event files. Messages without a step are numbered per tap instead.
 
     Args:
         messages: of a log, one by one: columns do not have the texts of prints and checks.
         folder: an existing folder for the files.
+        name_of: returns what a tap is called in them.
         several: whether the messages are of several devices. Then each device has a folder, which is a run of
             TensorBoard.
 
@@ -48,15 +51,16 @@ def write_tensorboard(messages: Iterable[LoggedMessage], folder: Path, *, severa
         message, step = logged.message, logged.step
         run = f"{process_text(logged.writer)} {message.device}".replace("/", "_").replace(":", "_")
         if step is None:
-            step = without_step[run, message.consumer.name]
-            without_step[run, message.consumer.name] += 1
+            tap = name_of(logged.tap)
+            step = without_step[run, tap]
+            without_step[run, tap] += 1
         run = run if several else ""
         if run not in writers:
             # Not a SummaryWriter, which has a queue and a thread: without the thread it never returns.
             (folder / run).mkdir(parents=True, exist_ok=True)
             writers[run] = writing.EventsWriter(str(folder / run / "events"), SUFFIX)
         event = events.Event(step=step, wall_time=message.time_ns * 1e-9)
-        for found in _summaries(summary, logged, left_out):
+        for found in _summaries(summary, logged, name_of(logged.tap), left_out):
             event.summary.value.extend(found.value)
         if event.summary.value:
             writers[run].write_event(event)
@@ -65,8 +69,8 @@ def write_tensorboard(messages: Iterable[LoggedMessage], folder: Path, *, severa
     return left_out
 
 
-def _summaries(summary: Any, logged: LoggedMessage, left_out: Counter[str]) -> Iterator[Any]:
-    described, name = logged.tap.described, logged.message.consumer.name
+def _summaries(summary: Any, logged: LoggedMessage, name: str, left_out: Counter[str]) -> Iterator[Any]:
+    described = logged.tap.described
     try:
         text = message_text(logged)
     except Exception:  # one message that cannot be shown must not end the conversion

@@ -16,6 +16,7 @@ from hostcallback.receiver.taplog.reading.selection import Selection
 from hostcallback.receiver.taplog.render import plain_array, type_text
 from hostcallback.receiver.text import printable
 from hostcallback.receiver.wire.array_types import Array
+from hostcallback.receiver.wire.tap_descriptor import PROGRESS, bar_names
 
 
 class Tolerance(NamedTuple):
@@ -258,6 +259,7 @@ class Comparison:
         self._a, self._b = a, b
         self._messages = MessageComparison(tolerance)
         self._wanted = wanted
+        self._bar_names = bar_names(a.bars | b.bars, a.others | b.others)
         self.outcome = Outcome()
 
     def all(self) -> Iterator[Difference]:
@@ -305,7 +307,9 @@ class Comparison:
             if self._wanted.names or isinstance(item, pairing.Gap) or not _is_by_clock(item):
                 yield item
             else:
-                self.outcome.by_clock.add(item.message.consumer.name)
+                name, described = item.message.consumer.name, item.tap.described
+                is_bar = described is not None and described.tap_kind is PROGRESS
+                self.outcome.by_clock.add(self._bar_names.get(name, name) if is_bar else name)
 
     def _of_device(self, device: pairing.DeviceKey, pairs: pairing.Pairing) -> Iterator[Difference]:
         gaps = 0

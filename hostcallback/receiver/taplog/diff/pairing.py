@@ -15,6 +15,7 @@ from typing import NamedTuple
 from hostcallback.receiver.taplog.format.layout import ALL_CONSUMERS, Damage, Kind, Lost
 from hostcallback.receiver.taplog.reading import chunk_reader, reader, segment_reader, selection
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage, process_of
+from hostcallback.receiver.wire.tap_descriptor import PROGRESS
 
 TapKey = tuple[str, str, str]
 """Identity of a tap in its program: name, source line, transformations."""
@@ -52,6 +53,8 @@ class ComparedLog:
         reader: of the log.
         devices: the devices that sent messages.
         damaged: damaged parts found so far.
+        bars: names of progress bars.
+        others: names of other taps.
     """
 
     def __init__(self, path: reader.Paths, *, ignore_lines: bool, run: str | None = None) -> None:
@@ -72,6 +75,8 @@ class ComparedLog:
         self.damaged: list[Damage] = []
         self._lost: dict[tuple[segment_reader.Writer, str], list[Lost]] = {}
         self._keys: set[TapKey] = set()
+        self.bars: set[str] = set()
+        self.others: set[str] = set()
         self._all_described = True
         for writer, segment in self.reader.segments():
             self._scan(writer, segment)
@@ -132,6 +137,7 @@ class ComparedLog:
                     self._lost.setdefault((writer, lost.device), []).append(lost)
         for _, described in segment.consumers.values():
             self._keys.add(self._key(described.name, described.source_line, described.transforms))
+            (self.bars if described.tap_kind is PROGRESS else self.others).add(described.name)
 
     def _key(self, name: str, source_line: str, transforms: object) -> TapKey:
         return name, "" if self._ignore_lines else source_line, repr(transforms)

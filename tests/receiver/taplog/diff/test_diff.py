@@ -176,6 +176,23 @@ def test_bars_and_times_are_left_out_unless_they_are_named(
     assert (status, found["name"], summary["left_out"]) == (1, "parts", [])
 
 
+def test_a_bar_of_the_name_of_a_tap_is_left_out_by_the_name_that_it_has_in_the_data(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def body(carry: Any, i: Any) -> tuple[Any, None]:
+        hcb.metrics({"loss": carry}, step=i, name="train")
+        return carry / 2, None
+
+    for name in ("a", "b"):
+        with hcb.outfeed_receiver(record=tmp_path / name):
+            jax.jit(lambda: hcb.scan(body, 8.0, jnp.arange(4), progress="train")[0])()
+    assert "train (progress)" in hcb.read(tmp_path / "a")
+    status, (summary,), _ = diff(capsys, tmp_path / "a", tmp_path / "b")
+    assert (status, summary["compared"], summary["left_out"]) == (0, 4, ["train (progress)"])
+    assert main(["diff", str(tmp_path / "a"), str(tmp_path / "b")]) == 0
+    assert "depend on the clock: train (progress); " in capsys.readouterr().out
+
+
 def test_a_log_with_a_bar_alone_has_nothing_to_compare(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
