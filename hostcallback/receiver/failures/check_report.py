@@ -208,8 +208,7 @@ class FailedCheck:
         for failure in known:
             self._note_step(found[failure], 1)
             self._unknown.discard(failure)
-        if known:  # the log has steps, so it has those too that were not looked for
-            self._unsent, self._in_log = len(self._unknown), True
+        self._in_log |= bool(known)  # then it may have those too that were not looked for
         self.first, self.last = (
             one._replace(step=found.get(one, one.step)) for one in (self.first, self.last)
         )
@@ -245,14 +244,14 @@ class FailedCheck:
         steps, without = self.steps, self.without_step
         if not steps:
             return "the steps are not known: hcb.check(..., step=i) tells them"
-        unknown = min(self._unsent, without)
+        unknown = 0 if self._in_log else min(self._unsent, without)
         ranges = _ranges(steps)
         texts = ranges if most is None or len(ranges) <= most + 1 else [*ranges[:most], ranges[-1]]
         parts = [f"at step{'s' * (len(steps) > 1)} {', '.join(texts)}"]
         if len(texts) < len(ranges):
             parts.append(f"and {len(ranges) - len(texts):,} more, not listed here (`check.steps` has them)")
         folded = min(self._folded, without - unknown)
-        beyond = "`hcb errors LOG` has them" if self._in_log else f"beyond {self._max_steps:,} steps"
+        beyond = "`hcb errors LOG` may have them" if self._in_log else f"beyond {self._max_steps:,} steps"
         for count, why in (without - unknown - folded, beyond), (folded, "they were only counted"):
             if count:
                 parts.append(f"and {count:,} more failures, not listed ({why})")

@@ -294,3 +294,22 @@ def test_the_log_gives_each_failure_its_step(tmp_path: Path) -> None:
 
     error = recorded(train, tmp_path)
     assert (error.check.count, error.check.steps, error.check.without_step) == (3, [3, 4, 5], 0)
+
+
+@pytest.mark.native_only
+def test_a_report_says_that_the_log_may_have_more_steps(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @jax.jit
+    def step(i: Any) -> None:
+        hcb.check(i < 0, "bad")
+        hcb.metrics({"loss": 1.0}, step=i)
+
+    error = recorded(lambda: [step(jnp.int32(i)) for i in range(200)], tmp_path)
+    missing = error.check.without_step
+    assert (error.check.count, len(error.check.steps) + missing) == (200, 200)
+    assert missing > 0
+    assert f"and {missing} more failures, not listed (`hcb errors LOG` may have them)\n" in str(error)
+    main(["errors", str(tmp_path), "--json"])
+    logged = json.loads(read_out(capsys))
+    assert (logged["steps"], logged["without_step"]) == ([*range(200)], 0)
