@@ -1,7 +1,8 @@
-"""Shared by tests of transformations: the ways to run a function, and its tap messages as plain values."""
+"""Shared by tests of programs: ways to run a function, work of a known length, and tap messages as plain values."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -79,3 +80,15 @@ def delivered_parts(rec: Recorder) -> list[tuple[Any, Any]]:
     return [
         (tuple((name, plainly(p)) for name, p in transforms), value) for transforms, value in delivered(rec)
     ]
+
+
+def nap(x: Any, seconds: Any) -> Any:
+    """Returns `x` after some time, in the program."""
+
+    def sleep(x: Any, seconds: Any) -> Any:
+        end = time.perf_counter() + float(seconds)
+        while time.perf_counter() < end:
+            pass
+        return np.asarray(x)
+
+    return jax.pure_callback(sleep, jax.ShapeDtypeStruct(x.shape, x.dtype), x, seconds)

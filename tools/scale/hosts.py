@@ -170,7 +170,7 @@ class Host:
         self._spool.log.append("cpu:0", block)
 
     def drain(self) -> None:
-        """Until the collector has everything."""
+        """Waits until the collector has everything."""
         self._spool.log.flush()
         if not self._sender.drain(DRAIN_SEC):
             raise RuntimeError(

@@ -19,7 +19,7 @@ MAX_TRACEBACK = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class LiveFailure:
+class ToldFailure:
     """The failures of one kind on one line of one process, since it began."""
 
     kind: str
@@ -33,7 +33,7 @@ class LiveFailure:
     last: float
 
 
-def live_failures(told: Any) -> Iterator[LiveFailure]:
+def told_failures(told: Any) -> Iterator[ToldFailure]:
     """Yields the failures in a process's answer; malformed entries are left out."""
     for item in told[:MAX_GROUPS] if isinstance(told, list) else ():
         try:
@@ -42,7 +42,7 @@ def live_failures(told: Any) -> Iterator[LiveFailure]:
             continue
 
 
-def _failure(item: Any) -> LiveFailure:
+def _failure(item: Any) -> ToldFailure:
     texts = [item[name] for name in ("kind", "name", "source_line", "title", "values", "traceback")]
     times = [item["first"], item["last"]]
     counts = list(item["by_device"].items()) if isinstance(item["by_device"], dict) else [("", -1)]
@@ -54,7 +54,7 @@ def _failure(item: Any) -> LiveFailure:
     ):
         raise ValueError("not what a process tells of a failure")
     kind, name, source_line, title, values, traceback = texts
-    return LiveFailure(
+    return ToldFailure(
         kind, name[:MAX_TEXT], source_line[:MAX_TEXT], title[:MAX_TEXT], values[:MAX_TEXT],
         printable_lines(traceback[:MAX_TRACEBACK]), {str(device): count for device, count in counts[:MAX_DEVICES]},
         float(times[0]), float(times[1]),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,21 +15,10 @@ import pytest
 import hostcallback as hcb
 from hcb_command import hcb as run_hcb
 from hostcallback.receiver.sinks.time_rows import TimeRow
+from transforming import nap
 
 X = jnp.linspace(-0.5, 0.6, 16).reshape(4, 4)
 NAP = 0.05
-
-
-def nap(x: Any, seconds: Any) -> Any:
-    """Returns `x` after some time, in the program."""
-
-    def sleep(x: Any, seconds: Any) -> Any:
-        end = time.perf_counter() + float(seconds)
-        while time.perf_counter() < end:
-            pass
-        return np.asarray(x)
-
-    return jax.pure_callback(sleep, jax.ShapeDtypeStruct(x.shape, x.dtype), x, seconds)
 
 
 def rows_of(function: Any, *args: Any, calls: int = 1, **options: Any) -> dict[str, TimeRow]:

@@ -53,7 +53,7 @@ def test_the_report_names_operation_line_scope_and_call() -> None:
     assert error.check.count == 3, "later calls only pass it on"
 
 
-def test_a_failure_of_a_function_that_is_compiled_anew_for_each_call_names_the_compilation(
+def test_a_failure_names_which_compilation_of_the_function_failed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def run(calls: set[int]) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import hostcallback as hcb
-from hostcallback.receiver.failures.told_failure import live_failures
+from hostcallback.receiver.failures.told_failure import told_failures
 from hostcallback.receiver.ui.index import taps
 from hostcallback.receiver.ui.server import connections
 
@@ -185,11 +185,11 @@ def test_what_a_process_tells_of_its_failures_is_checked_and_bounded() -> None:
     wrong = [{"kind": "x"}, {"title": None}, {"by_device": {"cpu:0": -1}}, {"by_device": {"cpu:0": True}},
              {"by_device": []}, {"first": float("nan")}, {"last": "now"}]  # fmt: skip
     told = [7, None, {}, *[good | change for change in wrong], good, *[good] * 1000]
-    found = list(live_failures(told))
+    found = list(told_failures(told))
     assert len(found) == 200 - 3 - len(wrong)
     assert (len(found[0].name), len(found[0].title), len(found[0].by_device)) == (1000, 1000, 256)
     assert "\x1b" not in found[0].traceback
-    assert list(live_failures({"kind": "check"})) == []
+    assert list(told_failures({"kind": "check"})) == []
 
 
 def test_more_taps_than_are_kept_are_counted(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,21 +18,10 @@ from hostcallback.receiver.taplog.writing.log_writer import LogWriter
 from hostcallback.receiver.taplog.writing.rotation import LogOptions
 from hostcallback.receiver.ui.index.log_index import LogIndex
 from logged_frames import LOSS, NORM, block_of, frame
+from transforming import nap
 
 Serve = Callable[..., Any]
 STEPS, SLOW, LONG, NAP = 40, 23, 0.5, 0.05
-
-
-def nap(x: Any, seconds: Any) -> Any:
-    """Returns `x` after some time, in the program."""
-
-    def sleep(x: Any, seconds: Any) -> Any:
-        end = time.perf_counter() + float(seconds)
-        while time.perf_counter() < end:
-            pass
-        return np.asarray(x)
-
-    return jax.pure_callback(sleep, jax.ShapeDtypeStruct(x.shape, x.dtype), x, seconds)
 
 
 def step(x: Any, number: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 from hostcallback.receiver.cli.arguments import SelectedLog, add_log, add_selection
 from hostcallback.receiver.cli.output.messages import make_safe, time_text
 from hostcallback.receiver.failures.check_report import FailedCheck
-from hostcallback.receiver.failures.told_failure import LiveFailure, live_failures
+from hostcallback.receiver.failures.told_failure import ToldFailure, told_failures
 from hostcallback.receiver.replayer.replay import Replay
 from hostcallback.receiver.taplog.reading.segment_reader import Writer
 from hostcallback.receiver.taplog.render import plain_value, process_text
@@ -54,13 +54,13 @@ def _check(check: FailedCheck) -> tuple[dict[str, Any], str]:
     return {"kind": kind, **check.as_dict()}, check.report(max_ranges=None)
 
 
-def _exceptions(log: SelectedLog) -> Iterator[tuple[Writer, LiveFailure]]:
+def _exceptions(log: SelectedLog) -> Iterator[tuple[Writer, ToldFailure]]:
     # Their steps are not known, so a selection of steps has none of them.
     wanted = log.wanted
     if wanted.by_step:
         return
     for writer, told in log.reader.exceptions().items():
-        for raised in sorted(live_failures(told), key=lambda each: each.first):
+        for raised in sorted(told_failures(told), key=lambda each: each.first):
             is_within = (wanted.until_ns is None or raised.first * 1e9 < wanted.until_ns) and (
                 wanted.since_ns is None or raised.last * 1e9 >= wanted.since_ns
             )
@@ -72,7 +72,7 @@ def _exceptions(log: SelectedLog) -> Iterator[tuple[Writer, LiveFailure]]:
                 yield writer, raised
 
 
-def _exception(writer: Writer, raised: LiveFailure, *, several: bool) -> tuple[dict[str, Any], str]:
+def _exception(writer: Writer, raised: ToldFailure, *, several: bool) -> tuple[dict[str, Any], str]:
     first, last = int(raised.first * 1e9), int(raised.last * 1e9)
     count = sum(raised.by_device.values())
     described = {

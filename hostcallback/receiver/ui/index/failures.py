@@ -11,7 +11,7 @@ from typing import Any
 from hostcallback.receiver.failures.call_site import DescribedFrame
 from hostcallback.receiver.failures.check_report import CheckFailed, Explanation
 from hostcallback.receiver.failures.deferred_errors import DelegatedFailure, MultipleFailures
-from hostcallback.receiver.failures.told_failure import LiveFailure, live_failures
+from hostcallback.receiver.failures.told_failure import ToldFailure, told_failures
 from hostcallback.receiver.sinks.factory import own_sink
 from hostcallback.receiver.taplog.format.layout import NO_STEP, Damage, Lost
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage, MessageDecoder
@@ -60,7 +60,7 @@ class Group:
     frame: tuple[str, int] | None = None
     count: int = 0
     per: Counter[tuple[str, str]] = field(default_factory=Counter)
-    live: dict[tuple[str, int], LiveFailure] = field(default_factory=dict)
+    live: dict[tuple[str, int], ToldFailure] = field(default_factory=dict)
     first: Occurrence = field(default_factory=lambda: Occurrence(None, None))
     last: Occurrence = field(default_factory=lambda: Occurrence(None, None))
 
@@ -78,7 +78,7 @@ class Group:
             self.last = at
         return is_first
 
-    def take_live(self, process: tuple[str, int], found: LiveFailure) -> None:
+    def take_live(self, process: tuple[str, int], found: ToldFailure) -> None:
         """Takes the failures that a running process (host and process id) reports for this group since its start."""
         known = self.live.get(process)
         if (known is None and len(self.live) >= MAX_PLACES) or (
@@ -264,10 +264,10 @@ class Failures:
     def raised(self, writer: Writer, told: Any) -> None:
         """Takes the exceptions of tap functions that a log has of its process, since that began."""
         self._process(writer)
-        for failure in live_failures(told):
+        for failure in told_failures(told):
             self.take_live((writer.host, writer.pid), failure)
 
-    def take_live(self, process: tuple[str, int], found: LiveFailure) -> None:
+    def take_live(self, process: tuple[str, int], found: ToldFailure) -> None:
         """Takes the failures that a process (host and process id) reports for one line since its start."""
         group = self._of(found.kind, found.source_line, found.name, found.title)
         if group is not None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hostcallback.receiver.errors import HostCallbackError
-from hostcallback.receiver.failures.told_failure import live_failures
+from hostcallback.receiver.failures.told_failure import told_failures
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.taplog.diff.comparison import Tolerance
 from hostcallback.receiver.text import printable
@@ -146,7 +146,7 @@ def take_taps(index: LogIndex, live: LiveProcesses) -> dict[tuple[str, str], boo
 def take_failures(index: LogIndex, live: LiveProcesses) -> None:
     """Adds the failures that running processes report to the index. Called under the index's lock."""
     for process in live.processes():
-        for failure in live_failures(process.figures.get("failures")):
+        for failure in told_failures(process.figures.get("failures")):
             index.failures.take_live((process.host, process.pid), failure)
 
 

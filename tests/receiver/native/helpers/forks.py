@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import sys
+
 import numpy as np
 
 from hostcallback.receiver.native import bindings as native
@@ -28,3 +31,20 @@ def read_all(source, count):
             payloads.append((seq, array.tobytes()))
         batch.release()
     return payloads
+
+
+def in_child(function):
+    """Forks, calls a function in the child, and waits for the child, in which it must succeed."""
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            function()
+            status = 0
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+        finally:
+            sys.stderr.flush()
+            os._exit(status)
+    _, status = os.waitpid(pid, 0)
+    assert status == 0, "the child failed"

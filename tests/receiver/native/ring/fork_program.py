@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import threading
 
-from forks import read_all, send
+from forks import in_child, read_all, send
 from hostcallback.receiver.native import bindings as native
 from hostcallback.receiver.sources.ring import RingSource
 from hostcallback.receiver.sources.ring_batch import RingConfig
@@ -43,19 +41,7 @@ def main():
     event = native.Event()
     while not (library.hcb_supervise_wait(30_000_000_000, event) and event.kind == native.EVENT_STALL):
         pass
-    pid = os.fork()
-    if pid == 0:
-        status = 1
-        try:
-            child(library, source)
-            status = 0
-        except BaseException:
-            sys.excepthook(*sys.exc_info())
-        finally:
-            sys.stderr.flush()
-            os._exit(status)
-    _, status = os.waitpid(pid, 0)
-    assert status == 0, "the child failed"
+    in_child(lambda: child(library, source))
     expected = [b"x" * 5000, *(bytes([i]) for i in range(20)), b"waited"]
     assert read_all(source, 22) == list(enumerate(expected))
     waiting.join()

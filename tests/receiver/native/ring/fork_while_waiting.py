@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-import os
-import sys
 from pathlib import Path
 
-from forks import read_all, send
+from forks import in_child, read_all, send
 from hostcallback.receiver.native import bindings as native
 from hostcallback.receiver.sources.ring import RingSource
 
@@ -53,6 +51,14 @@ class ProgramEnd:
         assert LIBC.pthread_join(self._thread, None) == 0
 
 
+def child(library, source):
+    assert send(library, 0, b"child") == native.EMITTED
+    own = ProgramEnd(library)
+    assert read_all(source, 1) == [(0, b"child")]
+    assert source.read(0) is None
+    own.join()
+
+
 def main():
     library = native.load()
     wait = native.Wait(lambda: None)
@@ -60,23 +66,7 @@ def main():
     source = RingSource.open(0)
     assert send(library, 0, b"parent") == native.EMITTED
     end = ProgramEnd(library)
-    pid = os.fork()
-    if pid == 0:
-        status = 1
-        try:
-            assert send(library, 0, b"child") == native.EMITTED
-            own = ProgramEnd(library)
-            assert read_all(source, 1) == [(0, b"child")]
-            assert source.read(0) is None
-            own.join()
-            status = 0
-        except BaseException:
-            sys.excepthook(*sys.exc_info())
-        finally:
-            sys.stderr.flush()
-            os._exit(status)
-    _, status = os.waitpid(pid, 0)
-    assert status == 0, "the child failed"
+    in_child(lambda: child(library, source))
     assert read_all(source, 1) == [(0, b"parent")]
     assert source.read(0) is None
     end.join()

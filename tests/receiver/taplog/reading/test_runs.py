@@ -220,7 +220,7 @@ def test_a_start_that_continues_a_run_with_another_configuration_is_told(
     assert [config["clip"] for config in configs] == [0.2, 0.3]
 
 
-def test_runs_that_nobody_named_continue_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_run_without_a_name_continues_no_other(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     start(tmp_path, "", lr=0.1)
     start(tmp_path, "", lr=0.2)
     assert not caplog.records
