@@ -72,8 +72,7 @@ class OutfeedReceiver(ShownAsSummary):
         self._rule_notes: list[RuleNotes] = []
         self._timeout_sec = timeout_sec
         self._record = sinks.record
-        for batch_sink in sinks.batches:
-            scope.add_batch_sink(batch_sink)
+        self._batches = sinks.batches
         self._metrics = sinks.metrics
         messages: list[Sink] = [*sinks.messages, *([] if sinks.metrics is None else [sinks.metrics])]
         if messages:
@@ -167,6 +166,7 @@ class OutfeedReceiver(ShownAsSummary):
         return self
 
     def _open_outputs(self) -> None:
+        self._scope.batch_sinks = self._batches  # without those of an earlier block
         if self._record is not None and not isinstance(self._record, Recorder):
             self._scope.record_with(record_to(self._record, process_index=process_index(), job=job_id()))
         elif self._record is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -26,6 +27,16 @@ def test_sinks_get_whole_values_of_arrays_on_several_devices() -> None:
     (message,) = seen
     assert message.arrays[0].tolist() == [2.0 * k for k in range(8)]
     assert message.consumer.name == "sharded"
+
+
+def test_each_block_of_one_receiver_is_recorded_once(tmp_path: Path) -> None:
+    emit = hcb.jit(lambda x: hcb.metrics({"loss": x}, name="train"))
+    receiver = hcb.outfeed_receiver(record=tmp_path / "log", sinks=[hcb.record(tmp_path / "own")])
+    for epoch in range(3):
+        with receiver:
+            emit(jnp.float32(epoch))
+    for log in "log", "own":
+        assert hcb.read(tmp_path / log)["train"].to_numpy()["loss"].tolist() == [0.0, 1.0, 2.0]
 
 
 def test_a_sink_that_raises_keeps_no_other_sink_from_the_message() -> None:
