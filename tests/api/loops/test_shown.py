@@ -163,6 +163,18 @@ def test_steps_that_were_done_before_are_not_in_the_rate(capsys: pytest.CaptureF
         assert re.search(r"720/1000 \[00:02<00:28, +(9\.\d\d|10\.0\d?)it/s\]", line), line
 
 
+def test_a_bar_that_goes_on_shows_its_own_rate_from_the_first_step_on(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    display = TqdmDisplay("train", "it")
+    for second in range(1, 5):
+        display.show(900_000 + 20 * second, 906_000, "", 2 * second * 10**9)
+    drawn = capsys.readouterr().err
+    display.close(leave=True)
+    rates = [float(rate) for rate in re.findall(r"(?<!\?), +([\d.]+)it/s", drawn)]
+    assert len(rates) >= 3 and all(9.5 < rate < 10.5 for rate in rates), drawn
+
+
 def test_a_wrong_initial_is_refused() -> None:
     with pytest.raises(
         ValueError, match=r"initial of a Progress is -1, expected 0 or more, at .*test_shown\.py"

@@ -80,7 +80,8 @@ class TqdmDisplay:
         """Moves the bar. Rates are computed from the time of the step: messages may arrive later, many at once."""
         bar = self._bar
         if self._times_ns is None:
-            bar.initial = step  # not in the rate: it was done before, or in a time that is not known
+            # Not in the rate: it was done before, or in a time that is not known.
+            bar.initial = bar.n = bar.last_print_n = step
         self._set_clock(time_ns)
         if total != bar.total:
             bar.total = total
