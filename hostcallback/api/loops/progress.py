@@ -104,7 +104,7 @@ def chosen(progress: Any) -> Progress | None:
     if not isinstance(bar, Progress):
         raise TypeError(
             f"progress is {type(progress).__name__} {progress!r}, expected True, a description, or "
-            "hcb.Progress('train', postfix=...)"
+            f"hcb.Progress('train', postfix=...), at {user_source_line()}"
         )
     check_installed(bar.display)
     return bar
@@ -162,7 +162,7 @@ def _looks(
             pass
         found = shown.postfix(*given)
         if not isinstance(found, Mapping) or not all(isinstance(key, str) for key in found):
-            raise TypeError(f"postfix returned {found!r}, expected a dict such as {{'loss': loss}}")
+            raise TypeError(f"postfix returned {found!r}, expected a dict such as {{'loss': loss}}, at {line}")
         return found
 
     return looks._replace(messages=Messages(send, postfix))

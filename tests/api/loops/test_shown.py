@@ -175,6 +175,14 @@ def test_a_bar_that_goes_on_shows_its_own_rate_from_the_first_step_on(
     assert len(rates) >= 3 and all(9.5 < rate < 10.5 for rate in rates), drawn
 
 
+def test_a_wrong_bar_or_postfix_is_refused_with_the_users_line() -> None:
+    with pytest.raises(TypeError, match=r"progress is int 5, expected True, .*, at .*test_shown\.py:\d+"):
+        hcb.scan(lambda c, x: (c, x), 0, jnp.arange(3), progress=5)  # type: ignore[arg-type]
+    bar = hcb.Progress("train", postfix=lambda carry, y: 5)  # type: ignore[arg-type,return-value]
+    with pytest.raises(TypeError, match=r"postfix returned 5, expected a dict .*, at .*test_shown\.py:\d+"):
+        hcb.scan(lambda c, x: (c, x), 0, jnp.arange(3), progress=bar)
+
+
 def test_a_wrong_initial_is_refused() -> None:
     with pytest.raises(
         ValueError, match=r"initial of a Progress is -1, expected 0 or more, at .*test_shown\.py"
