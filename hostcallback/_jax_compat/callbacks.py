@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from jax._src import (
-    callback as _callback,  # emit_python_callback, io_callback_p
+    callback as _callback,  # emit_python_callback: the transport without the native handler; io_callback_p
     core as _core,  # ShapedArray, NamedAxisEffect
     custom_partitioning_sharding_rule as _rule,  # of Shardy, for a call: ArrayMapping, SdyShardingRule
     debugging as _debugging,  # debug_callback_p, debug_print_p, their effects
@@ -21,8 +22,22 @@ from jax._src.lib.mlir import ir as _ir  # types of lowered values
 from jax._src.lib.mlir.dialects import hlo as _hlo  # SliceOp, ReshapeOp, NotOp
 
 from hostcallback._jax_compat import versions
-from hostcallback._jax_compat.lowering import LoweringContext, ffi_call, ir_type, partitioned_op
-from hostcallback._jax_compat.types import Aval, Effect, IrValue, JaxprEqn, LoweringRuleContext, Primitive
+from hostcallback._jax_compat.lowering import (
+    LoweringContext,
+    ffi_call,
+    ir_type,
+    partitioned_op,
+    sharding_of_per_device_calls,
+)
+from hostcallback._jax_compat.types import (
+    Aval,
+    Effect,
+    IrValue,
+    JaxprEqn,
+    LoweringRuleContext,
+    Primitive,
+    widened,
+)
 
 
 def batch_call(primitive: Primitive, args: Any, dims: Any, **params: Any) -> Any:
@@ -44,6 +59,63 @@ def custom_call_with_results(
     context.run_on_every_device(op, [_core.ShapedArray((), np.dtype(np.bool_)), *results])
     token_out, *outs = op.results
     return token_out, outs
+
+
+def python_callback(
+    context: LoweringContext,
+    function: Callable[..., Any],
+    token: IrValue | None,
+    operands: Sequence[IrValue],
+    avals: Sequence[Aval],
+    results: Sequence[Aval],
+) -> tuple[IrValue, list[IrValue]]:
+    """Emits `function(partition, *operands)` on the device's execution thread; returns the new token and its results.
+
+    `partition` is the index of the running device in the program's device list. Where the compiler partitions, only the
+    first device calls, with whole arrays. The function returns arrays of the avals `results`, widened. Without a token
+    it is in no order, and returns none.
+    """
+    index_aval = _core.ShapedArray((), np.dtype(np.uint32))
+    operands = context.widen(operands, avals)
+    avals_in = [index_aval, *(_core.ShapedArray(aval.shape, widened(aval.dtype)) for aval in avals)]
+    avals_out = [_core.ShapedArray(aval.shape, widened(aval.dtype)) for aval in results]
+    ctx = dataclasses.replace(
+        context.raw, module_context=_module_of(context), avals_in=avals_in, avals_out=avals_out
+    )
+    sharding = sharding_of_per_device_calls(avals_out) if context.manual else None
+    if context.automatic:
+        sharding = context.sharding_of_one_device(avals_out)
+    extra = {"returns_token": token is not None} if versions.CALLBACK_RETURNS_TOKEN else {}
+    outs: Any
+    outs, token_out, _ = _callback.emit_python_callback(
+        ctx, function, token, [context.partition_index(), *operands], avals_in, avals_out,
+        has_side_effect=True, sharding=sharding, **extra,
+    )  # fmt: skip
+    narrowed = [
+        out if widened(aval.dtype) == aval.dtype else _hlo.convert(ir_type(context, aval), out)
+        for out, aval in zip(outs, results, strict=True)
+    ]
+    return token_out, narrowed
+
+
+def _module_of(context: LoweringContext) -> Any:
+    # The module context, with a backend also where this machine has none of the platform.
+    module = context.raw.module_context
+    if context.backend_is_here():
+        return module
+    return module.replace(backend=_BackendElsewhere(context.platform), platforms=(context.platform,))
+
+
+class _BackendElsewhere:
+    # Stands for the backend of a platform that this machine lacks, when a program is lowered for it. JAX asks it for
+    # nothing else (0.8 to 0.12); without it, lowering a Python callback raises that there is no such backend. The
+    # program cannot run here: what the backend would remember of the callback is not needed.
+
+    def __init__(self, platform: str) -> None:
+        self.platform = platform
+
+    def make_python_callback_from_host_send_and_recv(self, *args: Any) -> None:
+        return None
 
 
 def pure_call(

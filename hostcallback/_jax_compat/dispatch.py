@@ -1,19 +1,15 @@
-"""The seams of JAX's dispatch: effects and their runtime tokens, the hook after each jitted call, whole programs.
+"""The seams of JAX's dispatch: effects, the hook after each jitted call, whole programs.
 
 Whole programs are those that JAX lowers, exports, and reads from where they were exported.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
-import itertools
 import re
 import threading
-import traceback
 from collections.abc import Callable, Iterable, Sequence
-from types import FrameType
 from typing import Any
 
 import jax
@@ -22,7 +18,7 @@ from jax._src import (
     callback as _callback,  # _OrderedIOEffect
     config as _config,  # debug_nans, debug_infs: share a hook with us
     core as _core,  # Var, new_jaxpr_eqn
-    dispatch as _dispatch,  # runtime_tokens: what a thread dispatched; jaxpr_has_prim_requiring_devices
+    dispatch as _dispatch,  # jaxpr_has_prim_requiring_devices
     effects as _effects,  # effect types can be registered nowhere else
     source_info_util as _source_info_util,  # new_source_info
 )
@@ -362,61 +358,6 @@ def tokens_are_set(ctx: LoweringRuleContext) -> bool:
 def pass_tokens(ctx: LoweringRuleContext) -> None:
     """Passes an equation's tokens through unchanged."""
     ctx.set_tokens_out(ctx.tokens_in)
-
-
-def thread_tokens() -> dict[str, Any]:
-    """The calling thread's runtime tokens: a dict that lives as long as the thread and stays current.
-
-    `RuntimeTokenSet` is a `threading.local` (0.4 to 0.12); its `current_tokens` maps each ordered effect to
-    the token of the last computation that the thread dispatched with it.
-    """
-    return _dispatch.runtime_tokens.__dict__
-
-
-def asks_for_token(frame: FrameType) -> bool:
-    """Whether a frame belongs to JAX's search for a token at the start of a dispatch.
-
-    `RuntimeTokenSet.get_token_input` (0.8 to 0.12) calls the effect's hash. Other places do, too: without this test,
-    an error for the next call could be raised while a program is traced or lowered.
-    """
-    nearest = itertools.islice(traceback.walk_stack(frame), 4)
-    return any(caller.f_code.co_name == "get_token_input" for caller, _ in nearest)
-
-
-def ordered_tokens(tokens: dict[str, Any], effect: Effect) -> list[jax.Array]:
-    """The array to wait on for what a thread dispatched with the ordered `effect`: one or none."""
-    buffer = getattr(dict(tokens.get("current_tokens", {})).get(effect), "_buf", None)
-    return [] if buffer is None else [buffer]
-
-
-def drop_token(tokens: dict[str, Any], effect: Effect) -> None:
-    """Makes a thread's next computation with `effect` begin with a new token.
-
-    Without it, the token of a program that failed goes into the next program with the effect (0.8 to 0.12), which then
-    fails with the same error.
-    """
-    tokens.get("current_tokens", {}).pop(effect, None)
-
-
-def wait_for_runtime_tokens(tokens: dict[str, Any]) -> None:
-    """Waits for the last program with any effect that a thread dispatched to each device; whether it failed or not."""
-    for token in list(tokens.get("output_runtime_tokens", {}).values()):
-        # The token of a failed program raises the program's error, which the user of its results gets.
-        with contextlib.suppress(jax.errors.JaxRuntimeError):
-            token.block_until_ready()
-
-
-def drop_failed_runtime_tokens(tokens: dict[str, Any]) -> None:
-    """Waits for the thread's programs, and forgets those that failed.
-
-    Without it, `jax.effects_barrier` and the exit of the process raise what they failed with once more (0.8 to 0.12).
-    """
-    runtime_tokens = tokens.get("output_runtime_tokens", {})
-    for device, token in list(runtime_tokens.items()):
-        try:
-            token.block_until_ready()
-        except jax.errors.JaxRuntimeError:
-            del runtime_tokens[device]
 
 
 # ---- Exported programs -----------------------------------------------------------------------------------------------

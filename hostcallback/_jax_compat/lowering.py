@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -11,8 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax._src import (
-    callback as _callback,  # emit_python_callback: the transport of platforms without the native handler
-    core as _core,  # ShapedArray
+    callback as _callback,  # shardings of Python callbacks
     effects as _effects,  # ordered_effects
     sharding_impls as _sharding_impls,  # the axis context in lowering rules
     xla_bridge as _xla_bridge,  # get_backend
@@ -205,7 +203,7 @@ class LoweringContext:
         """This process's devices among the program's, or all of the platform's where JAX does not know them."""
         devices = self.devices()
         if devices is None:
-            return list(jax.local_devices(backend=self.platform)) if self._backend_is_here() else []
+            return list(jax.local_devices(backend=self.platform)) if self.backend_is_here() else []
         here = jax.process_index()
         return [device for device in devices if device.process_index == here]
 
@@ -332,24 +330,8 @@ class LoweringContext:
         else:
             set_sharding(op, sharding)
 
-    def python_callback(
-        self, function: Callable[..., Any], token: IrValue, operands: Sequence[IrValue], avals: Sequence[Aval]
-    ) -> IrValue:
-        """Emits `function(partition, *operands)` on the device's execution thread; returns the new token.
-
-        `partition` is the index of the running device in the program's device list. Where the compiler partitions, only
-        the first device calls, with whole arrays.
-        """
-        return python_callback_with_results(self, function, token, operands, avals, [])[0]
-
-    def module_for_callbacks(self) -> Any:
-        """The module context, with a backend also where this machine has none of the platform."""
-        module = self.raw.module_context
-        if self._backend_is_here():
-            return module
-        return module.replace(backend=_BackendElsewhere(self.platform), platforms=(self.platform,))
-
-    def _backend_is_here(self) -> bool:
+    def backend_is_here(self) -> bool:
+        """Whether this machine has devices of the platform."""
         try:
             self.raw.module_context.get_backend()
         except (RuntimeError, ValueError):  # not on this machine; another one than the program was traced for
@@ -429,62 +411,12 @@ def _all(predicate: IrValue) -> IrValue:
     return result
 
 
-def python_callback_with_results(
-    context: LoweringContext,
-    function: Callable[..., Any],
-    token: IrValue | None,
-    operands: Sequence[IrValue],
-    avals: Sequence[Aval],
-    results: Sequence[Aval],
-) -> tuple[IrValue, list[IrValue]]:
-    """As `LoweringContext.python_callback`; the function returns arrays of the avals `results`, widened.
-
-    Without a token it is in no order, and returns none.
-    """
-    index_aval = _core.ShapedArray((), np.dtype(np.uint32))
-    operands = context.widen(operands, avals)
-    avals_in = [index_aval, *(_core.ShapedArray(aval.shape, widened(aval.dtype)) for aval in avals)]
-    avals_out = [_core.ShapedArray(aval.shape, widened(aval.dtype)) for aval in results]
-    ctx = dataclasses.replace(
-        context.raw, module_context=context.module_for_callbacks(), avals_in=avals_in, avals_out=avals_out
-    )
-    sharding = sharding_of_per_device_calls(avals_out) if context.manual else None
-    if context.automatic:
-        sharding = context.sharding_of_one_device(avals_out)
-    extra = {"returns_token": token is not None} if versions.CALLBACK_RETURNS_TOKEN else {}
-    outs: Any
-    outs, token_out, _ = _callback.emit_python_callback(
-        ctx, function, token, [context.partition_index(), *operands], avals_in, avals_out,
-        has_side_effect=True, sharding=sharding, **extra,
-    )  # fmt: skip
-    narrowed = [
-        out if widened(aval.dtype) == aval.dtype else _convert(ir_type(context, aval), out)
-        for out, aval in zip(outs, results, strict=True)
-    ]
-    return token_out, narrowed
-
-
-_convert: Any = _hlo.convert
-
-
 def ir_type(context: LoweringContext, aval: Aval) -> Any:
     """The type of lowered values of an aval."""
     to_type: Any = _mlir.aval_to_ir_type
     return (
         to_type(context.raw.module_context, aval) if versions.AVAL_TO_IR_TYPE_TAKES_CONTEXT else to_type(aval)
     )
-
-
-class _BackendElsewhere:
-    # Stands for the backend of a platform that this machine lacks, when a program is lowered for it. JAX asks it for
-    # nothing else (0.8 to 0.12); without it, lowering a Python callback raises that there is no such backend. The
-    # program cannot run here: what the backend would remember of the callback is not needed.
-
-    def __init__(self, platform: str) -> None:
-        self.platform = platform
-
-    def make_python_callback_from_host_send_and_recv(self, *args: Any) -> None:
-        return None
 
 
 def sharding_of_per_device_calls(avals: Iterable[Aval]) -> Any:

@@ -1,22 +1,27 @@
-"""Waits for dispatched programs: JAX's own waits, which we extend, and the execution streams of XLA:CPU."""
+"""Waits for dispatched programs: JAX's waits, which we extend, XLA:CPU's execution streams, and runtime tokens."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import functools
+import itertools
 import sys
 import sysconfig
 import traceback
 from collections.abc import Callable
+from types import FrameType
 from typing import Any, cast
 
 import jax
-from jax._src import dispatch as _dispatch  # runtime_tokens: `jax.effects_barrier` ends in a method of theirs
+from jax._src import (
+    dispatch as _dispatch,  # runtime_tokens: what a thread dispatched; ends `jax.effects_barrier`
+)
 from jax._src.interpreters import mlir as _mlir  # global_thread_pool
 from jax._src.lib import xla_client as _xla_client  # execution_stream_id, batched_block_until_ready
 
 from hostcallback._jax_compat.tracing import ArrayImpl
+from hostcallback._jax_compat.types import Effect
 
 
 def extend_effects_barrier(function: Callable[[], None]) -> None:
@@ -173,3 +178,61 @@ def keep_compiler_threads() -> None:
     At its end, the child would wait for them (seen on 0.8 to 0.12: it hangs or crashes, also without this package).
     """
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(getattr(_mlir, "global_thread_pool", None)))
+
+
+# ---- The tokens of what threads dispatched ---------------------------------------------------------------------------
+
+
+def thread_tokens() -> dict[str, Any]:
+    """The calling thread's runtime tokens: a dict that lives as long as the thread and stays current.
+
+    `RuntimeTokenSet` is a `threading.local` (0.4 to 0.12); its `current_tokens` maps each ordered effect to
+    the token of the last computation that the thread dispatched with it.
+    """
+    return _dispatch.runtime_tokens.__dict__
+
+
+def asks_for_token(frame: FrameType) -> bool:
+    """Whether a frame belongs to JAX's search for a token at the start of a dispatch.
+
+    `RuntimeTokenSet.get_token_input` (0.8 to 0.12) calls the effect's hash. Other places do, too: without this test,
+    an error for the next call could be raised while a program is traced or lowered.
+    """
+    nearest = itertools.islice(traceback.walk_stack(frame), 4)
+    return any(caller.f_code.co_name == "get_token_input" for caller, _ in nearest)
+
+
+def ordered_tokens(tokens: dict[str, Any], effect: Effect) -> list[jax.Array]:
+    """The array to wait on for what a thread dispatched with the ordered `effect`: one or none."""
+    buffer = getattr(dict(tokens.get("current_tokens", {})).get(effect), "_buf", None)
+    return [] if buffer is None else [buffer]
+
+
+def drop_token(tokens: dict[str, Any], effect: Effect) -> None:
+    """Makes a thread's next computation with `effect` begin with a new token.
+
+    Without it, the token of a program that failed goes into the next program with the effect (0.8 to 0.12), which then
+    fails with the same error.
+    """
+    tokens.get("current_tokens", {}).pop(effect, None)
+
+
+def wait_for_runtime_tokens(tokens: dict[str, Any]) -> None:
+    """Waits for the last program with any effect that a thread dispatched to each device; whether it failed or not."""
+    for token in list(tokens.get("output_runtime_tokens", {}).values()):
+        # The token of a failed program raises the program's error, which the user of its results gets.
+        with contextlib.suppress(jax.errors.JaxRuntimeError):
+            token.block_until_ready()
+
+
+def drop_failed_runtime_tokens(tokens: dict[str, Any]) -> None:
+    """Waits for the thread's programs, and forgets those that failed.
+
+    Without it, `jax.effects_barrier` and the exit of the process raise what they failed with once more (0.8 to 0.12).
+    """
+    runtime_tokens = tokens.get("output_runtime_tokens", {})
+    for device, token in list(runtime_tokens.items()):
+        try:
+            token.block_until_ready()
+        except jax.errors.JaxRuntimeError:
+            del runtime_tokens[device]

@@ -13,7 +13,7 @@ from hostcallback.receiver.sinks.factory import Binding
 from hostcallback.receiver.tap_arguments import SupportsWrite, refuse_async
 from hostcallback.receiver.wire import tap_descriptor
 from hostcallback.tracing.arguments import check_arguments
-from hostcallback.tracing.source_line import place_name, public, used_name, user_source_line
+from hostcallback.tracing.source_line import UsedName, place_name, public, user_source_line
 from hostcallback.tracing.tap_spec import TapOptions, check_switch, default_name, name_or
 
 _OPTIONS = ["batched", "name", "ordered", "processes", "python_scalars", "result", "sharding", "tap_tangents"]
@@ -21,16 +21,6 @@ _OPTIONS = ["batched", "name", "ordered", "processes", "python_scalars", "result
 T = TypeVar("T")
 P = ParamSpec("P")
 R = TypeVar("R")
-
-
-class _Called:
-    # `hcb.tap` or `hcb.id_tap`, as the user's line has it. It is found when an error takes its text.
-
-    def __str__(self) -> str:
-        return f"hcb.{used_name('tap', 'id_tap')}"
-
-
-_CALLED: Any = _Called()
 
 
 @overload
@@ -147,7 +137,7 @@ def id_tap(
     Example:
         x = hcb.id_tap(lambda arg, *, step: log(step, arg), x, step=3)
     """
-    what = _CALLED
+    what: Any = UsedName("id_tap")
     if not callable(tap_func):
         raise TypeError(
             f"{what} takes a function to call on the host as its first argument, got {type(tap_func).__name__} "

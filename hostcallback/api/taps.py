@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from hostcallback.receiver.control.endpoints import endpoints
 from hostcallback.receiver.files import paths_of
 from hostcallback.receiver.log import logger
-from hostcallback.receiver.runtime.rules.rules import (
-    Predicate,
-    When,
-    early,
-    matching,
-    no_such_tap,
-    rule_settings,
-    settings_text,
-    tap_names,
-)
+from hostcallback.receiver.runtime.rules.rules import Predicate, When, early, matching, no_such_tap, tap_names
 from hostcallback.receiver.runtime.runtime import runtime
 from hostcallback.receiver.text import table
 from hostcallback.tracing.source_line import hide_frames, public
@@ -60,7 +52,7 @@ class TapSelection:
     @property
     def rules(self) -> dict[str, str]:
         """By name, its rules, as in `every=100 rate=10`; an empty text for a tap without rules."""
-        return {name: settings_text(rule_settings(runtime.rule_table.rules.of(name))) for name in self.names}
+        return {name: str(runtime.rule_table.rules.of(name)) for name in self.names}
 
     @property
     def suppressed(self) -> dict[str, int]:
@@ -170,10 +162,10 @@ def _table(selection: TapSelection) -> str:
     suppressed = selection.suppressed
     rows = []
     for name in selection.names:
-        settings = rule_settings(runtime.rule_table.rules.of(name))
-        state = "on" if settings.pop("enabled", True) else "off"
+        rule = runtime.rule_table.rules.of(name)
+        state = "on" if rule.enabled else "off"
         where = "\n".join(sorted(lines.get(name, ())))
-        rows.append((name, where, state, settings_text(settings), f"{suppressed.get(name, 0):,}"))
+        rows.append((name, where, state, str(replace(rule, enabled=True)), f"{suppressed.get(name, 0):,}"))
     return table(("tap", "line", "state", "rules", "suppressed"), rows)
 
 
@@ -243,7 +235,7 @@ class Taps:
     @property
     def rules(self) -> dict[str, str]:
         """By glob, its settings that are in effect, as in `every=100 rate=10`."""
-        return {pattern: settings_text(s) for pattern, s in runtime.rule_table.rules.table().items()}
+        return runtime.rule_table.rules.table()
 
 
 taps = Taps()

@@ -54,7 +54,7 @@ def _lower(
     token = context.token_in(TAP_EFFECT)
     if not _is_native(context):
         function = _python_read(context, known)
-        token_out, results = compat.python_callback_with_results(
+        token_out, results = compat.python_callback(
             context, function, token, after, ctx.avals_in, ctx.avals_out
         )
     else:

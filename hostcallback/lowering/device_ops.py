@@ -60,9 +60,7 @@ def _read_clock(
             "a loop with a progress bar is exported, and its clock would be a Python callback, which JAX cannot "
             "export: programs with bars are exported for one CPU, or inside a shard_map, on the native transport"
         )
-    _, results = compat.python_callback_with_results(
-        context, _read, None, [step], ctx.avals_in, ctx.avals_out
-    )
+    _, results = compat.python_callback(context, _read, None, [step], ctx.avals_in, ctx.avals_out)
     return results
 
 
@@ -207,9 +205,7 @@ def _lower_edge(ctx: compat.LoweringRuleContext, *operands: compat.IrValue) -> S
     if transport.use_native("cpu"):
         _register()
         return compat.pure_call(context, EDGE_TARGET, operands, ctx.avals_out, {}, in_place=len(operands) - 2)
-    _, results = compat.python_callback_with_results(
-        context, _read_edge, None, operands, ctx.avals_in, ctx.avals_out
-    )
+    _, results = compat.python_callback(context, _read_edge, None, operands, ctx.avals_in, ctx.avals_out)
     return results
 
 

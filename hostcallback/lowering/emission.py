@@ -222,7 +222,7 @@ def _emit_through_python(emission: _Emission) -> compat.IrValue:
     if not context.automatic:
         prefix = _prefix(emission)
         function = transport.callback_emitter(platform, emission.consumer, prefix, emission.dtypes, devices)
-        return context.python_callback(function, emission.token, emission.operands, avals)
+        return compat.python_callback(context, function, emission.token, emission.operands, avals, [])[0]
     if platform == "tpu":
         raise NotImplementedError(
             f"the tap {tap.name} at {tap.source_line} is in a program that the compiler partitions over "
@@ -324,7 +324,7 @@ def _emit_on_one_device(emission: _Emission) -> compat.IrValue:
     specs = [ArraySpec.of(dtype, aval.shape) for dtype, aval in zip(dtypes, avals, strict=True)]
     prefix = encode_prefix(emission.consumer_id, int(Flags.CALL) | _flags(emission.tap), specs)
     ask = transport.callback_caller(context.platform, prefix, dtypes, [], context.devices())
-    return context.python_callback(ask, emission.token, emission.operands, avals)
+    return compat.python_callback(context, ask, emission.token, emission.operands, avals, [])[0]
 
 
 def _processes(context: compat.LoweringContext) -> list[int]:
@@ -398,7 +398,7 @@ def _lower_call(
         ask = transport.callback_caller(context.platform, prefix, dtypes, expected, context.devices())
         # Before JAX 0.10, XLA refuses callbacks with results on one device that take a token.
         ask_token = None if context.automatic and not call.options.ordered else token
-        token_out, results = compat.python_callback_with_results(
+        token_out, results = compat.python_callback(
             context, ask, ask_token, operands, ctx.avals_in, ctx.avals_out
         )
     context.set_token_out(TAP_EFFECT, token_out if call.options.ordered else token)
@@ -451,7 +451,7 @@ def _keep_only_result(context: compat.LoweringContext, token: Any, result: Any, 
         return  # keys are not reduced
     # The clock's handler takes any operands, and has no results here.
     if not transport.use_native("cpu"):
-        compat.python_callback_with_results(context, lambda partition, value: (), token, [result], [aval], [])
+        compat.python_callback(context, lambda partition, value: (), token, [result], [aval], [])
     elif context.automatic:
         context.partitioned_call(partition.KEPT_NAME, token, [result], transport.FFI_CLOCK_TARGET)
     else:

@@ -4,8 +4,6 @@
 them. A sink is a function of one `hostcallback.receiver.Message`.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from hostcallback.receiver.public_names import PublicNames

@@ -4,8 +4,6 @@ Each size that such data states is compared with a limit here before anything is
 `docs/security.md` lists the limits, their values and their reasons; a test compares the two.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 TEMPLATE_CHARS: Final = 1 << 16

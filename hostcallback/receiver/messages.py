@@ -128,6 +128,21 @@ class StepSource(NamedTuple):
     array: int
     value: int = 0
 
+    def is_at(self, index: int, shape: Sequence[int], dtype: Any) -> bool:
+        """Whether the array of that index, shape and dtype is the step: it is an integer without dimensions."""
+        return index == self.array and not shape and np.dtype(dtype).kind in "iu"
+
+    def array_in(self, arrays: Sequence[Any]) -> Any:
+        """The one among a message's arrays that is the step; None if none is."""
+        array = arrays[self.array] if 0 <= self.array < len(arrays) else None
+        found = np.asarray(array)
+        return array if self.is_at(self.array, found.shape, found.dtype) and _fits(int(found)) else None
+
+    def read(self, arrays: Sequence[Any]) -> int | None:
+        """The step of a message with these arrays; None if it has none."""
+        array = self.value if self.array < 0 else self.array_in(arrays)
+        return None if array is None else int(array)
+
 
 def step_place(described: TapDescriptor) -> StepSource | None:
     """Finds the source of the step in a tap's messages; None if they have no step.
@@ -154,12 +169,9 @@ def own_step(message: Message) -> int | None:
     """The step that a message itself has, see `step_place`; None if it has none. Never raises."""
     try:
         place = _own_place(message.consumer)
-        if place is None or place.array < 0:
-            return None if place is None else place.value
-        value = np.asarray(message.arrays[place.array])
     except (ValueError, LookupError):  # the tap cannot be described
         return None
-    return int(value) if not value.ndim and value.dtype.kind in "iu" and _fits(int(value)) else None
+    return None if place is None else place.read(message.arrays)
 
 
 _own_places: weakref.WeakKeyDictionary[Consumer, StepSource | None] = weakref.WeakKeyDictionary()

@@ -111,10 +111,17 @@ def user_stacklevel() -> int:
     return level
 
 
-def used_name(*names: str) -> str:
-    """Returns by which of its names a function is called in the user's code; the first one if that is not known."""
-    used = _user_frame().f_code.co_names
-    return next((name for name in names if name in used), names[0])
+class UsedName:
+    """A public function as the user's line calls it, `hcb.tap` or `hcb.id_tap`. A text that takes it looks there."""
+
+    def __init__(self, name: str) -> None:
+        """`name` is its `__name__`."""
+        self._names = ("tap", name) if name == "id_tap" else (name,)
+
+    def __str__(self) -> str:
+        """The name; the first one if the line is not known."""
+        used = _user_frame().f_code.co_names
+        return f"hcb.{next((name for name in self._names if name in used), self._names[0])}"
 
 
 def _user_frame() -> FrameType:
@@ -272,28 +279,18 @@ def spans_of(stack: str) -> tuple[int, ...]:
 
 
 def _scopes(stack: str) -> list[str]:
-    parts = [
-        p
-        for p in _without_repetition(stack)
-        if p and p not in _NOT_SCOPES and (p == SPAN or not p.startswith(MARK))
-    ]
+    parts = _TRANSFORM.sub("", stack).split("/")
+    if is_backward(stack):
+        # The backward pass of a jitted function and that of a checkpoint have the scopes around the gradient twice:
+        # `step/transpose(step)/jvp(layer)` and `step/transpose(jvp(step))/jvp(layer)`.
+        around = stack[: stack.index("transpose(")].count("/")
+        is_repeated = parts[:around] == parts[around : 2 * around]
+        if is_repeated and any("jvp(" in part for part in stack.split("/")[2 * around :][:1]):
+            parts = parts[around:]
+    parts = [p for p in parts if p and p not in _NOT_SCOPES and (p == SPAN or not p.startswith(MARK))]
     half = len(parts) // 2
-    # The backward pass of a checkpoint has its scopes twice: `transpose(jvp(layer))/jvp(layer)`.
-    if is_backward(stack) and half and parts[:half] == parts[half:]:
-        parts = parts[:half]
-    return parts
-
-
-def _without_repetition(stack: str) -> list[str]:
-    # The scopes around a gradient, which the backward pass of a jitted function in it and that of a checkpoint have
-    # twice: `step/transpose(step)/jvp(layer)` and `step/transpose(jvp(step))/jvp(layer)`.
-    names = _TRANSFORM.sub("", stack).split("/")
-    if not is_backward(stack):
-        return names
-    around = stack[: stack.index("transpose(")].count("/")
-    first = stack.split("/")[2 * around :][:1]
-    is_repeated = names[:around] == names[around : 2 * around] and any("jvp(" in part for part in first)
-    return names[around:] if is_repeated else names
+    # The backward pass of a checkpoint has its own scopes twice, too: `transpose(jvp(layer))/jvp(layer)`.
+    return parts[half:] if is_backward(stack) and half and parts[:half] == parts[half:] else parts
 
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -327,17 +324,12 @@ def public(function: F) -> F:
                 raise
             # Python 3.13 and later append a suggestion to it.
             text = str(error).partition(". Did you mean ")[0]
+            name, *rest = text.partition("()")
             raise TypeError(
-                f"hcb.{_as_called(text)}{_cure(function, text, args)}, at {user_source_line()}"
+                f"{UsedName(name)}{''.join(rest)}{_cure(function, text, args)}, at {user_source_line()}"
             ) from None
 
     return hide_frames(cast(F, call))
-
-
-def _as_called(error: str) -> str:
-    # `id_tap() missing ...`, by the name that the user's line has.
-    name, *rest = error.partition("()")
-    return "".join([used_name("tap", name) if name == "id_tap" else name, *rest])
 
 
 def _cure(function: Callable[..., Any], error: str, args: tuple[Any, ...]) -> str:

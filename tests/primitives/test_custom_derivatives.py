@@ -157,3 +157,97 @@ def test_a_function_with_a_rule_for_vmap_that_is_not_used(jit: Jit, rec: Recorde
     jit(one_by_one)(7)
     jit(jax.vmap(one_by_one))(jnp.arange(3))
     assert delivered(rec) == [(PRIMAL, 7), (PRIMAL, 0), (PRIMAL, 1), (PRIMAL, 2)]
+
+
+# ---- Functions and rules that close over values of the programs around them ------------------------------------------
+
+
+def jvp_closing_over(rec: Recorder, y: Any) -> Any:
+    """x -> 3 x, with the derivative 5 and taps of `y`."""
+
+    @jax.custom_jvp
+    def f(x: Any) -> Any:
+        hcb.id_tap(rec, y, place="function")
+        return 3 * x
+
+    @f.defjvp
+    def _(primals: Any, tangents: Any) -> Any:
+        hcb.id_tap(rec, y, place="rule")
+        return 3 * primals[0], 5 * tangents[0]
+
+    return f
+
+
+def vjp_closing_over(rec: Recorder, y: Any) -> Any:
+    """x -> 3 x, with the derivative 5 and taps of `y`."""
+
+    @jax.custom_vjp
+    def f(x: Any) -> Any:
+        hcb.id_tap(rec, y, place="function")
+        return 3 * x
+
+    def forward(x: Any) -> Any:
+        hcb.id_tap(rec, y, place="forward")
+        return 3 * x, ()
+
+    def backward(_: Any, g: Any) -> Any:
+        hcb.id_tap(rec, y, place="backward")
+        return (5 * g,)
+
+    f.defvjp(forward, backward)
+    return f
+
+
+CLOSING = pytest.mark.parametrize(
+    ("make", "rules"), [(jvp_closing_over, ["rule"]), (vjp_closing_over, ["forward", "backward"])]
+)
+
+
+@CLOSING
+def test_a_function_or_rule_taps_a_value_of_the_program_around_it(
+    make: Any, rules: list[str], rec: Recorder
+) -> None:
+    def f(x: Any, y: Any) -> Any:
+        return make(rec, y)(x)
+
+    assert float(jax.jit(f)(2.0, 7.0)) == 6.0
+    assert float(jax.jit(lambda y: jax.jit(lambda: f(2.0, y))())(8.0)) == 6.0
+    assert places(rec) == [("function", 7.0), ("function", 8.0)]
+    assert float(jax.jit(jax.grad(f))(2.0, 7.0)) == 5.0
+    assert places(rec)[2:] == [(rule, 7.0) for rule in rules]
+
+
+@CLOSING
+def test_a_function_taps_a_value_of_the_loop_or_vmap_around_it(make: Any, rules: Any, rec: Recorder) -> None:
+    def loop(x: Any, ys: Any) -> Any:
+        return lax.scan(lambda c, y: (make(rec, y)(c), None), x, ys)[0]
+
+    def closing(x: Any, y: Any) -> Any:
+        return make(rec, y)(x)
+
+    ys = jnp.array([7.0, 8.0])
+    assert float(jax.jit(loop)(2.0, ys)) == 18.0
+    jax.jit(jax.vmap(closing, (0, None)))(ys, 9.0)
+    jax.jit(jax.vmap(closing, (None, 0)))(2.0, ys)
+    assert places(rec) == [
+        ("function", 7.0), ("function", 8.0), ("function", 9.0), ("function", [7.0, 8.0]),
+    ]  # fmt: skip
+
+
+def test_a_print_a_check_and_a_call_of_a_value_around_a_function_with_a_rule(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def f(x: Any, y: Any) -> Any:
+        @jax.custom_jvp
+        def inner(x: Any) -> Any:
+            hcb.print("y is {}", y)
+            hcb.check(y < 0, "y must be negative, is {}", y)
+            return x + hcb.call(lambda y: 2 * y, y, result_shape=y)
+
+        inner.defjvps(lambda t, out, x: t)
+        return inner(x)
+
+    assert float(jax.jit(f)(1.0, 7.0)) == 15.0
+    with pytest.raises(ExceptionGroup, match="y must be negative"):
+        hcb.barrier_wait()
+    assert capsys.readouterr().out == "y is 7.0\n"

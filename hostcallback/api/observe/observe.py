@@ -14,27 +14,11 @@ import jax
 from hostcallback import _jax_compat as compat
 from hostcallback.api.barrier import wait_for_taps
 from hostcallback.api.observe.parameters import plan_parameters
-from hostcallback.api.observe.places import (
-    CARRY,
-    OUTSIDE,
-    SPAN,
-    Modules,
-    Selection,
-    Site,
-    nearest,
-    read_where,
-)
+from hostcallback.api.observe.places import CARRY, OUTSIDE, SPAN, Modules, Selection, Site, near, read_where
 from hostcallback.api.observe.plan import Around, Found, Plan, Planner
 from hostcallback.api.observe.readings import Timer
 from hostcallback.api.observe.report import check_statistics, measure, sender_of
-from hostcallback.api.observe.spans import (
-    MAX_ENTERED,
-    SPANS,
-    Entered,
-    Spans,
-    sender_of_times,
-    spans_in_conditions,
-)
+from hostcallback.api.observe.spans import MAX_ENTERED, SPANS, Entered, Spans, in_conditions, sender_of_times
 from hostcallback.api.outputs.metrics import metrics
 from hostcallback.lowering.equations import OUTERMOST, Position
 from hostcallback.lowering.evaluator import Evaluator, Records
@@ -279,7 +263,7 @@ class Timed(Observe):
                 missed.append(("operation", item))
         self.notes.add(program, found, missed)
         self.notes.spans |= spans.names()
-        self.notes.in_conditions |= spans_in_conditions(program.tapped)
+        self.notes.in_conditions |= in_conditions(program.tapped)
         if program.mark and not self.notes.hits:
             raise UserError(self.notes.error(missed, f"of {program.function}", user_source_line()))
         if not selected:
@@ -483,7 +467,7 @@ class _Notes:
             )
         kinds = ["param"] if what_of in PARAMETERS else [selection.kind for selection in item]
         names = [name for kind in kinds for name in self._names.get(kind, ())]
-        others = "\n".join(f"    {name}" for name in nearest(text, names))
+        others = "\n".join(f"    {name}" for name in near(text, names))
         hint = f"; the nearest that there are:\n{others}" if others else ""
         cotangents = " in a backward pass" if what_of == "grad" else ""
         return f"hcb.observe: where={text!r} matches no {what_of} {of_what}{cotangents}, at {at}{hint}"

@@ -233,7 +233,7 @@ def _read(item: Any) -> list[Selection]:
     return [Selection(kind, item) for kind in KINDS if kind != "file"]
 
 
-def nearest(text: str, names: Iterable[str], count: int = 8) -> list[str]:
+def near(text: str, names: Iterable[str], count: int = 8) -> list[str]:
     """The names sorted by similarity to a text; names that are not similar come last."""
     known = list(dict.fromkeys(names))
     near = difflib.get_close_matches(text, known, n=count, cutoff=0.3)

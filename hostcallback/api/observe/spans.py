@@ -125,7 +125,7 @@ def _named(one: Labelled) -> str:
     return str(one.label) if one.direction == "forward" else f"{one.direction} {one.label}"
 
 
-def spans_in_conditions(program: AnyJaxpr) -> set[str]:
+def in_conditions(program: AnyJaxpr) -> set[str]:
     """The names of the spans in the conditions of the while loops of a program, which have no time."""
     found: set[str] = set()
     for loop, _ in equations_in(program):
@@ -136,7 +136,7 @@ def spans_in_conditions(program: AnyJaxpr) -> set[str]:
             stack = str(equation.source_info.name_stack)
             scope = source_line.scope_of(stack)
             found.update(scope[count - 1] for count in source_line.spans_of(stack))
-        found |= spans_in_conditions(condition)
+        found |= in_conditions(condition)
     return found
 
 

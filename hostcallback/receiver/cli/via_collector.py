@@ -25,6 +25,14 @@ MAX_SAID = 20
 """Number of processes without a result that are named; the others are counted."""
 
 
+def _collector(arguments: argparse.Namespace) -> CollectorControl:
+    # Also makes the output safe for what processes say. Imported here, because grpc takes long to import.
+    from hostcallback.receiver.remote.control.client import CollectorControl
+
+    make_safe()
+    return CollectorControl(reaching(arguments.via, arguments), arguments.of_run)
+
+
 def control(
     arguments: argparse.Namespace, pattern: str | None, settings: dict[str, Any], *, reset: bool
 ) -> int:
@@ -33,13 +41,8 @@ def control(
     Raises:
         HostCallbackError: the collector cannot be reached, or refuses.
     """
-    from hostcallback.receiver.remote.control.client import (
-        CollectorControl,  # here, because grpc takes long to import
-    )
-
-    make_safe()
     seconds = arguments.timeout
-    with CollectorControl(reaching(arguments.via, arguments), arguments.of_run) as collector:
+    with _collector(arguments) as collector:
         if pattern is None:
             answers = collector.ask("process", seconds=seconds)
             (_print_processes if arguments.json else _show_processes)(answers)
@@ -55,12 +58,7 @@ def control(
 
 def steer(arguments: argparse.Namespace, command: str, more: dict[str, Any]) -> int:
     """Sends `knobs`, `set` or `stop` to all processes; as `control` else."""
-    from hostcallback.receiver.remote.control.client import (
-        CollectorControl,  # here, because grpc takes long to import
-    )
-
-    make_safe()
-    with CollectorControl(reaching(arguments.via, arguments), arguments.of_run) as collector:
+    with _collector(arguments) as collector:
         told = collector.ask(command, seconds=arguments.timeout, **more).told
     if not told:
         print(f"hcb: {NO_PROCESS}", file=sys.stderr)
@@ -252,12 +250,7 @@ def look(arguments: argparse.Namespace) -> int:
     Raises:
         HostCallbackError: the collector cannot be reached, or refuses.
     """
-    from hostcallback.receiver.remote.control.client import (
-        CollectorControl,  # here, because grpc takes long to import
-    )
-
-    make_safe()
-    with CollectorControl(reaching(arguments.via, arguments), arguments.of_run) as collector:
+    with _collector(arguments) as collector:
         looks = _Looks(collector)
         looks.look()  # starts the counting
         return tables.show(arguments, looks.look, lines)

@@ -20,7 +20,6 @@ from hostcallback.receiver.runtime.rules.rules import (
     checked_glob,
     matching,
     no_such_tap,
-    rule_settings,
     settings_text,
     tap_names,
 )
@@ -132,7 +131,7 @@ def ruled(runtime: Runtime, pattern: str, settings: Mapping[str, Any]) -> list[s
 
 def rule_text(runtime: Runtime, name: str) -> str:
     """The rules that apply to taps of one name, as in `every=100 rate=10`."""
-    return settings_text(rule_settings(runtime.rule_table.rules.of(name)))
+    return str(runtime.rule_table.rules.of(name))
 
 
 def _taps(runtime: Runtime) -> list[list[Consumer]]:

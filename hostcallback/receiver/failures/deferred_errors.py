@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import enum
-import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from types import TracebackType
 
 from hostcallback.receiver import errors
-from hostcallback.receiver.failures import check_report, failure_report
+from hostcallback.receiver.failures import check_report, explanation, failure_report
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.messages import Consumer, Message, own_step
 
@@ -113,7 +111,7 @@ class DeferredErrors:
         return self._found
 
     def add_check(
-        self, consumer: Consumer, failed: check_report.CheckFailed, device: str, count: int = 1
+        self, consumer: Consumer, failed: explanation.CheckFailed, device: str, count: int = 1
     ) -> None:
         """Counts a check that failed `count` times, and reports it at once if `on_error` demands that."""
         failure_report.failure_history.add_check(consumer, failed, device, count)
@@ -127,7 +125,7 @@ class DeferredErrors:
             self._tell(group)
         warns = self.on_error is OnError.WARN
         if warns and group is not None:
-            _log(group)
+            failure_report.warn_of(group)
         if is_logged and self._log is not None:
             self._log.add_check(consumer, device, count, group, warns=warns)
         # Only the first failure of its line: the others are reported with that one.
@@ -219,7 +217,7 @@ class DeferredErrors:
             )  # fmt: skip
             return
         error = failure.exception
-        if isinstance(error, check_report.CheckFailed):
+        if isinstance(error, explanation.CheckFailed):
             consumer = Consumer(
                 0, failure.tap, failure.source_line, error.sink, failure.transforms, failure.kwargs
             )
@@ -245,8 +243,7 @@ class DeferredErrors:
             first = not found.failures
             if len(found.failures) < self.max_kept:
                 failure.exception.add_note(f"raised by {failure.describe()}")
-                if _takes_no_batch(failure):
-                    failure.exception.add_note(BATCHED)
+                failure_report.note_batch(failure)
                 found.failures.append(failure)
             else:
                 found.suppressed[failure.source_line] += 1
@@ -276,7 +273,7 @@ class DeferredErrors:
 
     def _note(self, failure: errors.TapFailure) -> None:
         error = failure.exception
-        error.__traceback__ = _without_receiver_frames(error.__traceback__)
+        error.__traceback__ = failure_report.without_receiver_frames(error.__traceback__)
         if isinstance(
             error, errors.CallResultError | errors.BreakpointError
         ):  # they have no frame of the user's
@@ -334,7 +331,7 @@ class DeferredErrors:
 
     def forget_told(self, error: BaseException | None) -> None:
         """Removes the failures of calls that `error`, with which the program has ended, reports."""
-        text = _texts(error)
+        text = failure_report.texts_of(error)
         with self._lock:
             if text and self._found is not None:
                 self._found.failures = [
@@ -418,35 +415,9 @@ def failure_of(error: BaseException, message: Message, device: str) -> errors.Ta
     )  # fmt: skip
 
 
-BATCHED = (
-    "Under vmap the function gets the whole batch; `transforms` says which dimension of each array it adds."
-)
-"""A note of exceptions of functions that may have expected the values of one element."""
-
-
-def _takes_no_batch(failure: errors.TapFailure) -> bool:
-    error = failure.exception
-    is_batched = any(name == "batch" for name, _ in failure.transforms)
-    of_element = any(note.startswith("element ") for note in getattr(error, "__notes__", ()))
-    return is_batched and not of_element and isinstance(error, TypeError | ValueError)
-
-
 def told_to_caller(failure: errors.TapFailure) -> str:
     """The first line of the error with which the program of a call fails. Different for each failure of a process."""
     return f"hostcallback: a call failed: {failure.describe()}\n"
-
-
-def _texts(error: BaseException | None) -> str:
-    # Of all that Python prints: also the exceptions that it was raised from, and the members of a group.
-    found: dict[int, BaseException] = {}
-    left = [error]
-    while left:
-        one = left.pop()
-        if one is not None and id(one) not in found:
-            found[id(one)] = one
-            left.append(one.__cause__ if one.__suppress_context__ else one.__context__)
-            left += one.exceptions if isinstance(one, BaseExceptionGroup) else ()
-    return "\n".join(str(text) for one in found.values() for text in one.args if isinstance(text, str))
 
 
 @contextlib.contextmanager
@@ -477,23 +448,3 @@ _failure_watchers: list[Callable[[], None]] = []
 def watch_failures(tell: Callable[[], None]) -> None:
     """Calls `tell`, on a receiver thread, after the first exception of a tap function that a thread has to take."""
     _failure_watchers.append(tell)
-
-
-def _log(group: check_report.FailedCheck) -> None:
-    stack = group.explanation.places[0].stack if group.explanation.places else ()
-    file, line, function = stack[0] if stack else ("(unknown file)", 0, "(unknown function)")
-    record = logger.makeRecord(
-        logger.name, logging.WARNING, file, line, "check failed: %s", (group.report(),), None, function,
-        {"check": group.as_dict()},
-    )  # fmt: skip
-    if logger.isEnabledFor(logging.WARNING):
-        logger.handle(record)
-
-
-def _without_receiver_frames(traceback: TracebackType | None) -> TracebackType | None:
-    # Drops the frames of these packages, at which the traceback starts, so that it shows the user's code.
-    while traceback is not None and traceback.tb_next is not None:
-        if not traceback.tb_frame.f_globals.get("__name__", "").startswith("hostcallback."):
-            break
-        traceback = traceback.tb_next
-    return traceback

@@ -9,10 +9,12 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from types import TracebackType
 from typing import Any, NamedTuple
 
 from hostcallback.receiver import errors, processes
-from hostcallback.receiver.failures.check_report import BoundedCounter, CheckFailed, FailedCheck, FailedChecks
+from hostcallback.receiver.failures.check_report import BoundedCounter, FailedCheck, FailedChecks
+from hostcallback.receiver.failures.explanation import CheckFailed
 from hostcallback.receiver.log import logger, traceback_text
 from hostcallback.receiver.messages import Consumer
 
@@ -242,6 +244,55 @@ def _describe_incomplete(incomplete: Counter[str]) -> str:
         "them were lost, or came much too late. The receiver's stats say how many messages its back_pressure policy "
         "dropped on each device"
     )
+
+
+BATCHED = (
+    "Under vmap the function gets the whole batch; `transforms` says which dimension of each array it adds."
+)
+"""A note of exceptions of functions that may have expected the values of one element."""
+
+
+def note_batch(failure: errors.TapFailure) -> None:
+    """Notes with an exception that the function got a batch, if it may be one of a function that takes no batch."""
+    error = failure.exception
+    is_batched = any(name == "batch" for name, _ in failure.transforms)
+    of_element = any(note.startswith("element ") for note in getattr(error, "__notes__", ()))
+    if is_batched and not of_element and isinstance(error, TypeError | ValueError):
+        error.add_note(BATCHED)
+
+
+def texts_of(error: BaseException | None) -> str:
+    """The texts of all that Python prints of an error: also of those it was raised from, and of a group's members."""
+    found: dict[int, BaseException] = {}
+    left = [error]
+    while left:
+        one = left.pop()
+        if one is not None and id(one) not in found:
+            found[id(one)] = one
+            left.append(one.__cause__ if one.__suppress_context__ else one.__context__)
+            left += one.exceptions if isinstance(one, BaseExceptionGroup) else ()
+    return "\n".join(str(text) for one in found.values() for text in one.args if isinstance(text, str))
+
+
+def warn_of(group: FailedCheck) -> None:
+    """Logs the first failure of a check as a warning, at the check's line."""
+    stack = group.explanation.places[0].stack if group.explanation.places else ()
+    file, line, function = stack[0] if stack else ("(unknown file)", 0, "(unknown function)")
+    record = logger.makeRecord(
+        logger.name, logging.WARNING, file, line, "check failed: %s", (group.report(),), None, function,
+        {"check": group.as_dict()},
+    )  # fmt: skip
+    if logger.isEnabledFor(logging.WARNING):
+        logger.handle(record)
+
+
+def without_receiver_frames(traceback: TracebackType | None) -> TracebackType | None:
+    """A traceback without the frames of these packages at which it starts, so that it shows the user's code."""
+    while traceback is not None and traceback.tb_next is not None:
+        if not traceback.tb_frame.f_globals.get("__name__", "").startswith("hostcallback."):
+            break
+        traceback = traceback.tb_next
+    return traceback
 
 
 MAX_LINES = 64

@@ -10,7 +10,7 @@ import numpy as np
 
 from hostcallback.receiver import limits
 from hostcallback.receiver.failures.call_site import CallSite
-from hostcallback.receiver.failures.check_report import CheckFailed, Explanation
+from hostcallback.receiver.failures.explanation import CheckFailed, Explanation
 from hostcallback.receiver.messages import Message
 from hostcallback.receiver.sinks.batches import Batchings, elements
 from hostcallback.receiver.sinks.printing import Template, place_text

@@ -13,8 +13,9 @@ import numpy as np
 
 from hostcallback.receiver import limits
 from hostcallback.receiver.failures.call_site import CallSite, DescribedFrame, Frame
-from hostcallback.receiver.failures.check_report import CheckError, CheckFailed, Explanation, FailedCheck
+from hostcallback.receiver.failures.check_report import CheckError, FailedCheck
 from hostcallback.receiver.failures.deferred_errors import DelegatedFailure, MultipleFailures
+from hostcallback.receiver.failures.explanation import CheckFailed, Explanation
 from hostcallback.receiver.messages import Consumer, Message
 from hostcallback.receiver.sinks.tap import Unflatten
 from hostcallback.receiver.wire.tap_descriptor import NONFINITE, TapDescriptor
@@ -340,7 +341,7 @@ class Explains:
         return DelegatedFailure(consumer, CheckFailed(message._replace(arrays=()), self))
 
     def explain(self, message: Message) -> Explanation:
-        """Explains the failure; see `hostcallback.receiver.failures.check_report.Explains`."""
+        """Explains the failure; see `hostcallback.receiver.failures.explanation.Explains`."""
         operation = self.operation
         shape = f"{operation.dtype}[{','.join(map(str, operation.shape))}]"
         counts = "NaN or" if operation.note else f"{self.nan_count} NaN and {self.inf_count}"

@@ -29,24 +29,18 @@ class TapScalars:
 
     def step(self, message: messages.Message) -> int | None:
         """The step of a message; None if it has none."""
-        place = self.place
-        if place is None:
-            return None
-        if place.array < 0:
-            return place.value
-        array = message.arrays[place.array]
-        return int(array) if not array.ndim and array.dtype.kind in "iu" else None
+        return None if self.place is None else self.place.read(message.arrays)
 
     def scalars(self, message: messages.Message, *, means: bool = False) -> dict[str, float]:
         """The scalars of a message by name. With `means`, arrays are included, as the mean of their elements."""
         if not self._kind.has_metrics:
             return {}
         value = messages.by_name(self._kind, self._unflatten(message.arrays))
+        step = None if self.place is None else self.place.array_in(message.arrays)
         return {
             name: number
             for name, leaf in messages.named_leaves(self._name, value)
-            if (number := _number(_mean(leaf) if means else leaf)) is not None
-            and not name.endswith(f"/{messages.NAME}")
+            if leaf is not step and (number := _number(_mean(leaf) if means else leaf)) is not None
         }
 
 

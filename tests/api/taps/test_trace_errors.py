@@ -103,6 +103,13 @@ def escaped_tracers() -> dict[str, Any]:
     return kept
 
 
+def with_rule(f: Any) -> Any:
+    """A function with a derivative rule that calls `f`."""
+    function = jax.custom_jvp(lambda x: f() * x)
+    function.defjvps(lambda t, out, x: t)
+    return function
+
+
 @pytest.mark.parametrize(
     "around",
     [
@@ -114,6 +121,8 @@ def escaped_tracers() -> dict[str, Any]:
         pytest.param(
             lambda f: lambda: jax.jit(jax.grad(lambda x: jax.jit(f)()))(1.0), id="jit of grad of jit"
         ),
+        pytest.param(lambda f: lambda: jax.jit(with_rule(f))(1.0), id="custom_jvp in a jit"),
+        pytest.param(lambda f: lambda: jax.vmap(with_rule(f))(jnp.ones(2)), id="custom_jvp in a vmap"),
     ],
 )
 def test_tapping_a_tracer_that_escaped_names_the_line(around: Jit) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from hostcallback.receiver.failures import call_site, check_report, deferred_errors
-from hostcallback.receiver.messages import NAME, Consumer, Message, array_names, device_text, step_place
+from hostcallback.receiver.failures import call_site, deferred_errors, explanation
+from hostcallback.receiver.messages import Consumer, Message, array_names, device_text, step_place
 from hostcallback.receiver.sinks.factory import own_sink, texts_of
 from hostcallback.receiver.taplog.render import joined, plain_array
 from hostcallback.receiver.taplog.writing.recorder import description_of, unstacked
@@ -125,15 +125,15 @@ class MessageMapper:
             return
         try:
             sink(message)
-        except check_report.CheckFailed as failed:
+        except explanation.CheckFailed as failed:
             yield self._failure(message, failed.sink.explain(message))
         except deferred_errors.MultipleFailures as failures:
             for found in failures.exceptions:
                 error = found.error if isinstance(found, deferred_errors.DelegatedFailure) else found
-                if isinstance(error, check_report.CheckFailed):
+                if isinstance(error, explanation.CheckFailed):
                     yield self._failure(message, error.sink.explain(error.message))
 
-    def _failure(self, message: Message, explained: check_report.Explanation) -> Event:
+    def _failure(self, message: Message, explained: explanation.Explanation) -> Event:
         text = explained.text or "a check failed"
         event = self._event(message, _ERROR, text.splitlines()[0])
         attributes = event.attributes
@@ -154,8 +154,9 @@ class MessageMapper:
 
     def _points(self, message: Message) -> Iterator[Point]:
         about = self._about(message)
+        step = None if self._step is None else self._step.array_in(message.arrays)
         for name, metric, array in zip(self._names, self._metrics, message.arrays, strict=True):
-            if array is _NOTHING or name == NAME or name.endswith(f"/{NAME}"):
+            if array is _NOTHING or array is step:
                 continue
             value = plain_array(array).item()
             if isinstance(value, bool):
@@ -181,19 +182,10 @@ class MessageMapper:
             about |= {"hostcallback.process": int(named["process"]), "hostcallback.device": named["device"]}
             if "run" in named:
                 about["hostcallback.run"] = named["run"]
-        step = self._step_of(message.arrays)
+        step = None if self._step is None else self._step.read(message.arrays)
         if step is not None:
             about["hostcallback.step"] = step
         return about
-
-    def _step_of(self, arrays: Sequence[Any]) -> int | None:
-        place = self._step
-        if place is None:
-            return None
-        if place.array < 0:
-            return place.value
-        array = arrays[place.array] if place.array < len(arrays) else _NOTHING
-        return int(array) if array is not _NOTHING and not array.ndim and array.dtype.kind in "iu" else None
 
 
 _NOTHING: Any = None

@@ -19,8 +19,8 @@ from time import perf_counter
 from typing import Any
 
 from hostcallback.receiver.errors import WireError
-from hostcallback.receiver.failures.check_report import CheckFailed
 from hostcallback.receiver.failures.deferred_errors import about, failure_of
+from hostcallback.receiver.failures.explanation import CheckFailed
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.messages import Consumer, Find, Message, Registry
 from hostcallback.receiver.runtime.dispatch.calls import Calls

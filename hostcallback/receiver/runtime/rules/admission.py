@@ -101,16 +101,6 @@ KEPT_DECISIONS = 1 << 20
 """Number of values that a device may lag behind the fastest device of its program. Older values count as suppressed."""
 
 
-def interval_ns_of(rule: Rule) -> int:
-    """Returns the least time between two messages in ns; 0 for no limit."""
-    return 0 if rule.rate is None else round(1e9 / rule.rate)
-
-
-def probe_ns_of(rule: Rule) -> int:
-    """Returns the time in ns after which a closed gate lets one message pass; 0: never."""
-    return 0 if rule.when is None else round(rule.when.probe_sec * 1e9)
-
-
 class Answer(Enum):
     """What happens to a message."""
 
@@ -213,7 +203,7 @@ class Admission:
     def _send_due(self) -> float | None:
         # Sends what may be sent now. Returns the seconds until the next look.
         now_ns = time.time_ns()
-        interval, delays = interval_ns_of(self.rule), []
+        interval, delays = self.rule.interval_ns, []
         with self._lock:
             for state in self._states.values():
                 if state.kept is None:
@@ -228,7 +218,7 @@ class Admission:
 
     def _send(self, state: _DeviceState, now_ns: int) -> None:
         assert state.kept is not None
-        state.not_before = now_ns + interval_ns_of(self.rule)
+        state.not_before = now_ns + self.rule.interval_ns
         state.kept.send()  # with the lock: a newer message is not sent before it
         state.kept = None
 
@@ -246,7 +236,7 @@ class Admission:
             return Answer.LEAVE_OUT
         if rule.when is not None and state.closed and not self._probe(state, now_ns):
             return Answer.LEAVE_OUT
-        interval = interval_ns_of(rule)
+        interval = rule.interval_ns
         # If `not_before` is more than one interval ahead, the clock was set back, and the message passes.
         if interval and 0 < state.not_before - now_ns <= interval:
             return Answer.TOO_SOON
@@ -255,7 +245,7 @@ class Admission:
 
     def _probe(self, state: _DeviceState, now_ns: int) -> bool:
         assert self.rule.when is not None
-        every, probe_ns = self.rule.when.probe_every, probe_ns_of(self.rule)
+        every, probe_ns = self.rule.when.probe_every, self.rule.probe_ns
         state.held += 1
         in_time = not state.next_probe or 0 < state.next_probe - now_ns <= probe_ns
         due = bool(every and state.held >= every) or bool(probe_ns and not in_time)

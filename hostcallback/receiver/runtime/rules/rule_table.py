@@ -12,22 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from hostcallback.receiver.messages import Consumer, Registry
 from hostcallback.receiver.native import bindings as native_library
-from hostcallback.receiver.runtime.rules.admission import (
-    EVERY_DEVICE,
-    Admission,
-    install_gate,
-    interval_ns_of,
-    probe_ns_of,
-)
-from hostcallback.receiver.runtime.rules.rules import (
-    DEFAULT,
-    FIELDS,
-    OFF,
-    Rule,
-    checked,
-    rule_settings,
-    settings_text,
-)
+from hostcallback.receiver.runtime.rules.admission import EVERY_DEVICE, Admission, install_gate
+from hostcallback.receiver.runtime.rules.rules import DEFAULT, FIELDS, OFF, Rule, checked, settings_text
 from hostcallback.receiver.tap_arguments import matches
 
 if TYPE_CHECKING:
@@ -259,8 +245,8 @@ class RuleTable:
         control = native_library.Control(
             every=rule.every,
             probe_every=rule.when.probe_every if rule.when else 0,
-            probe_ns=probe_ns_of(rule),
-            interval_ns=interval_ns_of(rule),
+            probe_ns=rule.probe_ns,
+            interval_ns=rule.interval_ns,
             truncate=rule.truncate or 0,
             off=not rule.enabled,
         )
@@ -330,7 +316,7 @@ class RuleNotes:
             rules = {
                 name: text
                 for name in {c.name for c in self._registry.consumers() if c.is_switchable}
-                if (text := settings_text(rule_settings(self._table.rules.of(name))))
+                if (text := str(self._table.rules.of(name)))
             }
             now = self._suppressed()
             counts = {name: max(0, count - self._before[name]) for name, count in now.items()}
@@ -418,12 +404,12 @@ class Rules:
             rule = self._known[name] = Rule(**fields)
         return rule
 
-    def table(self) -> dict[str, dict[str, Any]]:
-        """Returns, by pattern, its most recent settings."""
+    def table(self) -> dict[str, str]:
+        """Returns, by pattern, its most recent settings, as in `every=100 rate=10`."""
         found: dict[str, dict[str, Any]] = {}
         for statement in self._statements:
             found.setdefault(statement.pattern, {})[statement.field] = statement.value
-        return found
+        return {pattern: settings_text(settings) for pattern, settings in found.items()}
 
 
 def _overrules(said: _Statement, earlier: _Statement) -> bool:

@@ -109,6 +109,22 @@ class Rule:
     rate: float | None = None
     truncate: int | None = None
 
+    def __str__(self) -> str:
+        """What differs from the default, as in `every=100 rate=10`."""
+        return settings_text(
+            {field: value for field in FIELDS if (value := getattr(self, field)) != getattr(DEFAULT, field)}
+        )
+
+    @property
+    def interval_ns(self) -> int:
+        """The least time between two messages in ns; 0 for no limit."""
+        return 0 if self.rate is None else round(1e9 / self.rate)
+
+    @property
+    def probe_ns(self) -> int:
+        """The time in ns after which a closed gate lets one message pass; 0: never."""
+        return 0 if self.when is None else round(self.when.probe_sec * 1e9)
+
 
 DEFAULT = Rule()
 OFF = Rule(enabled=False)
@@ -171,11 +187,6 @@ FIELDS = tuple(_CHECKS)
 def settings_text(settings: Mapping[str, Any]) -> str:
     """Formats settings as text: `every=100 rate=10`."""
     return " ".join(f"{field}={_value_text(value)}" for field, value in settings.items())
-
-
-def rule_settings(rule: Rule) -> dict[str, Any]:
-    """Returns the fields of a rule that differ from the default."""
-    return {field: value for field in FIELDS if (value := getattr(rule, field)) != getattr(DEFAULT, field)}
 
 
 def _value_text(value: Any) -> str:

@@ -22,6 +22,8 @@ from hostcallback.receiver.taplog.reading.selection import Selection
 from hostcallback.receiver.wire import decoder, frame, tap_descriptor, truncation
 from hostcallback.receiver.wire.array_types import Array
 
+Described = tap_descriptor.TapDescriptor | None
+
 
 class Column(NamedTuple):
     """The layout of one leaf.
@@ -31,12 +33,14 @@ class Column(NamedTuple):
         dtype: of its elements.
         lanes: number of lanes of each vmap, the outermost first; 1 for a vmap that did not batch this leaf.
         shape: shape of one lane's value.
+        is_step: whether it is the step of its messages.
     """
 
     name: str
     dtype: np.dtype[Any]
     lanes: tuple[int, ...]
     shape: tuple[int, ...]
+    is_step: bool = False
 
 
 class ColumnBatch(NamedTuple):
@@ -108,21 +112,18 @@ class Layouts:
         """No tap is known yet."""
         self._known: dict[Any, tuple[tuple[Column, ...], list[list[int]]]] = {}
 
-    def of(
-        self, described: tap_descriptor.TapDescriptor | None, arrays: Sequence[tuple[tuple[int, ...], Any]]
-    ) -> Any:
+    def of(self, described: Described, arrays: Sequence[tuple[Any, Any]], *, has_lanes: bool = True) -> Any:
         """Columns, and per array the axes of its lanes and of its value, for (shape, dtype) of each array."""
-        key = ((described.consumer_id, described.name) if described else 0, *arrays)
+        key = (has_lanes, (described.consumer_id, described.name) if described else 0, *arrays)
         found = self._known.get(key)
         if found is None:
-            found = self._known[key] = self._new(described, arrays)
+            found = self._known[key] = self._new(described, arrays, has_lanes)
         return found
 
-    def _new(
-        self, described: tap_descriptor.TapDescriptor | None, arrays: Sequence[tuple[tuple[int, ...], Any]]
-    ) -> Any:
-        names = logged_message.LoggedTap(0, described).leaf_names(len(arrays))
-        dims = [] if described is None else batchings_of(described.transforms)
+    def _new(self, described: Described, arrays: Sequence[tuple[Any, Any]], has_lanes: bool) -> Any:
+        tap = logged_message.LoggedTap(0, described)
+        names = tap.leaf_names(len(arrays))
+        dims = batchings_of(described.transforms) if described is not None and has_lanes else []
         columns, orders = [], []
         for index, (name, (shape, dtype)) in enumerate(zip(names, arrays, strict=False)):
             try:
@@ -132,7 +133,8 @@ class Layouts:
             levels = [axes.get(level) for level in reversed(range(len(dims)))]
             lanes = tuple(1 if axis is None else shape[axis] for axis in levels)
             rest = [axis for axis in range(len(shape)) if axis not in axes.values()]
-            columns.append(Column(name, np.dtype(dtype), lanes, tuple(shape[axis] for axis in rest)))
+            own_shape = tuple(shape[axis] for axis in rest)
+            columns.append(Column(name, np.dtype(dtype), lanes, own_shape, tap.is_step(index, shape, dtype)))
             orders.append([axis for axis in levels if axis is not None] + rest)
         return tuple(columns), orders
 
@@ -190,7 +192,7 @@ class ColumnReader:
         """Returns the descriptors of taps of exported programs, which are in their messages. Reads these messages."""
         found: dict[tuple[str, int], tap_descriptor.TapDescriptor] = {}
 
-        def take(described: tap_descriptor.TapDescriptor | None, name: str) -> bool:
+        def take(described: Described, name: str) -> bool:
             if described is not None and len(found) < logged_message.MAX_EXPORTED:
                 found.setdefault((described.name, described.consumer_id), described)
             return False
@@ -205,10 +207,7 @@ class ColumnReader:
         self._folded += int(alike.folded.sum())
         truncated = truncation.is_truncated(arrays)  # then the axes are not those of the descriptor
         shapes = [(array.shape[1:], array.dtype) for array in arrays]
-        columns, orders = self._layouts.of(None if truncated else described, shapes)
-        if truncated and described is not None:
-            names = alike.tap.leaf_names(len(arrays))
-            columns = tuple(c._replace(name=name) for c, name in zip(columns, names, strict=False))
+        columns, orders = self._layouts.of(described, shapes, has_lanes=not truncated)
         values = tuple(
             np.asarray(array)
             .transpose([0, *(axis + 1 for axis in order)])
@@ -261,7 +260,7 @@ _TRUNCATED = np.uint64(int(frame.Flags.TRUNCATED))
 FEW = 8
 """Fewer alike messages are decoded one by one."""
 
-Wants = Callable[[tap_descriptor.TapDescriptor | None, str], bool]
+Wants = Callable[[Described, str], bool]
 """Whether a tap is wanted, by its descriptor and name."""
 
 

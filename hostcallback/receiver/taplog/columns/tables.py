@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from hostcallback.receiver import errors, tap_arguments
-from hostcallback.receiver.messages import NAME as STEP
 from hostcallback.receiver.taplog.columns.column_batches import Column, ColumnBatch
 from hostcallback.receiver.taplog.format.layout import NO_STEP
 from hostcallback.receiver.taplog.render import plain_array
@@ -145,8 +144,8 @@ class Table:
 
 
 def kept_columns(columns: Sequence[Column]) -> list[int]:
-    """Indices of the leaves that get a column: all but the step, which every table has."""
-    return [place for place, column in enumerate(columns) if column.name.rpartition("/")[2] != STEP]
+    """Indices of the leaves that get a column: all but the step of the message, which every table has."""
+    return [place for place, column in enumerate(columns) if not column.is_step]
 
 
 def column_names(tap: str, columns: Sequence[Column]) -> list[str]:

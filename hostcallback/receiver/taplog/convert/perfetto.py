@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
-from hostcallback.receiver.messages import NAME
 from hostcallback.receiver.sinks.times import TimeSink
 from hostcallback.receiver.taplog.convert.output import ConvertError
 from hostcallback.receiver.taplog.reading import logged_message, merge, segment_reader
@@ -192,9 +191,9 @@ class TraceConversion:
             self._spans(logged, described)
         if described is not None and not described.tap_kind.has_metrics:
             return
-        for leaf in logged.leaves:
+        for leaf in logged.leaves_but_step:
             array = plain_array(leaf.array)
-            if array.ndim or array.dtype.kind == "c" or leaf.name.rpartition("/")[2] == NAME:
+            if array.ndim or array.dtype.kind == "c":
                 continue
             number = float(array)
             if math.isfinite(number):

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from hostcallback.receiver.messages import NAME
 from hostcallback.receiver.taplog.columns.tables import optional
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage, LoggedTap
 from hostcallback.receiver.taplog.render import joined, message_text, plain_array, process_text
@@ -78,10 +77,8 @@ def _summaries(summary: Any, logged: LoggedMessage, name: str, left_out: Counter
     else:
         if text is not None:
             yield summary.text(name, text)
-    for leaf in logged.leaves if described is None or described.tap_kind.has_metrics else ():
+    for leaf in logged.leaves_but_step if described is None or described.tap_kind.has_metrics else ():
         array, tag = plain_array(leaf.array), joined(name, leaf.name)
-        if leaf.name.rpartition("/")[2] == NAME:
-            continue
         if array.dtype.kind == "c":
             left_out["complex numbers"] += 1
         elif not array.ndim:

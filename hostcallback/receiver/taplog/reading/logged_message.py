@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hostcallback.receiver.errors import WireError
-from hostcallback.receiver.messages import Consumer, Message, array_names
+from hostcallback.receiver.messages import Consumer, Message, StepSource, array_names, step_place
 from hostcallback.receiver.sinks.batches import LaneMask
 from hostcallback.receiver.sinks.call import SHARDS_ID, WHOLE_ID
 from hostcallback.receiver.sinks.sharding.multi_process import ProgramRun, ShardOrigin, ShardStream
@@ -74,6 +74,15 @@ class LoggedTap:
             )
         self.mask = None if described is None else LaneMask.of(described.transforms)
         self._names: list[str] = []
+
+    @cached_property
+    def step_source(self) -> StepSource | None:
+        """Source of the step in its messages; None if they have none."""
+        return None if self.described is None else step_place(self.described)
+
+    def is_step(self, index: int, shape: Sequence[int], dtype: Any) -> bool:
+        """Whether the array of that index, shape and dtype is the step of its message."""
+        return self.step_source is not None and self.step_source.is_at(index, shape, dtype)
 
     @cached_property
     def unflatten(self) -> Callable[[Sequence[Any]], Any]:
@@ -142,6 +151,13 @@ class LoggedMessage(NamedTuple):
     def leaves(self) -> list[Leaf]:
         """The tapped arrays by name."""
         return self.tap.leaves(self.message.arrays, self.message.shard_index)
+
+    @property
+    def leaves_but_step(self) -> list[Leaf]:
+        """The tapped arrays by name, without that which is the step."""
+        is_step = self.tap.is_step
+        leaves = enumerate(self.leaves)
+        return [leaf for index, leaf in leaves if not is_step(index, leaf.array.shape, leaf.array.dtype)]
 
 
 class MessageDecoder:

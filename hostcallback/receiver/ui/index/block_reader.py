@@ -280,7 +280,8 @@ class BlockReader:
         arrays = [np.asarray(array) for array in logged.message.arrays]
         names = logged.tap.leaf_names(len(arrays))
         columns = [
-            Column(name, value.dtype, (), value.shape) for name, value in zip(names, arrays, strict=False)
+            Column(name, value.dtype, (), value.shape, logged.tap.is_step(index, value.shape, value.dtype))
+            for index, (name, value) in enumerate(zip(names, arrays, strict=False))
         ]
         known = self._known(run, run_name, tuple((value.shape, value.dtype, None) for value in arrays))
         steps = np.array([float(NO_STEP) if logged.step is None else float(logged.step)])

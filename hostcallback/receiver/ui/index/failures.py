@@ -8,10 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hostcallback.receiver.failures.call_site import DescribedFrame
-from hostcallback.receiver.failures.check_report import CheckFailed, Explanation
-from hostcallback.receiver.failures.deferred_errors import DelegatedFailure, MultipleFailures
-from hostcallback.receiver.failures.told_failure import ToldFailure, told_failures
+from hostcallback.receiver.failures import call_site, deferred_errors, explanation, told_failure
 from hostcallback.receiver.sinks.factory import own_sink
 from hostcallback.receiver.taplog.format.layout import NO_STEP, Damage, Lost
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage, MessageDecoder
@@ -60,7 +57,7 @@ class Group:
     frame: tuple[str, int] | None = None
     count: int = 0
     per: Counter[tuple[str, str]] = field(default_factory=Counter)
-    live: dict[tuple[str, int], ToldFailure] = field(default_factory=dict)
+    live: dict[tuple[str, int], told_failure.ToldFailure] = field(default_factory=dict)
     first: Occurrence = field(default_factory=lambda: Occurrence(None, None))
     last: Occurrence = field(default_factory=lambda: Occurrence(None, None))
 
@@ -78,7 +75,7 @@ class Group:
             self.last = at
         return is_first
 
-    def take_live(self, process: tuple[str, int], found: ToldFailure) -> None:
+    def take_live(self, process: tuple[str, int], found: told_failure.ToldFailure) -> None:
         """Takes the failures that a running process (host and process id) reports for this group since its start."""
         known = self.live.get(process)
         if (known is None and len(self.live) >= MAX_PLACES) or (
@@ -140,7 +137,7 @@ class Group:
         if self.frame is None:
             return None
         file, line = self.frame
-        described = DescribedFrame(file, line, "")
+        described = call_site.DescribedFrame(file, line, "")
         if line < 1 or not described.source_text(line):
             return None
         lines = range(max(1, line - AROUND), line + AROUND + 1)
@@ -232,7 +229,7 @@ class Failures:
             self._count_operation(run, place, described.name, described.source_line, None)
 
     def _count_operation(
-        self, run: Stretch, place: int, name: str, line: str, explained: Explanation | None
+        self, run: Stretch, place: int, name: str, line: str, explained: explanation.Explanation | None
     ) -> None:
         self._logged += 1
         group = self._of("nonfinite", line, name, name)
@@ -247,7 +244,7 @@ class Failures:
 
     def _failed_operations(
         self, run: Stretch, described: TapDescriptor, place: int
-    ) -> list[tuple[str, str, Explanation]]:
+    ) -> list[tuple[str, str, explanation.Explanation]]:
         for logged in self._decoder.messages(run._replace(start=place, stop=place + 1)):
             if not isinstance(logged, Damage):
                 return _operations_of(described, logged)
@@ -264,10 +261,10 @@ class Failures:
     def raised(self, writer: Writer, told: Any) -> None:
         """Takes the exceptions of tap functions that a log has of its process, since that began."""
         self._process(writer)
-        for failure in told_failures(told):
+        for failure in told_failure.told_failures(told):
             self.take_live((writer.host, writer.pid), failure)
 
-    def take_live(self, process: tuple[str, int], found: ToldFailure) -> None:
+    def take_live(self, process: tuple[str, int], found: told_failure.ToldFailure) -> None:
         """Takes the failures that a process (host and process id) reports for one line since its start."""
         group = self._of(found.kind, found.source_line, found.name, found.title)
         if group is not None:
@@ -299,7 +296,7 @@ class Failures:
                     _describe(group, explained)
 
 
-def _explanation(described: TapDescriptor, logged: LoggedMessage) -> Explanation | None:
+def _explanation(described: TapDescriptor, logged: LoggedMessage) -> explanation.Explanation | None:
     # A message that does not fit its descriptor, which is foreign, leaves the group without values.
     try:
         explain = getattr(own_sink(described), "explain", None)
@@ -308,14 +305,16 @@ def _explanation(described: TapDescriptor, logged: LoggedMessage) -> Explanation
         return None
 
 
-def _operations_of(described: TapDescriptor, logged: LoggedMessage) -> list[tuple[str, str, Explanation]]:
+def _operations_of(
+    described: TapDescriptor, logged: LoggedMessage
+) -> list[tuple[str, str, explanation.Explanation]]:
     # The name, the source line and the explanation of each; nothing of a message that does not fit its descriptor.
     try:
         sink = own_sink(described)
         if sink is not None:
             sink(logged.message)
-    except MultipleFailures as failures:
-        told = [error for error in failures.exceptions if isinstance(error, DelegatedFailure)]
+    except deferred_errors.MultipleFailures as failures:
+        told = [error for error in failures.exceptions if isinstance(error, deferred_errors.DelegatedFailure)]
         return [
             (
                 each.consumer.name + (f" {each.error.part}" if each.error.part else ""),
@@ -323,14 +322,14 @@ def _operations_of(described: TapDescriptor, logged: LoggedMessage) -> list[tupl
                 each.error.sink.explain(logged.message),
             )
             for each in told
-            if isinstance(each.error, CheckFailed)
+            if isinstance(each.error, explanation.CheckFailed)
         ]
     except Exception:
         return []
     return []
 
 
-def _describe(group: Group, explained: Explanation) -> None:
+def _describe(group: Group, explained: explanation.Explanation) -> None:
     group.title = explained.text[:VALUES_CHARS] or group.title
     group.values = explained.summary()[:VALUES_CHARS]
     if explained.places and explained.places[0].stack:

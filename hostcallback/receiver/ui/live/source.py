@@ -66,10 +66,8 @@ class CollectorSource:
         Raises:
             TransportError: the collector cannot be reached, or refuses.
         """
-        from hostcallback.receiver.remote.follow_client import (  # here, because grpc takes long to import
-            ANSWER_SEC,
-            RemoteLog,
-        )
+        # Here, because grpc takes long to import.
+        from hostcallback.receiver.remote.follow_client import ANSWER_SEC, RemoteLog
 
         self.name = options.address
         self._options, self._runs = options, runs

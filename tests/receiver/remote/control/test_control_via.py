@@ -24,7 +24,6 @@ from hostcallback.receiver.remote.control.client import CollectorControl
 from hostcallback.receiver.remote.control.rule_store import NAME, RuleStore
 from hostcallback.receiver.remote.options import Forward
 from hostcallback.receiver.runtime.rules.rule_table import Rules
-from hostcallback.receiver.runtime.rules.rules import rule_settings, settings_text
 from hostcallback.receiver.runtime.runtime import runtime
 
 pytestmark = pytest.mark.slow
@@ -283,7 +282,7 @@ def test_processes_keep_remembered_rules_after_any_kill_and_stop(everywhere: Eve
         for pattern, settings in kept.about(name):
             rules = rules.with_setting(pattern, settings)
         for tap in ("layer1/grad", "loss"):
-            expected[name, tap] = settings_text(rule_settings(rules.of(tap)))
+            expected[name, tap] = str(rules.of(tap))
     wait_for(lambda: held() == expected, f"{expected}")
 
 

@@ -20,6 +20,7 @@ from collecting import CollectorProcess
 from hcb_command import hcb as command
 from hostcallback import receiver
 from hostcallback.receiver.processes import own_run
+from hostcallback.receiver.sinks.scalars import scalars_into
 from hostcallback.receiver.ui.index.log_index import LogIndex
 from hostcallback.receiver.ui.texts import Wanted, lines
 
@@ -281,3 +282,42 @@ def test_a_collector_prints_no_wrong_step(tmp_path: Path) -> None:
     assert sum(line[1] is not None for line in printed if line is not None) > 2 * COUNT
     stored = told(collector.log / own_run())
     assert stored["before"] == stored["after"] == EVERY * 2
+
+
+def other_steps(i: Any) -> None:
+    """Three taps with a leaf called `step` that is no step of a message."""
+    hcb.id_tap(lambda value: None, {"step": i, "step_value": i, "train": {"step": 10 * i}}, name="nested")
+    hcb.id_tap(lambda value: None, {"step": i / 2}, name="half")
+    hcb.log("{state}", state={"step": 10 * i}, step=i, name="logged")
+
+
+def test_a_leaf_called_step_that_is_not_the_messages_step_is_a_value_in_every_tool(tmp_path: Path) -> None:
+    path = recorded(tmp_path / "log", looped(other_steps))
+    steps, tens, halves = [*range(COUNT)], [10 * i for i in range(COUNT)], [i / 2 for i in range(COUNT)]
+    table = hcb.read(path)
+    found = {name: table[name].to_numpy() for name in table}
+    assert {
+        name: {key: found[name][key].tolist() for key in found[name] if key != "time"} for name in found
+    } == {
+        "nested": {"step": steps, "step_value": steps, "train/step": tens},
+        "half": {"step": steps, "step_value": halves},
+        "logged": {"step": steps, "state/step": tens},
+    }
+    with scalars_into(tmp_path / "scalars.csv") as scalars:
+        receiver.replay(path, sinks=[scalars])
+    names = "nested/train/step", "nested/step_value", "half/step", "logged/state/step"
+    assert scalars.written == dict.fromkeys(names, COUNT)
+    command(tmp_path, "convert", path, "--to", "trace", "-o", "trace.json")
+    counters = [
+        event
+        for event in json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+        if event["ph"] == "C"
+    ]
+    assert {event["name"].split()[0] for event in counters} == {*scalars.written}
+    index = LogIndex([path])
+    index.look()
+    while index.read_some(1.0):
+        pass
+    assert {(tap.name, tap.leaf) for tap in index.taps.rows if tap.kind == "scalar"} == {
+        ("nested", "train/step"), ("nested", "step_value"), ("half", "step"),
+    }  # fmt: skip

@@ -161,9 +161,8 @@ def _live(arguments: argparse.Namespace) -> list[LiveSource]:
 
             found.append(ProcessSource(int(item)))
         if arguments.collector is not None:
-            from hostcallback.receiver.ui.live.source import (
-                CollectorSource,  # here: grpc takes long to import
-            )
+            # Here, because grpc takes long to import.
+            from hostcallback.receiver.ui.live.source import CollectorSource
 
             reached = reaching(arguments.collector, arguments, prefix="from")
             found.append(CollectorSource(reached, arguments.of_run))
