@@ -320,6 +320,7 @@ class OutfeedReceiver(ShownAsSummary):
         recorder = self._scope.recorder
         if recorder is None:
             return
+        self._scope.deferred.find_steps()  # so that the log has them too
         if problem is not None:
             for receiver in runtime.receivers():
                 if (

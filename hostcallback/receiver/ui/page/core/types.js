@@ -20,7 +20,7 @@
  * @typedef {{lines: TextLine[], more: boolean, next?: string|null, total: number}} TextPage
  * @typedef {{time: number|null, step: number|null}} Moment
  * @typedef {{id: string, kind: string, title: string, place: string, source: [number, string][]|null, count: number,
- *   per: {process: string, device: string, count: number}[], first: Moment, last: Moment, values: string,
+ *   per: {process: string, device: string, count: number}[], first: Moment, last: Moment, steps: string, values: string,
  *   traceback: string|null}} ErrorGroup
  * @typedef {{runs: {id: string, config: Record<string, number|string|boolean|null>, metrics: Record<string, (number|null)[]>}[],
  *   differing: string[]}} RunTable
