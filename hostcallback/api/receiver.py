@@ -37,7 +37,7 @@ from hostcallback.receiver.runtime.runtime import runtime
 from hostcallback.receiver.runtime.signals import watch_termination
 from hostcallback.receiver.runtime.stats import ShownAsSummary, StatsRows, summarize
 from hostcallback.receiver.sinks.metric_writers.sink import WriterStats
-from hostcallback.receiver.sinks.time_rows import new_tables, table, times_by_tap
+from hostcallback.receiver.sinks.time_rows import new_tables, times_by_tap
 from hostcallback.receiver.sources.back_pressure import BackPressure, Policy
 from hostcallback.receiver.taplog.writing.recorder import Recorder, record as record_to
 from hostcallback.sync import inflight
@@ -122,7 +122,7 @@ class OutfeedReceiver(ShownAsSummary):
 
     def summary(self) -> str:
         """Returns the statistics as text tables: messages, bytes, rate, drops, failures and time per device; places."""
-        tables = [table(rows) for rows in self.stats.times.values()]
+        tables = [times.text() for times in list(times_by_tap.values())]
         return "\n".join([summarize(self._scope.name, self.stats), *tables])
 
     @hide_frames
@@ -320,6 +320,7 @@ class OutfeedReceiver(ShownAsSummary):
         recorder = self._scope.recorder
         if recorder is None:
             return
+        self._scope.deferred.find_steps()  # so that the log has them too
         if problem is not None:
             for receiver in runtime.receivers():
                 if (

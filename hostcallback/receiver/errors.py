@@ -232,6 +232,8 @@ class TapFailure:
         kwargs: the tap's keyword arguments.
         run_id: the launch of the program, equal on all its devices; 0 on the callback transport.
         is_call: whether the program waited for a result, as with `hcb.call`, and failed with this exception.
+        time_ns: Unix time of the message, in nanoseconds.
+        step: of the message: its own, or that which the receiver's log shows; None if it is not known.
 
     Example:
         hcb.tap(lambda value: 1 / 0, x, name="loss")
@@ -250,6 +252,8 @@ class TapFailure:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     run_id: int = 0
     is_call: bool = False
+    time_ns: int = 0
+    step: int | None = None
 
     def describe(self) -> str:
         """Returns one line with the tap, its source line, device, sequence number, transforms and kwargs."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -106,8 +107,8 @@ class Digests(Evaluator):
     """Evaluates a program with digests of the results of its operations. Its taps and prints do nothing.
 
     A message has the digests of the operations of one jaxpr, or of the part of it before a loop or branch:
-    `{"hash": uint32 [n], "stats": float [n, 4 + FIRST], "iterations": [int32 scalar, ...]}`, and the
-    keyword argument `operations` with a line for each.
+    `{"hash": uint32 [n], "stats": float [n, 4 + FIRST], "bad": int32 [n, 3], "finite": float [n, 2], "iterations":
+    [int32 scalar, ...]}` (see `Digest`), and the keyword argument `operations` with a line for each.
     """
 
     counts = True
@@ -115,7 +116,7 @@ class Digests(Evaluator):
     def __init__(self) -> None:
         self._names: list[str] = []
         self._hashes: list[Any] = []
-        self._stats: list[Any] = []
+        self._stats: list[tuple[jax.Array, jax.Array, jax.Array]] = []
 
     def enters(self, equation: compat.JaxprEqn, position: Position) -> bool:
         return True
@@ -147,8 +148,10 @@ class Digests(Evaluator):
     def ends(self, position: Position) -> None:
         if not self._names:
             return
+        stats, bad, finite = map(jnp.stack, zip(*self._stats, strict=True))
         sent = {
-            "hash": jnp.stack(self._hashes), "stats": jnp.stack(self._stats), "iterations": list(position.iterations),
+            "hash": jnp.stack(self._hashes), "stats": stats, "bad": bad, "finite": finite,
+            "iterations": list(position.iterations),
         }  # fmt: skip
         names = "\n".join(self._names)  # a program is exported with plain keyword arguments only
         self._names, self._hashes, self._stats = [], [], []
@@ -260,14 +263,33 @@ def _hash_of(value: jax.Array) -> Any:
     return jnp.sum(words * odd, dtype=jnp.uint32)
 
 
-def _stats_of(value: jax.Array) -> jax.Array:
-    # Smallest, largest, mean and root mean square, and the first elements; of complex values the magnitudes.
+def _stats_of(value: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    # The `stats`, `bad` and `finite` of a digest; of complex values those of the magnitudes.
     dtype = jax.dtypes.canonicalize_dtype(np.float64)
     flat = jnp.reshape(jnp.abs(value) if np.dtype(value.dtype).kind == "c" else value, -1)
     flat = jax.lax.stop_gradient(flat).astype(dtype)
     first = jnp.pad(flat[:FIRST], (0, max(0, FIRST - flat.size)))
     stats = jnp.stack([flat.min(), flat.max(), flat.mean(), jnp.sqrt(jnp.mean(flat * flat))])
-    return jnp.concatenate([stats, first])
+    finite, nans = jnp.isfinite(flat), jnp.isnan(flat).sum()
+    bad = jnp.stack([nans, (~finite).sum() - nans, jnp.argmin(finite)]).astype(jnp.int32)
+    low, high = jnp.where(finite, flat, jnp.inf).min(), jnp.where(finite, flat, -jnp.inf).max()
+    return jnp.concatenate([stats, first]), bad, jnp.stack([low, high])
+
+
+def not_finite_text(value: jax.Array) -> str:
+    """How many elements are NaN or infinite, the index of the first, and the range of the others."""
+    _, bad, ends = _stats_of(value)
+    return _not_finite(tuple(map(int, bad)), tuple(map(float, ends)), value.shape)
+
+
+def _not_finite(bad: tuple[int, ...], ends: tuple[float, ...], shape: tuple[int, ...]) -> str:
+    nans, infinite, first = bad
+    text = f"{nans:,} NaN and {infinite:,} infinite values"
+    if not shape or not 0 <= first < math.prod(shape) < 2**31:  # a capsule may be foreign
+        return text
+    index = ", ".join(map(str, np.unravel_index(first, shape)))
+    text += f" of {math.prod(shape):,}, the first at [{index}]"
+    return text + ("; the finite ones: min {:g}, max {:g}".format(*ends) if math.isfinite(ends[0]) else "")
 
 
 # ---- Loading them ----------------------------------------------------------------------------------------------------
@@ -376,6 +398,9 @@ class Digest:
         occurrence: how many operations of that name were before it, in the same iterations.
         hash: of its bits.
         stats: smallest, largest, mean, root mean square, and the first elements.
+        bad: number of NaN, number of infinite values, and the index of the first one of these in the flat array.
+            Empty in runs of other environments, and of capsules of earlier versions, as `finite` is.
+        finite: the smallest and the largest finite value; infinite if there is none.
     """
 
     name: str
@@ -383,6 +408,16 @@ class Digest:
     occurrence: int
     hash: int
     stats: tuple[float, ...]
+    bad: tuple[int, ...] = ()
+    finite: tuple[float, ...] = ()
+
+    @property
+    def not_finite(self) -> str:
+        """See `not_finite_text`; empty if all values are finite, or if it is not known."""
+        shape = re.search(r" \[([\d, ]*)\] at ", self.name)
+        if not shape or not shape[1] or not any(self.bad[:2]):
+            return ""
+        return _not_finite(self.bad, self.finite, tuple(int(size) for size in shape[1].split(",")))
 
 
 def digests(capsule: Capsule, program: str = WATCHED, device: jax.Device | None = None) -> list[Digest]:
@@ -396,11 +431,14 @@ def digests(capsule: Capsule, program: str = WATCHED, device: jax.Device | None 
     found: list[Digest] = []
     seen: Counter[tuple[str, tuple[int, ...]]] = Counter()
 
-    def receive(value: jax.Array, operations: str) -> None:
+    def receive(value: dict[str, Any], operations: str) -> None:
         iterations = tuple(int(number) for number in value["iterations"])
-        for name, bits, stats in zip(operations.split("\n"), value["hash"], value["stats"], strict=True):
+        names = operations.split("\n")
+        bad, ends = (value.get(key, [()] * len(names)) for key in ("bad", "finite"))
+        for name, bits, stats, *more in zip(names, value["hash"], value["stats"], bad, ends, strict=True):
             key = (name, iterations)
-            found.append(Digest(*key, seen[key], int(bits), tuple(map(float, stats))))
+            counts, of_finite = (tuple(each.tolist()) if len(each) else () for each in more)
+            found.append(Digest(*key, seen[key], int(bits), tuple(map(float, stats)), counts, of_finite))
             seen[key] += 1
 
     bind(TAP, receive)

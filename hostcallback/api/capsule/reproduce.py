@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from hostcallback.api import barrier, capsule_contents, export, receiver
-from hostcallback.api.capsule.programs import Digest, arrays_of, digests, first_line, load
+from hostcallback.api.capsule.programs import Digest, arrays_of, digests, first_line, load, not_finite_text
 from hostcallback.receiver.capsule.file_format import PROMOTED, CapsuleError, Failure
 from hostcallback.receiver.capsule.reading import Capsule
 from hostcallback.receiver.errors import TapFailure, TapFunctionException
@@ -127,8 +127,8 @@ def operation_that_failed(operations: Sequence[Digest], failure: Failure) -> int
 def _not_finite(capsule: Capsule, result: Reproduction, arrays: list[jax.Array]) -> Reproduction:
     # The program itself does not test its values.
     expected = capsule.failure
-    bad = [entry.path for entry, array in zip(capsule.inputs, arrays, strict=True) if _is_bad(array)]
-    reports = [f"the input {bad[0]} has values that are not finite"] if bad else []
+    bad = [(entry.path, array) for entry, array in zip(capsule.inputs, arrays, strict=True) if _is_bad(array)]
+    reports = [f"the input {path} has {not_finite_text(array)}" for path, array in bad[:1]]
     is_same = bool(bad) if expected.name.startswith("input") else any(map(_is_bad, result.results))
     operations = digests(capsule)
     number = operation_that_failed(operations, expected)
@@ -136,7 +136,8 @@ def _not_finite(capsule: Capsule, result: Reproduction, arrays: list[jax.Array])
         digest, line = operations[number], expected.source_line.partition(" (")[0]
         low, high, *_ = digest.stats
         at = f", iteration {', '.join(map(str, digest.iterations))}" if digest.iterations else ""
-        reports.append(f"not finite: {digest.name}{at}: min {low:g}, max {high:g}")
+        values = digest.not_finite or f"min {low:g}, max {high:g}"
+        reports.append(f"not finite: {digest.name}{at}: {values}")
         if not expected.name.startswith(("input", "result")):
             is_same = f" at {line} (" in digest.name and digest.name.startswith(f"{_primitive(expected)} ")
     found = [*result.found, expected] if is_same else result.found
@@ -321,7 +322,8 @@ def _device(text: str) -> jax.Device:
 
 def write_digests(capsule: Capsule, path: str) -> None:
     """Writes the digests of a run as JSON, for a process with another JAX."""
-    rows = [astuple(digest) for digest in digests(capsule)]
+    # Without `bad` and `finite`: versions without these may read it.
+    rows = [astuple(digest)[:5] for digest in digests(capsule)]
     Path(path).write_text(json.dumps(rows))
 
 

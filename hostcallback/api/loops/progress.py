@@ -162,7 +162,9 @@ def _looks(
             pass
         found = shown.postfix(*given)
         if not isinstance(found, Mapping) or not all(isinstance(key, str) for key in found):
-            raise TypeError(f"postfix returned {found!r}, expected a dict such as {{'loss': loss}}, at {line}")
+            raise TypeError(
+                f"postfix returned {found!r}, expected a dict such as {{'loss': loss}}, at {line}"
+            )
         return found
 
     return looks._replace(messages=Messages(send, postfix))

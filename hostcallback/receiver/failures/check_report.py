@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any
 
 from hostcallback.receiver import limits
 from hostcallback.receiver.errors import HostCallbackError
 from hostcallback.receiver.failures.explanation import CheckFailed, Explanation
+from hostcallback.receiver.failures.steps import MAX_STEPS, FailedSteps, Occurrence, ranges_of, ranges_text
 from hostcallback.receiver.messages import Consumer, launch_name
 from hostcallback.receiver.text import preformatted
 
 OTHERS = "others"
-
-MAX_STEPS = 4096
-"""Different steps of failures that are kept of each line, besides the last one."""
-
-MAX_UNKNOWN = 64
-"""Failures without a step that are kept of each line, besides the first and the last, to look for their steps."""
 
 MAX_RANGES = 64
 """Ranges of steps in the report of a program."""
@@ -34,30 +28,6 @@ class BoundedCounter(Counter[str]):
         if name not in self and len(self) >= limits.COUNTED_NAMES:
             name, count = OTHERS, self[OTHERS] + count
         super().__setitem__(name, count)
-
-
-class Occurrence(NamedTuple):
-    """One failure message of a check.
-
-    Attributes:
-        device: of the failure, such as `cpu:0`.
-        seq: the message's sequence number on that device.
-        time_ns: Unix time of the failure in nanoseconds.
-        run_id: the launch of the program, equal on all its devices.
-        step: of the failure; None if it is not known.
-    """
-
-    device: str
-    seq: int
-    time_ns: int
-    run_id: int
-    step: int | None = None
-
-    def __str__(self) -> str:
-        """Describes the failure in one phrase."""
-        time = datetime.fromtimestamp(self.time_ns // 1_000_000_000).strftime("%H:%M:%S")
-        step = "" if self.step is None else f", step {self.step}"
-        return f"{time}.{self.time_ns // 1000 % 1_000_000:06d} on {self.device}{step}, message {self.seq}"
 
 
 @dataclass(slots=True)
@@ -93,12 +63,7 @@ class FailedCheck:
     count: int = 0
     by_device: Counter[str] = field(default_factory=BoundedCounter)
     part: int = 0
-    _steps: dict[int, int] = field(default_factory=dict, repr=False)  # failures by step
-    _unknown: set[Occurrence] = field(default_factory=set, repr=False)  # some of those without a step
-    _unsent: int = field(default=0, repr=False)  # failures that came without a step, and have none yet
-    _folded: int = field(default=0, repr=False)  # failures that were only counted
-    _in_log: bool = field(default=False, repr=False)  # whether the log has shown steps
-    _max_steps: int = field(default=MAX_STEPS, repr=False)
+    _steps: FailedSteps = field(default_factory=FailedSteps, repr=False)
 
     def __str__(self) -> str:
         """The report."""
@@ -116,7 +81,7 @@ class FailedCheck:
         A failure has the step that `hcb.check(step=)` gives it, or that which the receiver's log shows. `without_step`
         says how many failures have none here.
         """
-        return sorted({*self._steps, *(one.step for one in self._besides() if one.step is not None)})
+        return self._steps.known((self.first, self.last))
 
     @property
     def without_step(self) -> int:
@@ -124,35 +89,10 @@ class FailedCheck:
 
         0 if all are there.
         """
-        return self.count - sum(self._steps.values()) - len(self._besides())
-
-    def _besides(self) -> set[Occurrence]:
-        # The first and the last failure, if they have steps that are not among those that are kept.
-        return {o for o in (self.first, self.last) if o.step is not None and o.step not in self._steps}
-
-    def _note(self, failure: Occurrence, count: int) -> None:
-        # One of `count` failures, of which the others were only counted.
-        self._folded += count - 1
-        if failure.step is not None:
-            self._note_step(failure.step, 1)
-            return
-        self._unsent += 1
-        if len(self._unknown) < MAX_UNKNOWN:
-            self._unknown.add(failure)
-
-    def _note_step(self, step: int, count: int) -> None:
-        if step in self._steps or len(self._steps) < self._max_steps:
-            self._steps[step] = self._steps.get(step, 0) + count
-
-    def _without(self) -> set[Occurrence]:
-        return self._unknown | {one for one in (self.first, self.last) if one.step is None}
+        return self._steps.without((self.first, self.last), self.count)
 
     def _set_steps(self, found: Mapping[Occurrence, int]) -> None:
-        known = self._without() & found.keys()
-        for failure in known:
-            self._note_step(found[failure], 1)
-            self._unknown.discard(failure)
-        self._in_log |= bool(known)  # then it may have those too that were not looked for
+        self._steps.set_steps(found, (self.first, self.last))
         self.first, self.last = (
             one._replace(step=found.get(one, one.step)) for one in (self.first, self.last)
         )
@@ -188,14 +128,17 @@ class FailedCheck:
         steps, without = self.steps, self.without_step
         if not steps:
             return "the steps are not known: hcb.check(..., step=i) tells them"
-        unknown = 0 if self._in_log else min(self._unsent, without)
-        ranges = _ranges(steps)
-        texts = ranges if most is None or len(ranges) <= most + 1 else [*ranges[:most], ranges[-1]]
-        parts = [f"at step{'s' * (len(steps) > 1)} {', '.join(texts)}"]
-        if len(texts) < len(ranges):
-            parts.append(f"and {len(ranges) - len(texts):,} more, not listed here (`check.steps` has them)")
-        folded = min(self._folded, without - unknown)
-        beyond = "`hcb errors LOG` may have them" if self._in_log else f"beyond {self._max_steps:,} steps"
+        unknown = 0 if self._steps.is_in_log else min(self._steps.unsent, without)
+        text, left_out = ranges_text(ranges_of(steps), most)
+        parts = [text]
+        if left_out:
+            parts.append(f"and {left_out:,} more, not listed here (`check.steps` has them)")
+        folded = min(self._steps.folded, without - unknown)
+        beyond = (
+            "`hcb errors LOG` may have them"
+            if self._steps.is_in_log
+            else f"beyond {self._steps.max_steps:,} steps"
+        )
         for count, why in (without - unknown - folded, beyond), (folded, "they were only counted"):
             if count:
                 parts.append(f"and {count:,} more failures, not listed ({why})")
@@ -322,7 +265,7 @@ class FailedChecks:
             explained = explained or failed.sink.explain(message)
             group = self._groups[key] = FailedCheck(
                 consumer.name, consumer.source_line, consumer.transforms, explained, occurrence, occurrence,
-                part=failed.part, _max_steps=self._max_steps,
+                part=failed.part, _steps=FailedSteps(self._max_steps),
             )  # fmt: skip
         elif occurrence.time_ns < group.first.time_ns:  # from another device, whose messages are read later
             group.first = occurrence
@@ -332,14 +275,16 @@ class FailedChecks:
             group.last = occurrence
         group.count += count
         group.by_device[device] += count
-        group._note(occurrence, count)
+        group._steps.note(occurrence, count)
         return group if new else None
 
     def unknown_steps(self) -> list[Occurrence]:
         """Failures whose step is not known: the first and the last of each line, then others."""
         groups = self._groups.values()
         ends = [*(group.first for group in groups), *(group.last for group in groups)]
-        others = (failure for group in groups for failure in group._without())
+        others = (
+            failure for group in groups for failure in group._steps.looked_for((group.first, group.last))
+        )
         return [*dict.fromkeys([one for one in ends if one.step is None] + sorted(others, key=_time))]
 
     def set_steps(self, found: Mapping[Occurrence, int]) -> None:
@@ -356,14 +301,7 @@ class FailedChecks:
                 group.count += later.count
                 group.by_device += later.by_device
                 group.last = max(group.last, later.last, key=_time)
-                for step, failures in later._steps.items():
-                    group._note_step(step, failures)
-                group._unsent += later._unsent
-                group._folded += later._folded
-                group._in_log |= later._in_log
-                group._unknown.update(
-                    sorted(later._unknown, key=_time)[: max(0, MAX_UNKNOWN - len(group._unknown))]
-                )
+                group._steps.merge(later._steps)
             self._groups[key] = group
 
     def errors(self) -> list[CheckError]:
@@ -414,19 +352,7 @@ def _time(failure: Occurrence) -> int:
 
 
 def _copy(group: FailedCheck) -> FailedCheck:
-    counts, steps = Counter(group.by_device), dict(group._steps)
-    return replace(group, by_device=counts, _steps=steps, _unknown=set(group._unknown))
-
-
-def _ranges(numbers: Sequence[int]) -> list[str]:
-    # 3, 5 to 8, 12 for increasing numbers.
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1][1:] = [number]
-        else:
-            runs.append([number])
-    return [" to ".join(map(str, run)) for run in runs]
+    return replace(group, by_device=Counter(group.by_device), _steps=group._steps.copy())
 
 
 def _called(name: str) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from hostcallback.receiver import errors
-from hostcallback.receiver.failures import check_report, explanation, failure_report
+from hostcallback.receiver.failures import check_report, explanation, failure_report, steps
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.messages import Consumer, Message, own_step
 
@@ -90,17 +90,19 @@ class DeferredErrors:
         self.on_exception: Callable[[errors.TapFailure], None] | None = None
         """Called with each exception of a tap function. It must not raise."""
         self.step_of: Callable[[Message], int | None] = own_step
-        """Returns the step of a message whose check failed. It must not raise."""
-        self.steps_of: Callable[[Sequence[check_report.Occurrence]], Mapping[check_report.Occurrence, int]]
+        """Returns the step of a message whose check or tap function failed. It must not raise."""
+        self.steps_of: Callable[[Sequence[steps.Occurrence]], Mapping[steps.Occurrence, int]]
         """Returns the steps of failures that other messages show, before they are reported. It must not raise."""
         self.steps_of = lambda failures: {}
-        self.max_kept, self.max_steps = max_kept, check_report.MAX_STEPS
+        self.on_steps: Callable[[Mapping[steps.Occurrence, int]], None] | None = None
+        """Called with what `steps_of` has found. It must not raise."""
+        self.max_kept, self.max_steps = max_kept, steps.MAX_STEPS
         self._lock = threading.RLock()  # protects everything below; signal handlers may wait for taps
         self._found: failure_report.Deferred | None = (
             None  # what no thread has taken; made at the first failure
         )
         self._all_checks = check_report.FailedChecks(max_kept)
-        self._looked_for: set[check_report.Occurrence] = set()
+        self._looked_for: set[steps.Occurrence] = set()
         self._raised_by_callers = 0
         self._log = failure_report.FailureLog() if log_failures else None
 
@@ -114,9 +116,9 @@ class DeferredErrors:
         self, consumer: Consumer, failed: explanation.CheckFailed, device: str, count: int = 1
     ) -> None:
         """Counts a check that failed `count` times, and reports it at once if `on_error` demands that."""
-        failure_report.failure_history.add_check(consumer, failed, device, count)
+        step = self.step_of(failed.message)
+        failure_report.failure_history.add_check(consumer, failed, device, count, step)
         with self._lock:
-            step = self.step_of(failed.message)
             group = self._pending().checks.add(consumer, failed, device, count, step=step)
             explained = None if group is None else group.explanation
             self._all_checks.add(consumer, failed, device, count, explained, step)
@@ -138,16 +140,20 @@ class DeferredErrors:
             for tell in _stop_watchers:
                 tell(group)
 
-    def _find_steps(self) -> None:
-        # Without the lock: it reads files.
+    def find_steps(self) -> None:
+        """Looks for the steps of failures that no thread has taken, and that came without one."""
         with self._lock:
-            unknown = [] if self._found is None else self._found.checks.unknown_steps()
+            unknown = [] if self._found is None else self._found.unknown_steps()
             new = [failure for failure in unknown if failure not in self._looked_for]
             self._looked_for = {*unknown}  # what was taken is not looked for again
-        if new and (found := self.steps_of(new)):
+        if new and (found := self.steps_of(new)):  # without the lock: it reads files
             with self._lock:
-                for checks in (self._all_checks, *([] if self._found is None else [self._found.checks])):
-                    checks.set_steps(found)
+                self._all_checks.set_steps(found)
+                if self._found is not None:
+                    self._found.set_steps(found)
+            failure_report.failure_history.set_steps(found)
+            if self.on_steps is not None:
+                self.on_steps(found)
 
     @contextlib.contextmanager
     def raised_by_caller(self) -> Iterator[None]:
@@ -182,7 +188,7 @@ class DeferredErrors:
 
     def take_checks(self) -> check_report.FailedChecks:
         """Removes and returns the failed checks."""
-        self._find_steps()
+        self.find_steps()
         taken = check_report.FailedChecks(self.max_kept)
         with self._lock:
             if self._found is not None:
@@ -235,7 +241,7 @@ class DeferredErrors:
             with self._lock:
                 self._pending().incomplete[f"{failure.tap} at {failure.source_line}"] += error.count
             return
-        self._note(failure)
+        failure = self._note(failure)
         with self._lock:
             # Decided with the lock, so that only one thread reports the first failure; acted on without it,
             # since watchers run code that may come back here.
@@ -268,11 +274,13 @@ class DeferredErrors:
 
     def note_failure(self, failure: errors.TapFailure) -> None:
         """Logs an exception that the program's caller gets, and that no barrier raises."""
-        self._note(failure)
-        self._tell(failure)
+        self._tell(self._note(failure))
 
-    def _note(self, failure: errors.TapFailure) -> None:
-        error = failure.exception
+    def _note(self, failure: errors.TapFailure) -> errors.TapFailure:
+        # Returns it with its step, if it is known.
+        message, error = failing_message(), failure.exception
+        if message is not None:
+            failure = replace(failure, time_ns=message.time_ns, step=self.step_of(message))
         error.__traceback__ = failure_report.without_receiver_frames(error.__traceback__)
         if isinstance(
             error, errors.CallResultError | errors.BreakpointError
@@ -284,6 +292,7 @@ class DeferredErrors:
         # Logging runs user code (handlers), so it must not hold the lock.
         if self._log is not None:
             self._log.add(failure)
+        return failure
 
     def add_unknown(self, consumer_id: int) -> None:
         """Counts a message whose consumer id is not registered."""
@@ -301,7 +310,7 @@ class DeferredErrors:
         Args:
             ends: whether this is the last time. What was only warned of stays until then, and is summed up there.
         """
-        self._find_steps()
+        self.find_steps()
         with self._lock:
             found, self._found = self._found, None
             if found is not None and self.on_error is OnError.WARN and not ends:

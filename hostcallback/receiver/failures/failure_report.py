@@ -7,14 +7,15 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, NamedTuple
 
 from hostcallback.receiver import errors, processes
 from hostcallback.receiver.failures.check_report import BoundedCounter, FailedCheck, FailedChecks
 from hostcallback.receiver.failures.explanation import CheckFailed
+from hostcallback.receiver.failures.steps import FailedSteps, Occurrence, ranges_of, steps_in
 from hostcallback.receiver.log import logger, traceback_text
 from hostcallback.receiver.messages import Consumer
 
@@ -133,6 +134,23 @@ class Deferred:
     incomplete: Counter[str] = field(default_factory=Counter)
     lost: Counter[str] = field(default_factory=Counter)
     elsewhere: errors.JobError | None = None
+
+    def unknown_steps(self) -> list[Occurrence]:
+        """The failures whose steps are not known, without repetitions: the first and the last ones before others."""
+        raised = [occurrence_of(failure) for failure in self.failures if failure.step is None]
+        return [*dict.fromkeys([*self.checks.unknown_steps(), *raised[:1], *raised[-1:], *raised])]
+
+    def set_steps(self, found: Mapping[Occurrence, int]) -> None:
+        """Gives these failures the steps that were found for them."""
+        self.checks.set_steps(found)
+        for number, failure in enumerate(self.failures):
+            if failure.step is None:
+                self.failures[number] = replace(failure, step=found.get(occurrence_of(failure)))
+
+
+def occurrence_of(failure: errors.TapFailure) -> Occurrence:
+    """When and where an exception was raised."""
+    return Occurrence(failure.device, failure.seq, failure.time_ns, failure.run_id, failure.step)
 
 
 def report_of(found: Deferred) -> errors.TapFunctionException | None:
@@ -307,6 +325,9 @@ ALL_CHARACTERS = 64 << 10
 MAX_FRAMES = 20
 """Of a traceback."""
 
+MAX_TOLD_RANGES = 32
+"""Ranges of steps of one line; further steps are counted."""
+
 
 @dataclass(slots=True)
 class _Raised:
@@ -314,9 +335,21 @@ class _Raised:
     title: str
     traceback: str
     first: float
+    first_at: Occurrence
     last_text: str = ""
     last: float = 0.0
+    last_at: Occurrence | None = None
     by_device: Counter[str] = field(default_factory=BoundedCounter)
+    steps: FailedSteps = field(default_factory=FailedSteps)
+
+    @property
+    def ends(self) -> tuple[Occurrence, Occurrence]:
+        return self.first_at, self.last_at or self.first_at
+
+    def set_steps(self, found: Mapping[Occurrence, int]) -> bool:
+        is_found = self.steps.set_steps(found, self.ends)
+        self.first_at, self.last_at = (one._replace(step=found.get(one, one.step)) for one in self.ends)
+        return is_found
 
 
 class FailureHistory:
@@ -339,22 +372,31 @@ class FailureHistory:
 
     def add_exception(self, failure: errors.TapFailure, count: int = 1) -> None:
         """Counts an exception; the first one of a tap is kept as text with its traceback."""
-        key, now = (failure.source_line, failure.tap), time.time()
+        key, now, at = (failure.source_line, failure.tap), time.time(), occurrence_of(failure)
         known = self._raised.get(key)
         if known is None and len(self._raised) >= MAX_LINES:
             return
         text = cause_of(failure.exception)
         made = None if known is not None else _traceback(failure.exception)
         with self._lock:
-            known = self._raised.get(key) or _Raised(text, made or "", now)
+            known = self._raised.get(key) or _Raised(text, made or "", now, at)
             self._raised[key] = known
-            known.last, known.last_text = now, text
+            known.last, known.last_text, known.last_at = now, text, at
+            known.steps.note(at, count)
             known.by_device[failure.device] += count
 
-    def add_check(self, consumer: Consumer, failed: CheckFailed, device: str, count: int) -> None:
-        """Counts `count` failures of a check."""
+    def add_check(
+        self, consumer: Consumer, failed: CheckFailed, device: str, count: int, step: int | None
+    ) -> None:
+        """Counts `count` failures of a check; `step` is that of `failed`, if it is known."""
         with self._lock:
-            self._checks.add(consumer, failed, device, count)
+            self._checks.add(consumer, failed, device, count, step=step)
+
+    def set_steps(self, found: Mapping[Occurrence, int]) -> bool:
+        """Gives failures the steps that were found for them; returns whether any is of an exception."""
+        with self._lock:
+            self._checks.set_steps(found)
+            return sum(raised.set_steps(found) for raised in self._raised.values()) > 0
 
     def as_dicts(self) -> list[dict[str, Any]]:
         """Describes the failures as plain data, the latest first: of bounded length, and not escaped."""
@@ -382,6 +424,7 @@ def _raised(source_line: str, tap: str, known: _Raised) -> dict[str, Any]:
         "by_device": dict(known.by_device),
         "first": known.first,
         "last": known.last,
+        **_told_steps(known.steps, known.ends, known.by_device.total()),
     }
 
 
@@ -398,6 +441,18 @@ def _failed(check: FailedCheck) -> dict[str, Any]:
         "by_device": dict(check.by_device),
         "first": check.first.time_ns / 1e9,
         "last": check.last.time_ns / 1e9,
+        **_told_steps(check._steps, (check.first, check.last), check.count),
+    }
+
+
+def _told_steps(steps: FailedSteps, ends: tuple[Occurrence, Occurrence], count: int) -> dict[str, Any]:
+    ranges = ranges_of(steps.known(ends))
+    return {
+        "steps": [[*each] for each in ranges[:MAX_TOLD_RANGES]],
+        "more_steps": steps_in(ranges[MAX_TOLD_RANGES:]),
+        "without_step": steps.without(ends, count),
+        "first_step": ends[0].step,
+        "last_step": ends[1].step,
     }
 
 

@@ -1,4 +1,4 @@
-"""The distributions of the times of places and of the iterations of loops, and the table of these."""
+"""The times of places and of the iterations of loops: their distributions, the slowest ones, and tables of these."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import itertools
 import math
 import threading
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -19,6 +19,16 @@ PROGRAM = "program"
 """The names of rows: all places in an iteration of a loop with several, and the whole program."""
 
 BINS_PER_OCTAVE = 64  # a percentile is within 0.6 %
+
+FEW_CALLS = 32
+"""Of a program with at most that number of calls the slowest iterations are shown, if there are more of these."""
+
+SHOWN_SLOWEST = 5
+"""Slowest calls or iterations below a table, if there are at least `LISTED_FROM`."""
+
+LISTED_FROM = 10
+
+SHORTEST = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +61,58 @@ class TimeRow:
     share: float
     slowest: str
     spread: float
+
+
+class SlowPlace(NamedTuple):
+    """A place that took far longer than usual.
+
+    Attributes:
+        place: its name.
+        seconds: in this call or iteration; of several devices the mean.
+        median: of all calls or iterations; 0 if it does not run in most of them.
+    """
+
+    place: str
+    seconds: float
+    median: float
+
+    def __str__(self) -> str:
+        """Says it: `mlp 5.1 ms (3.4 x)`."""
+        return f"{self.place} {duration_text(self.seconds)} ({_ratio_text(self.seconds, self.median)})"
+
+
+class SlowStep(NamedTuple):
+    """One of the slowest calls of a program, or iterations of a loop.
+
+    Attributes:
+        which: `step 12`, or `call 12` where no step is known, or `call 3, iteration 40`, as `TimeRow.max_at`.
+        step: of the call; None if it is not known, and of iterations.
+        seconds: of the program, or of all places in the iteration together; of several devices the mean.
+        median: of all calls or iterations.
+        places: see `slow_places`.
+    """
+
+    which: str
+    step: int | None
+    seconds: float
+    median: float
+    places: list[SlowPlace]
+
+
+def slow_places(seconds: Mapping[str, float], medians: Mapping[str, float], whole: float) -> list[SlowPlace]:
+    """The places that took far longer than usual in a call or iteration, the one with the most time more first.
+
+    Args:
+        seconds: of each place.
+        medians: of each place, in all calls or iterations.
+        whole: the median of all places together.
+
+    Returns:
+        Up to three places, each a fifth above its median, and two percent of `whole` above it.
+    """
+    found = [SlowPlace(place, each, medians[place]) for place, each in seconds.items()]
+    found = [one for one in found if one.seconds - one.median > max(0.2 * one.median, 0.02 * whole)]
+    return sorted(found, key=lambda one: one.median - one.seconds)[:3]
 
 
 class Loop(NamedTuple):
@@ -89,6 +151,26 @@ class _Which(NamedTuple):
         return ", ".join(parts)
 
 
+def _bins(seconds: np.ndarray[Any, Any]) -> list[int]:
+    # Where each of the times belongs; NaN nowhere.
+    if seconds.size == 1:  # most calls, and sixteen times as fast
+        one = seconds.item()
+        return [round(math.log2(max(one, SHORTEST)) * BINS_PER_OCTAVE)] if one >= 0 else []
+    ran = seconds[~np.isnan(seconds)]
+    found: list[int] = np.round(np.log2(np.maximum(ran, SHORTEST)) * BINS_PER_OCTAVE).astype(int).tolist()
+    return found
+
+
+def _percentile(bins: Counter[int], percent: int) -> float:
+    """A time that this part of the times does not exceed; NaN where there are none."""
+    left = math.ceil(bins.total() * percent / 100)
+    for number in sorted(bins):
+        left -= bins[number]
+        if left <= 0:
+            return math.exp2(number / BINS_PER_OCTAVE)
+    return math.nan
+
+
 class _Distribution:
     def __init__(self) -> None:
         self.total, self.count, self.calls = 0.0, 0, 0
@@ -101,26 +183,82 @@ class _Distribution:
         ran = seconds[~np.isnan(seconds)]
         self.total += float(ran.sum(dtype=np.float64))
         self.count += ran.size
-        self.bins.update(np.round(np.log2(np.maximum(ran, 1e-9)) * BINS_PER_OCTAVE).astype(int).tolist())
+        self.bins.update(_bins(seconds))
         if ran.size and (most := float(ran.max())) > self.longest[0]:
             at = np.unravel_index(int(np.nanargmax(seconds)), seconds.shape)
             self.longest = most, _Which(step, self.calls, tuple(map(int, at)))
         self.shortest = min(self.shortest, float(ran.min(initial=np.inf)))
         self.calls += 1
 
-    def percentile(self, percent: int) -> float:
-        """A time that this part of the times does not exceed; NaN where there are none."""
-        left = math.ceil(self.count * percent / 100)
-        for number in sorted(self.bins):
-            left -= self.bins[number]
-            if left <= 0:
-                return math.exp2(number / BINS_PER_OCTAVE)
-        return math.nan
+
+def _calls(by_device: Mapping[str, _Distribution]) -> int:
+    return max((one.calls for one in by_device.values()), default=0)
+
+
+class _Slowest:
+    """The slowest calls, or iterations of a loop, and the medians of the places in all of them."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.whole: Counter[int] = Counter()
+        self.places: dict[str, Counter[int]] = {}
+        self.found: list[tuple[float, _Which, dict[str, float]]] = []  # the slowest first
+
+    def add(
+        self,
+        whole: Mapping[str, np.ndarray[Any, Any]],
+        parts: Mapping[str, Mapping[str, np.ndarray[Any, Any]]],
+        which: Callable[[int], _Which],
+    ) -> None:
+        """Adds those of a message: the seconds of each by device, those of the places in it, and which one it is."""
+        count = max((each.size for each in whole.values()), default=0)
+        if not self.most or not count:
+            return
+        seconds = _means(whole, count)
+        self.whole.update(_bins(seconds[seconds > 0]))
+        places = {place: _means(each, count) for place, each in parts.items()}
+        for place, each in places.items():
+            self.places.setdefault(place, Counter()).update(_bins(each))
+        for at in np.argsort(-seconds, kind="stable")[: self.most].tolist():
+            if seconds[at] <= (self.found[-1][0] if len(self.found) == self.most else 0.0):
+                break
+            self._keep(seconds.item(at), which(at), {place: each.item(at) for place, each in places.items()})
+
+    def _keep(self, seconds: float, which: _Which, parts: dict[str, float]) -> None:
+        # Devices may have a message each of one call.
+        others = [one for one in self.found if one[1] != which]
+        mine = [one for one in self.found if one[1] == which] + [(seconds, which, parts)]
+        found = [*others, max(mine, key=lambda one: one[0])]
+        self.found = sorted(found, key=lambda one: -one[0])[: self.most]
+
+    def steps(self, calls: int) -> list[SlowStep]:
+        """The slowest ones, of what was called that often; the slowest first."""
+        whole = _percentile(self.whole, 50)
+        medians = {place: _percentile(bins, 50) for place, bins in self.places.items()}
+        medians = {place: each if each > 2 * SHORTEST else 0.0 for place, each in medians.items()}
+        return [
+            SlowStep(
+                which.text(calls) or f"call {which.call}", None if which.iterations else which.step, seconds, whole,
+                slow_places(parts, medians, whole),
+            )
+            for seconds, which, parts in self.found
+        ]  # fmt: skip
+
+
+def _means(by_device: Mapping[str, np.ndarray[Any, Any]], count: int) -> np.ndarray[Any, Any]:
+    # The seconds of each call or iteration, shape (count,): of several devices the mean; those of inner loops added.
+    sums = [
+        each.reshape(1) if each.size == 1 else np.nansum(each.reshape(count, -1), axis=1)
+        for each in by_device.values()
+    ]
+    found = sums[0] if len(sums) == 1 else np.mean(np.nan_to_num(sums), axis=0) if sums else np.zeros(count)
+    return np.where(np.isnan(found), 0.0, found)
 
 
 @dataclass(eq=False)
 class _LoopTimes:
     depth: int
+    slowest: _Slowest
     places: set[str] = field(default_factory=set)
     has_several: bool = False
     by_device: dict[str, _Distribution] = field(default_factory=dict)
@@ -136,10 +274,11 @@ def _add(
 class Times:
     """The times of the places of one tap. Any thread."""
 
-    def __init__(self) -> None:
-        """There are none yet."""
+    def __init__(self, most_slowest: int = SHOWN_SLOWEST) -> None:
+        """There are none yet; `most_slowest` of the slowest calls and iterations are kept, with the times of places."""
         self._lock = threading.Lock()  # protects what is below
         self._found: dict[str, dict[str, _Distribution]] = {}
+        self._slowest = _Slowest(most_slowest)
         self._loops: list[_LoopTimes] = []
         self._is_new = False
 
@@ -159,24 +298,32 @@ class Times:
             loops: of the call, as from `TimeSink.loops`.
         """
         with self._lock:
+            if self._slowest.most:
+                loops = loops or _only_loop(seconds)
+                self._add_call(seconds, step)
             for place, times in seconds.items():
                 _add(self._found.setdefault(place, {}), times, step)
             ran = [self._loop_of(loop) for loop in loops]
             for known, loop in zip(ran, loops, strict=True):
-                known.places.update(loop.places)
-                known.has_several |= loop.has_several
-                _add(known.by_device, loop.seconds, step)
+                _add_iterations(known, loop, seconds, step)
             for idle in self._loops:
                 if idle not in ran and not idle.places.isdisjoint(seconds):
                     _add(idle.by_device, dict.fromkeys(idle.by_device, np.full((), np.nan)), step)
             self._is_new |= is_printed
+
+    def _add_call(self, seconds: Mapping[str, Mapping[str, np.ndarray[Any, Any]]], step: int | None) -> None:
+        if (whole := seconds.get(PROGRAM)) is not None:  # not in a message of a while loop
+            known = self._found.get(PROGRAM, {})
+            call = _Which(step, _calls({name: known[name] for name in whole if name in known}), ())
+            places = {place: each for place, each in seconds.items() if place != PROGRAM}
+            self._slowest.add(whole, places, lambda at: call)
 
     def _loop_of(self, loop: Loop) -> _LoopTimes:
         # In one call some places of a loop may not run, and in the next one others.
         for known in self._loops:
             if known.depth == loop.depth and not known.places.isdisjoint(loop.places):
                 return known
-        self._loops.append(_LoopTimes(loop.depth))
+        self._loops.append(_LoopTimes(loop.depth, _Slowest(self._slowest.most)))
         return self._loops[-1]
 
     def rows(self) -> list[TimeRow]:
@@ -193,9 +340,31 @@ class Times:
         return sorted(rows, key=lambda row: (row.place == PROGRAM, row.place in loops))
 
     def _is_shown(self, loop: _LoopTimes) -> bool:
-        # Of loops in each other that have the same places, the innermost one.
-        inner = (one for one in self._loops if one.depth > loop.depth)
-        return loop.has_several and all(one.places != loop.places for one in inner)
+        return loop.has_several and self._is_innermost(loop)
+
+    def _is_innermost(self, loop: _LoopTimes) -> bool:
+        # Of loops in each other that have the same places.
+        return all(one.places != loop.places for one in self._loops if one.depth > loop.depth)
+
+    def slowest(self, *, has_few: bool = False) -> list[SlowStep]:
+        """The slowest calls, or iterations of the outermost loop if there are few calls; the slowest first.
+
+        With `has_few` also if there are fewer than `LISTED_FROM`.
+        """
+        with self._lock:
+            loops = [loop for loop in self._loops if self._is_innermost(loop)]
+            loops.sort(key=lambda loop: (loop.depth, -sum(one.total for one in loop.by_device.values())))
+            listed = [(self._slowest, self._found.get(PROGRAM, {}))]
+            listed += [(loop.slowest, loop.by_device) for loop in loops]
+            many = (each for each in listed if each[0].whole.total() > FEW_CALLS)
+            found, by_device = next(many, None) or max(listed, key=lambda each: each[0].whole.total())
+            is_listed = has_few or found.whole.total() >= LISTED_FROM
+            return found.steps(_calls(by_device)) if is_listed else []
+
+    def text(self, *, has_few: bool = False) -> str:
+        """The table of the places, and below it that of `slowest`, if there are any."""
+        tables = table(self.rows()), slowest_table(self.slowest(has_few=has_few))
+        return "\n\n".join(filter(None, tables))
 
     def bins(self) -> dict[str, Counter[int]]:
         """How often each place took about 2 ** (n / BINS_PER_OCTAVE) seconds, by n."""
@@ -212,6 +381,30 @@ class Times:
         return is_new
 
 
+def _only_loop(seconds: Mapping[str, Mapping[str, np.ndarray[Any, Any]]]) -> list[Loop]:
+    # The loop of the only place: `TimeSink.loops` has those of several.
+    places = [place for place in seconds if place != PROGRAM]
+    depth = max((each.ndim for place in places for each in seconds[place].values()), default=0)
+    if len(places) != 1 or (not depth and PROGRAM in seconds):
+        return []
+    return [Loop(depth, set(places), dict(seconds[places[0]]), has_several=False)]
+
+
+def _add_iterations(
+    known: _LoopTimes, loop: Loop, seconds: Mapping[str, Mapping[str, np.ndarray[Any, Any]]], step: int | None
+) -> None:
+    call = _calls({name: known.by_device[name] for name in loop.seconds if name in known.by_device})
+    shape = next((each.shape for each in loop.seconds.values()), ())
+
+    def which(at: int) -> _Which:
+        return _Which(step, call, tuple(map(int, np.unravel_index(at, shape))))
+
+    known.slowest.add(loop.seconds, {place: seconds[place] for place in loop.places}, which)
+    known.places.update(loop.places)
+    known.has_several |= loop.has_several
+    _add(known.by_device, loop.seconds, step)
+
+
 def _row(place: str, by_device: Mapping[str, _Distribution]) -> TimeRow:
     both = _Distribution()
     for one in by_device.values():
@@ -224,7 +417,9 @@ def _row(place: str, by_device: Mapping[str, _Distribution]) -> TimeRow:
     longest, which = max((one.longest for one in by_device.values()), key=lambda one: one[0])
     shortest = min(one.shortest for one in by_device.values())
     # The middle of a bin may be longer or shorter than all that is in it.
-    p50, p90, p99 = (float(np.clip(both.percentile(percent), shortest, longest)) for percent in (50, 90, 99))
+    p50, p90, p99 = (
+        float(np.clip(_percentile(both.bins, percent), shortest, longest)) for percent in (50, 90, 99)
+    )
     at = "" if which is None else which.text(max(one.calls for one in by_device.values()))
     longest = math.nan if which is None else longest
     return TimeRow(place, both.count, mean, p50, p90, p99, longest, at, math.nan, slowest, spread)
@@ -237,7 +432,26 @@ times_by_tap: dict[str, Times] = {}
 def new_tables(name: str | None = None) -> list[str]:
     """Returns the tables of taps, or of one, that had times since the last call."""
     found = [times for tap, times in list(times_by_tap.items()) if name in (None, tap)]
-    return [table(times.rows()) for times in found if times.take_new()]
+    return [times.text() for times in found if times.take_new()]
+
+
+def slowest_table(steps: Sequence[SlowStep]) -> str:
+    """Returns the slowest calls or iterations as a text table; empty if there are none."""
+    if not steps:
+        return ""
+    head = ("slowest", "time", "to median", "places far above their median")
+    lines = [
+        (one.which, duration_text(one.seconds), _ratio_text(one.seconds, one.median), ", ".join(map(str, one.places)))
+        for one in steps
+    ]  # fmt: skip
+    return "\n".join(text_table(head, lines, left=(0, 3)))
+
+
+def _ratio_text(seconds: float, median: float) -> str:
+    if not median:
+        return "seldom runs"
+    ratio = seconds / median
+    return f"{ratio:,.0f} x" if ratio >= 100 else f"{ratio:.3g} x"
 
 
 def table(rows: list[TimeRow]) -> str:

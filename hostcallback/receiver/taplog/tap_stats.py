@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from hostcallback.receiver.sinks.call import SHARDS_ID, WHOLE_ID
-from hostcallback.receiver.sinks.time_rows import Times
+from hostcallback.receiver.sinks.time_rows import SHOWN_SLOWEST, Times
 from hostcallback.receiver.sinks.times import TimeSink
 from hostcallback.receiver.taplog.format.layout import NO_STEP, Damage
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage, MessageDecoder
@@ -90,21 +90,23 @@ class LogStats:
     """The result of `gather`.
 
     Attributes:
+        most_slowest: number of the slowest calls or iterations that are kept.
         taps: counts by name, line and kind.
         times: the times of places, by the name of the tap that measured them.
         lost: notes of lost messages.
         damaged: damaged parts.
     """
 
+    most_slowest: int
     taps: dict[tuple[str, str, str], TapStats] = field(default_factory=dict)
     times: dict[str, Times] = field(default_factory=dict)
     lost: list[LostNote] = field(default_factory=list)
     damaged: list[Damage] = field(default_factory=list)
 
 
-def gather(records: Iterable[Record], selection: Selection) -> LogStats:
-    """Counts the selected messages of a log."""
-    found = LogStats()
+def gather(records: Iterable[Record], selection: Selection, most_slowest: int = SHOWN_SLOWEST) -> LogStats:
+    """Counts the selected messages of a log. `most_slowest`: see `Times`."""
+    found = LogStats(most_slowest)
     decoder = MessageDecoder()
     for record in records:
         if isinstance(record, Damage):
@@ -158,7 +160,7 @@ def _count_exported(
 def _add_times(
     found: LogStats, run: Stretch, described: TapDescriptor, places: list[int], decoder: MessageDecoder
 ) -> None:
-    times = found.times.setdefault(described.name, Times())
+    times = found.times.setdefault(described.name, Times(found.most_slowest))
     # What is no message of times is counted, like every other message.
     try:
         sink = TimeSink.of(described)

@@ -1,4 +1,4 @@
-"""`hcb reproduce --bisect`: the first operation at which two runs of a failing step part."""
+"""`hcb reproduce`: the first operation at which two runs of a failing step part, and values that are not finite."""
 
 from __future__ import annotations
 
@@ -187,3 +187,53 @@ def test_wrong_arguments(
     names = {"path": capsule.path, "folder": capsule.path.parent, "name": capsule.path.name}
     assert main(["reproduce", *(argument.format(**names) for argument in arguments)]) != 0
     assert expected.format(**names) in capsys.readouterr().err
+
+
+def failed(folder: Path, x: Any) -> str:
+    """The path of the capsule of a step whose results are not finite."""
+    step = hcb.capsule(jax.jit(lambda x: 2 * jnp.log(x)), folder, nonfinite=True)
+    with pytest.raises(hcb.TapFunctionException), hcb.outfeed_receiver():
+        step(jnp.asarray(x, jnp.float32))
+    (path,) = folder.glob("*.hcb")
+    return str(path)
+
+
+def test_an_array_that_is_not_finite_says_how_many_values_and_where(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = failed(tmp_path, [[1, 2, np.e], [0, -1, -2]])
+    values = "2 NaN and 1 infinite values of 6, the first at [1, 0]; the finite ones: min 0, max 1"
+    assert main(["reproduce", path]) == 0
+    assert f"): {values}\n" in capsys.readouterr().out
+    monkeypatch.setattr("builtins.input", lambda prompt="": (_ for _ in ()).throw(EOFError))
+    assert main(["reproduce", path, "--breakpoint"]) == 0
+    assert f"       {values}, first elements 0, 0.693147, 1, -inf\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("x", "values"),
+    [
+        (
+            [[1, np.nan], [np.inf, 3]],
+            "1 NaN and 1 infinite values of 4, the first at [0, 1]; the finite ones: min 1, max 3",
+        ),
+        ([-np.inf, np.inf], "0 NaN and 2 infinite values of 2, the first at [0]"),
+        (np.nan, "1 NaN and 0 infinite values"),
+    ],
+    ids=["some", "all", "a scalar"],
+)  # fmt: skip
+def test_an_input_that_is_not_finite_says_so_too(
+    x: Any, values: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["reproduce", failed(tmp_path, x)])
+    assert f"the input x has {values}\n" in capsys.readouterr().out
+
+
+def test_digests_of_other_versions_and_foreign_ones_are_shown_without_it() -> None:
+    digest = Digest("log [2, 3] at a.py:1 (f)", (), 0, 1, (0.0,) * 8)
+    assert digest.not_finite == ""
+    assert replace(digest, bad=(0, 0, 0), finite=(0.0, 1.0)).not_finite == ""
+    for first in 6, -1:
+        assert (
+            replace(digest, bad=(1, 0, first), finite=(0.0, 1.0)).not_finite == "1 NaN and 0 infinite values"
+        )

@@ -16,16 +16,16 @@ import hostcallback as hcb
 def step(number: Any) -> Any:
     """Sends a loss, a number whose tap function raises at first, and fails a check once."""
     hcb.id_tap(lambda value: None, {"step": number, "loss": 1.0 / (1.0 + number)}, name="loss")
-    hcb.id_tap(fail_once, number, name="unlucky")
+    hcb.id_tap(fail_once, {"step": number}, name="unlucky")
     hcb.check(number != 2, "two came: {n}", n=number)
     hcb.knob("damping", 0.5, min=0, max=1)
     return number + 1
 
 
-def fail_once(number: Any) -> None:
+def fail_once(found: Any) -> None:
     """A tap function with a bug."""
-    if number < 2:
-        raise ValueError(f"a planted\x1b bug of {number}")
+    if found["step"] < 2:
+        raise ValueError(f"a planted\x1b bug of {found['step']}")
 
 
 def main() -> None:

@@ -148,6 +148,7 @@ def test_errors_of_a_process_without_a_log_have_texts_and_lines(sockets: Path) -
     assert raised["kind"] == "tap exception"
     assert (raised["title"], raised["count"]) == ("ValueError: a planted\\x1b bug of 0", 2)
     assert raised["values"] == "the last: ValueError: a planted\\x1b bug of 1"
+    assert (raised["first"]["step"], raised["last"]["step"], check["first"]["step"]) == (0, 1, None)
     assert 'raise ValueError(f"a planted' in raised["traceback"]
     assert "\x1b" not in raised["traceback"]
     assert any("hcb.id_tap(fail_once" in text for _, text in raised["source"])

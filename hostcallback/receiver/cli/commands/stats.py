@@ -1,4 +1,4 @@
-"""`hcb stats`: counts the messages of a log, by tap."""
+"""`hcb stats`: counts the messages of a log, by tap, and shows the times of places with the slowest steps."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import json
 import sys
 from dataclasses import asdict
 
-from hostcallback.receiver.cli.arguments import SelectedLog, add_log, add_selection
+from hostcallback.receiver.cli.arguments import SelectedLog, add_log, add_selection, number
 from hostcallback.receiver.cli.output.messages import lost_text, make_safe, time_text
 from hostcallback.receiver.cli.output.tables import print_table
-from hostcallback.receiver.sinks.time_rows import table
+from hostcallback.receiver.sinks.time_rows import LISTED_FROM, SHOWN_SLOWEST
 from hostcallback.receiver.taplog.configurations import configurations
 from hostcallback.receiver.taplog.format.layout import Damage
 from hostcallback.receiver.taplog.reading.merge import LostNote
@@ -18,6 +18,8 @@ from hostcallback.receiver.taplog.reading.segment_reader import Writer
 from hostcallback.receiver.taplog.render import process_text
 from hostcallback.receiver.taplog.tap_stats import TapStats, gather
 from hostcallback.receiver.text import printable
+
+MAX_SLOWEST = 1000
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -28,13 +30,22 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="one JSON object per configuration of a run, tap, note of lost messages, and tap that rules thinned",
     )
+    parser.add_argument(
+        "--slowest",
+        type=number(f"a whole number up to {MAX_SLOWEST:,}", lambda found: found in range(MAX_SLOWEST + 1)),
+        metavar="N",
+        help="of times of places, the N slowest steps or iterations and the places that were slow in them "
+        f"(default: {SHOWN_SLOWEST}, if there are at least {LISTED_FROM})",
+    )
     add_selection(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command."""
     log = SelectedLog(arguments)
-    found = gather(log.reader.message_runs(log.wanted, by_time=False), log.wanted)
+    has_few = arguments.slowest is not None
+    most_slowest = int(arguments.slowest) if has_few else SHOWN_SLOWEST
+    found = gather(log.reader.message_runs(log.wanted, by_time=False), log.wanted, most_slowest)
     make_safe()
     thinned = [tap for tap in log.reader.thinned().values() if log.wanted.wants_name(tap.name)]
     taps = sorted(found.taps.values(), key=lambda tap: (-tap.messages, tap.name))
@@ -47,6 +58,9 @@ def run(arguments: argparse.Namespace) -> int:
         for name, times in found.times.items():
             for row in times.rows():
                 print(json.dumps({"times": name, **asdict(row)}))
+            for step in times.slowest(has_few=has_few):
+                places = [place._asdict() for place in step.places]
+                print(json.dumps({"slowest": name, **step._asdict(), "places": places}))
         for note in found.lost:
             print(json.dumps({"process": process_text(note.writer), "lost": note.lost._asdict()}))
         for one in thinned:
@@ -58,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
                 print(printable(f"run {run}{', continued' if number else ''}: {shown}"))
         _print(taps)
         for name, times in found.times.items():
-            print(f"\n{printable(name)}:\n{table(times.rows())}")
+            print(f"\n{printable(name)}:\n{times.text(has_few=has_few)}")
         for note in _summed(found.lost):
             print(f"{process_text(note.writer)}, {printable(note.lost.device)}: {lost_text(note.lost)}")
         for one in thinned:

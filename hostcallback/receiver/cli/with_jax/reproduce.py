@@ -112,6 +112,7 @@ def _bisect(capsule: Capsule, against: str) -> int:
     for title, digest in (("here", found.left), (against, found.right)):
         values = [*digest.stats[:4], list(digest.stats[4:])]
         shown = ", ".join(f"{name} {value}" for name, value in zip(names, values, strict=True))
+        shown = ", ".join(filter(None, (digest.not_finite, shown)))
         print(printable(f"  {title}: {shown}"))
     finite = math.isfinite(found.relative)
     how = f"by {found.relative:.2g} of its magnitude" if finite else "one of them is not finite"
@@ -217,7 +218,8 @@ def _print_operation(operations: list[Any], number: int, mark: str) -> None:
     values = f"value {mean:g}"
     if " [] " not in digest.name:
         elements = ", ".join(f"{x:g}" for x in first)
-        values = f"min {low:g}, max {high:g}, mean {mean:g}, first elements {elements}"
+        values = digest.not_finite or f"min {low:g}, max {high:g}, mean {mean:g}"
+        values += f", first elements {elements}"
     print(printable(f"{mark} {number}: {digest.name}{iterations}"))
     print(printable(f"       {values}"))
 

@@ -23,8 +23,9 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from hostcallback.receiver import limits, processes
 from hostcallback.receiver.errors import DeviceClaimedError
-from hostcallback.receiver.failures.check_report import OTHERS, Occurrence
+from hostcallback.receiver.failures.check_report import OTHERS
 from hostcallback.receiver.failures.deferred_errors import MAX_KEPT, DeferredErrors, MultipleFailures, OnError
+from hostcallback.receiver.failures.steps import Occurrence
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.messages import Consumer, Find, Message, Registry, Sink
 from hostcallback.receiver.runtime.stats import DeviceStats
@@ -273,6 +274,7 @@ class Scope:
         self.recorder = recorder
         self.deferred.on_exception = recorder.note_exception
         self.deferred.steps_of = functools.partial(_logged_steps, recorder)
+        self.deferred.on_steps = recorder.note_steps
         self.add_batch_sink(recorder)
         self._unrecorded_before = self._unrecorded()
 
@@ -362,7 +364,7 @@ class Scope:
 
 
 MOST_LOOKS = 16
-"""Parts of the log that are read for the steps of failed checks of one report."""
+"""Parts of the log that are read for the steps of the failures of one report."""
 
 
 def _logged_steps(recorder: Recorder, failures: Sequence[Occurrence]) -> dict[Occurrence, int]:

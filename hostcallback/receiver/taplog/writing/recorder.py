@@ -16,6 +16,7 @@ import numpy as np
 from hostcallback.receiver import environment, errors, files, processes
 from hostcallback.receiver.errors import TapFailure
 from hostcallback.receiver.failures.failure_report import FailureHistory
+from hostcallback.receiver.failures.steps import Occurrence
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.messages import Consumer, Find, Message, device_text
 from hostcallback.receiver.public_names import hide_frames
@@ -81,6 +82,10 @@ class Recorder(files.Closing):
         self._exceptions.add_exception(failure)
         self._has_unnoted = True
         self._note_if_due()
+
+    def note_steps(self, found: Mapping[Occurrence, int]) -> None:
+        """Takes the steps of exceptions that were found since they were noted."""
+        self._has_unnoted |= self._exceptions.set_steps(found)
 
     def _note_if_due(self) -> None:
         if self._has_unnoted and time.monotonic() - self._noted_at >= NOTE_SEC:

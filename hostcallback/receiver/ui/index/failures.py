@@ -8,7 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from hostcallback.receiver.failures import call_site, deferred_errors, explanation, told_failure
+from hostcallback.receiver.failures.steps import merged, ranges_of, told_text
 from hostcallback.receiver.sinks.factory import own_sink
 from hostcallback.receiver.taplog.format.layout import NO_STEP, Damage, Lost
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage, MessageDecoder
@@ -22,6 +25,12 @@ from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 MAX_PLACES = 256
 """Processes and devices of a group that are counted apart."""
 
+MAX_STEPS = 1024
+"""Steps of a group that are kept."""
+
+SHOWN_RANGES = 12
+"""Ranges of steps of a group that are shown, besides the last one."""
+
 LOG_LATE_SEC = 1.0
 """Seconds by which a log may be behind its process."""
 
@@ -29,6 +38,9 @@ AROUND = 4
 """Lines of the source that are shown before and after the line."""
 
 LINE_CHARS = 300
+
+
+_Call = tuple[int, int]  # the number and the time of its message
 
 
 @dataclass(slots=True)
@@ -44,6 +56,9 @@ class Group:
     """The failures of one kind on one line.
 
     Attributes:
+        steps: of failures in logs; the smallest `MAX_STEPS`.
+        has_more_steps: whether there are further ones.
+        without_step: number of failures in logs whose step is not known.
         awaits: the program of NaN reports that do not say which operation it was; those that do take their place.
     """
 
@@ -60,6 +75,9 @@ class Group:
     live: dict[tuple[str, int], told_failure.ToldFailure] = field(default_factory=dict)
     first: Occurrence = field(default_factory=lambda: Occurrence(None, None))
     last: Occurrence = field(default_factory=lambda: Occurrence(None, None))
+    steps: set[int] = field(default_factory=set)
+    has_more_steps: bool = False
+    without_step: int = 0
 
     def add(self, process: str, device: str, count: int, at: Occurrence) -> bool:
         """Counts failures that came at a time; returns whether they are the earliest so far."""
@@ -74,6 +92,21 @@ class Group:
         if self.last.time is None or time >= self.last.time:
             self.last = at
         return is_first
+
+    def add_steps(self, steps: Array, folded: int = 0) -> None:
+        """Adds the steps of failures, int64, and failures that were only counted."""
+        known = np.unique(steps[steps != NO_STEP])
+        self.without_step += int((steps == NO_STEP).sum()) + folded
+        self.steps.update(known[:MAX_STEPS].tolist())
+        self.has_more_steps |= len(known) > MAX_STEPS
+        if len(self.steps) > 2 * MAX_STEPS:
+            self.steps, self.has_more_steps = set(sorted(self.steps)[:MAX_STEPS]), True
+
+    def give_step(self, at: Occurrence, step: int) -> None:
+        """Sets the step of a failure that was added without one."""
+        at.step = step
+        self.steps.add(step)
+        self.without_step -= 1
 
     def take_live(self, process: tuple[str, int], found: told_failure.ToldFailure) -> None:
         """Takes the failures that a running process (host and process id) reports for this group since its start."""
@@ -114,18 +147,31 @@ class Group:
             ],
             "first": {"time": first.time, "step": first.step},
             "last": {"time": last.time, "step": last.step},
+            "steps": self._steps_text() if self.count + unlogged.total() > 2 else "",
             "values": printable(self.values),
             "traceback": self.traceback,
         }
+
+    def _steps_text(self) -> str:
+        # The log of a process soon has what the process tells.
+        if self.count:
+            ranges = ranges_of(sorted(self.steps)[:MAX_STEPS])
+            has_more = self.has_more_steps or len(self.steps) > MAX_STEPS
+            text = told_text(ranges, 0, self.without_step, "failure", SHOWN_RANGES)
+            return f"{text}, and more" if has_more else text
+        told = self.live.values()
+        ranges = merged(sorted(each for found in told for each in found.steps))
+        more, without = sum(found.more_steps for found in told), sum(found.without_step for found in told)
+        return told_text(ranges, more, without, "failure", SHOWN_RANGES)
 
     def _times(self) -> tuple[Occurrence, Occurrence]:
         # Of a failure that is also in a log, the log has the step, and comes a little later.
         first, last = self.first, self.last
         for found in self.live.values():
             if first.time is None or found.first < first.time:
-                first = Occurrence(found.first, None)
+                first = Occurrence(found.first, found.first_step)
             if last.time is None or found.last > last.time + LOG_LATE_SEC:
-                last = Occurrence(found.last, None)
+                last = Occurrence(found.last, found.last_step)
         return first, last
 
     @property
@@ -162,6 +208,9 @@ MAX_GROUPS = 500
 MAX_NAMES = 4096
 """Processes with logs of which the names are known."""
 
+MAX_CALLS = 4096
+"""Failed calls of which the steps are known, and reports that wait for one."""
+
 MAX_DECODED = 256
 """NaN reports of one block of messages that are decoded; further ones count for the line of the watched program."""
 
@@ -178,6 +227,10 @@ class Failures:
         self.losses = 0
         self._logged = 0
         self._told: set[str] = set()  # programs of which operations are known that made NaN
+        self._calls: dict[tuple[Writer, str, int, int], int] = {}  # steps of those that made NaN
+        self._reports: dict[
+            tuple[Writer, str, int, int], list[tuple[Group, Occurrence]]
+        ] = {}  # without a step
         self._names: dict[tuple[str, int], str] = {}
 
     @property
@@ -216,25 +269,36 @@ class Failures:
         if group.add(process, run.device, count - 1, first):
             self._explain(group, run, described, int(places[0]))
         group.add(process, run.device, 1, last)
+        group.add_steps(run.steps[places], folded)
 
     def _operations(self, run: Stretch, described: TapDescriptor, places: Array) -> None:
         # Each message tells of the operations of a program that made values that are not finite, each at its line.
         for place in places[:MAX_DECODED].tolist():
             found = self._failed_operations(run, described, place)
-            for name, line, explained in found:
-                self._count_operation(run, place, name, line, explained)
+            for name, line, explained, call in found:
+                self._count_operation(run, place, name, line, explained, call)
             if not found:
                 self._count_operation(run, place, described.name, described.source_line, None)
         for place in places[MAX_DECODED:].tolist():
             self._count_operation(run, place, described.name, described.source_line, None)
 
     def _count_operation(
-        self, run: Stretch, place: int, name: str, line: str, explained: explanation.Explanation | None
+        self,
+        run: Stretch,
+        place: int,
+        name: str,
+        line: str,
+        explained: explanation.Explanation | None,
+        call: _Call | None = None,
     ) -> None:
         self._logged += 1
         group = self._of("nonfinite", line, name, name)
         if group is not None:
-            is_first = group.add(self._process(run.writer), run.device, 1, self._at(run, place))
+            at = self._at(run, place)
+            if explained is not None:
+                self._set_step(group, at, run, place, call if explained.is_known else None)
+            is_first = group.add(self._process(run.writer), run.device, 1, at)
+            group.add_steps(np.array([NO_STEP if at.step is None else at.step]))
             if is_first and explained is not None:
                 _describe(group, explained)
                 if not explained.is_known:
@@ -242,9 +306,24 @@ class Failures:
                 elif explained.program and len(self._told) < MAX_GROUPS:
                     self._told.add(explained.program)
 
+    def _set_step(self, group: Group, at: Occurrence, run: Stretch, place: int, call: _Call | None) -> None:
+        # The message of a call that failed has a step. The report of it, for which there is a `call`, comes some time
+        # later, and has none. They may be read in any order.
+        seq, time_ns = call or (int(run.block.seqs[place]), int(run.block.times_ns[place]))
+        key = run.writer, run.device, seq, time_ns
+        if call is not None:
+            at.time, at.step = time_ns / 1e9, self._calls.get(key, at.step)
+            if at.step is None and len(self._reports) < MAX_CALLS:
+                self._reports.setdefault(key, []).append((group, at))
+        elif at.step is not None:
+            if len(self._calls) < MAX_CALLS:
+                self._calls[key] = at.step
+            for reported, when in self._reports.pop(key, ()):
+                reported.give_step(when, at.step)
+
     def _failed_operations(
         self, run: Stretch, described: TapDescriptor, place: int
-    ) -> list[tuple[str, str, explanation.Explanation]]:
+    ) -> list[tuple[str, str, explanation.Explanation, _Call]]:
         for logged in self._decoder.messages(run._replace(start=place, stop=place + 1)):
             if not isinstance(logged, Damage):
                 return _operations_of(described, logged)
@@ -307,8 +386,9 @@ def _explanation(described: TapDescriptor, logged: LoggedMessage) -> explanation
 
 def _operations_of(
     described: TapDescriptor, logged: LoggedMessage
-) -> list[tuple[str, str, explanation.Explanation]]:
-    # The name, the source line and the explanation of each; nothing of a message that does not fit its descriptor.
+) -> list[tuple[str, str, explanation.Explanation, _Call]]:
+    # The name, the source line, the explanation and the call of each; nothing of a message that does not fit its
+    # descriptor.
     try:
         sink = own_sink(described)
         if sink is not None:
@@ -320,6 +400,7 @@ def _operations_of(
                 each.consumer.name + (f" {each.error.part}" if each.error.part else ""),
                 each.consumer.source_line,
                 each.error.sink.explain(logged.message),
+                (each.error.message.seq, each.error.message.time_ns),
             )
             for each in told
             if isinstance(each.error, explanation.CheckFailed)

@@ -359,8 +359,9 @@ class LogIndex:
     def times(self, tap: Tap, part: ScalarPart, by_device: dict[str, Array]) -> None:
         """Takes messages of a place that is timed."""
         self.scalar(tap, part)
-        # Of several calls at once: the page shows no `max_at` of a row.
-        self.distributions.setdefault((tap.run, tap.name, tap.place), Times()).add({tap.leaf: by_device})
+        # Of several calls at once: the page shows no `max_at` of a row, and looks for the slowest when asked.
+        known = self.distributions.setdefault((tap.run, tap.name, tap.place), Times(most_slowest=0))
+        known.add({tap.leaf: by_device})
 
     def other(self, tap: Tap, count: int) -> None:
         """Takes messages of a leaf that is not a scalar."""

@@ -11,7 +11,14 @@ from typing import Any
 import numpy as np
 
 from hostcallback.receiver.sinks import times as measured
-from hostcallback.receiver.sinks.time_rows import BINS_PER_OCTAVE, ITERATION, PROGRAM, TimeRow
+from hostcallback.receiver.sinks.time_rows import (
+    BINS_PER_OCTAVE,
+    FEW_CALLS,
+    ITERATION,
+    PROGRAM,
+    TimeRow,
+    slow_places,
+)
 from hostcallback.receiver.taplog.format.layout import NO_STEP
 from hostcallback.receiver.text import printable
 from hostcallback.receiver.ui.index import buckets
@@ -25,8 +32,6 @@ from hostcallback.receiver.wire.array_types import Array
 COLUMNS = 240
 BINS = 48
 SLOWEST = 10
-FEW_CALLS = 32
-"""Of a tap that has at most this number of messages, and more iterations than messages, the iterations are shown."""
 
 Call = dict[str, tuple[list[str], dict[str, Array]]]
 """What a message has of each place: the axes of its times, and these."""
@@ -200,17 +205,28 @@ def _cells(count: int) -> Array:
 
 
 def _answer(
-    axis: str, places: Sequence[str], cells: Array, x: Array, seconds: Sequence[Array], slowest: Any
+    axis: str,
+    places: Sequence[str],
+    cells: Array,
+    x: Array,
+    seconds: Sequence[Array],
+    slowest: list[dict[str, Any]],
 ) -> dict[str, Any]:
     """The shares of places: `seconds` has those of the whole, and then of each place, by call or iteration."""
     sizes = np.bincount(cells)
     whole, *parts = (
         [round(each, 9) for each in (np.bincount(cells, row) / sizes).tolist()] for row in seconds
     )
+    names = [printable(place) for place in places]
+    usual, *medians = (float(np.median(row)) if len(row) else 0.0 for row in seconds)
+    of_places = dict(zip(names, medians, strict=True))
+    for call in slowest:
+        call["longer"] = slow_places(dict(zip(names, call.pop("parts"), strict=True)), of_places, usual)
     return {
         "axis": axis,
         "x": (np.bincount(cells, x) / sizes).tolist(),
-        "stacked": [printable(place) for place in places],
+        "stacked": names,
+        "usual": usual,
         "whole": whole,
         "seconds": parts,
         "slowest": slowest,

@@ -261,3 +261,14 @@ def test_a_chart_of_zeros_has_small_numbers_at_its_axis(tmp_path: Path, serve: A
     drawn = set(page.evaluate("drawn"))
     assert "0.5" in drawn
     assert not {"20", "50", "100"} & drawn
+
+
+def test_the_steps_of_failures_are_listed(visit: Visit, serve: Any, expect: Any, tmp_path: Path) -> None:
+    step = jax.jit(lambda ok, number: hcb.check(ok, "bad", step=number))
+    with hcb.outfeed_receiver(record=tmp_path, on_error="warn"):
+        for number in range(40):
+            step(number not in (3, 4, 5, 30), number)
+    card = visit(serve(tmp_path).address, "Errors").get_by_role("article", name="bad")
+    expect(card.locator(".error-when")).to_contain_text(
+        re.compile("first step 3 at .*last step 30 at .*at steps 3 to 5, 30")
+    )

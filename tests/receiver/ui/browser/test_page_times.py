@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import pytest
 
 import hostcallback as hcb
+from transforming import nap
 
 pytestmark = pytest.mark.slow
 
@@ -69,3 +70,23 @@ def test_without_times_the_page_says_how_to_measure_some(
     page = visit(serve(log).address, "Time")
     expect(page.locator("#panel-time .empty")).to_contain_text('hcb.observe(where="layers/*", what="time")')
     expect(page.locator("#time-found")).to_be_hidden()
+
+
+def test_slow_places_have_room_on_a_narrow_page(
+    visit: Visit, serve: Any, expect: Any, tmp_path: Path
+) -> None:
+    def step(x: Any, number: Any) -> Any:
+        hcb.metrics({"loss": jnp.sum(x)}, step=number)
+        for name in ("attention of the decoder", "mlp"):
+            with hcb.span(name):
+                x = nap(x, jnp.where(number == 7, 0.05, 0.001))
+        return x
+
+    train = jax.jit(step)
+    with hcb.outfeed_receiver(record=tmp_path), hcb.observe(what="time", name="parts"):
+        for number in range(12):
+            train(jnp.ones(4), number)
+    page = visit(serve(tmp_path).address, "Time", viewport={"width": 390, "height": 800})
+    cell = page.locator("#time-slowest tbody tr").first.locator("td[data-label='Far above its median']")
+    expect(cell).to_contain_text(re.compile(r"attention of the decoder .* \(.*mlp .* ms \("))
+    assert cell.evaluate("cell => cell.scrollWidth <= cell.clientWidth && cell.clientHeight < 120")

@@ -20,7 +20,7 @@
  * @typedef {{lines: TextLine[], more: boolean, next?: string|null, total: number}} TextPage
  * @typedef {{time: number|null, step: number|null}} Moment
  * @typedef {{id: string, kind: string, title: string, place: string, source: [number, string][]|null, count: number,
- *   per: {process: string, device: string, count: number}[], first: Moment, last: Moment, values: string,
+ *   per: {process: string, device: string, count: number}[], first: Moment, last: Moment, steps: string, values: string,
  *   traceback: string|null}} ErrorGroup
  * @typedef {{runs: {id: string, config: Record<string, number|string|boolean|null>, metrics: Record<string, (number|null)[]>}[],
  *   differing: string[]}} RunTable
@@ -32,7 +32,7 @@
  * @typedef {{equal: boolean, first: {tap: string, leaf: string, step: number|null, place: string, left: any, right: any}|null,
  *   taps: TapDifference[], config: Record<string, any[]>, notes: string[]}} Difference
  * @typedef {{taps: [number, string, string][], tap: number, axis: string, x: number[], stacked: string[], whole: number[], seconds: number[][],
- *   slowest: {x: number|null, step: number|null, time: number|null, seconds: number, parts: number[]}[], range: [number, number],
+ *   slowest: {x: number|null, step: number|null, time: number|null, seconds: number, longer: [string, number, number][]}[], usual: number, range: [number, number],
  *   places: {place: string, count: number, mean: number|null, p50: number|null, p90: number|null, p99: number|null, share: number|null,
  *     slowest: string, spread: number|null, counts: number[]}[]}} Times
  * @typedef {{overview?: boolean, taps?: [number, number, number|null][], texts?: number, errors?: [number, number], devices?: boolean,

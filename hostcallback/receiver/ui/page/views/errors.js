@@ -87,7 +87,8 @@ function card(group, open) {
       element("div", { class: "error-title" }, element("span", { class: "badge" }, failureName(group.kind)), heading),
       element("span", { class: "times" }, element("b", {}, count(group.count)), group.count === 1 ? " time" : " times")),
     element("p", { class: "error-when" }, sourcePlace(group.place), inFunction(group.place),
-      element("span", {}, "first ", moment(group.first)), group.count > 1 && element("span", {}, "last ", moment(group.last))),
+      element("span", {}, "first ", moment(group.first)), group.count > 1 && element("span", {}, "last ", moment(group.last)),
+      group.steps && element("span", {}, foreign(group.steps))),
     element("div", { class: "error-body" },
       element("div", { class: "error-main" }, source(group), values(group), traceback(group, open)),
       senders(group)));

@@ -111,15 +111,12 @@ export class TimeView extends LiveView {
 
   /** @param {Times} found */
   showSlowest(found) {
-    const means = found.seconds.map((part) => mean(part));
-    const usual = mean(found.whole);
     fill(byId("time-slowest", HTMLElement), element("table", { class: "devices" },
-      element("thead", {}, element("tr", {}, [`Slowest ${found.axis}s`, "Time", "Longer than the mean", "Also logged"].map((head) => element("th", { scope: "col" }, head)))),
-      element("tbody", {}, found.slowest.map(({ x, step, time, seconds: all, parts }) => {
-        const longer = parts.map((part, i) => /** @type {[string, number]} */ ([found.stacked[i], part - means[i]])).filter(([, more]) => more > 0.02 * usual).sort((a, b) => b[1] - a[1]).slice(0, 3);
+      element("thead", {}, element("tr", {}, [`Slowest ${found.axis}s`, "Time", "Far above its median", "Also logged"].map((head) => element("th", { scope: "col" }, head)))),
+      element("tbody", {}, found.slowest.map(({ x, step, time, seconds: all, longer }) => {
         return element("tr", {}, element("th", { scope: "row" }, x !== null ? `iteration ${number(x)}` : step === null ? clock(time) : `step ${number(step)}`),
-          element("td", { "data-label": "Time" }, element("b", {}, seconds(all)), ` ${number(Number((all / (usual || 1)).toPrecision(3)))} × the mean`),
-          element("td", { "data-label": "Longer than the mean" }, longer.map(([place, more]) => element("span", { class: "longer" }, this.swatch(place), foreign(place), ` +${seconds(more)}`))),
+          element("td", { "data-label": "Time" }, element("b", {}, seconds(all)), ` ${ratio(all, found.usual)} × the median`),
+          element("td", { "data-label": "Far above its median" }, longer.map(([place, took, median]) => element("span", { class: "longer" }, this.swatch(place), foreign(place), ` ${seconds(took)} (${median ? `${ratio(took, median)} ×` : "seldom runs"})`))),
           element("td", { "data-label": "Also logged" }, step !== null && ["charts", "texts"].map((tab) => element("button", { type: "button", class: "plain base", "data-key": `${tab} ${step}`, onclick: () => this.showStep(tab, step) }, tab))));
       }))));
   }
@@ -143,8 +140,8 @@ export class TimeView extends LiveView {
 /** The labels of an axis. @param {string} unit */
 const labels = (unit) => (/** @type {any} */ _plot, /** @type {number[]} */ splits) => splits.map((split) => `${number(split)}${unit}`);
 
-/** @param {number[]} values */
-const mean = (values) => values.reduce((sum, each) => sum + each, 0) / (values.length || 1);
+/** With three digits. @param {number} one @param {number} other */
+const ratio = (one, other) => number(Number((one / (other || 1)).toPrecision(3)));
 
 /**
  * @param {HTMLCanvasElement} canvas
