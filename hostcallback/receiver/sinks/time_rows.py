@@ -108,11 +108,17 @@ def slow_places(seconds: Mapping[str, float], medians: Mapping[str, float], whol
         whole: the median of all places together.
 
     Returns:
-        Up to three places, each a fifth above its median, and two percent of `whole` above it.
+        Up to three places, each a fifth above its median, and two percent of `whole` above it; without those of which
+        half of the time more is that of a place in them.
     """
-    found = [SlowPlace(place, each, medians[place]) for place, each in seconds.items()]
-    found = [one for one in found if one.seconds - one.median > max(0.2 * one.median, 0.02 * whole)]
-    return sorted(found, key=lambda one: one.median - one.seconds)[:3]
+    more = {place: each - medians[place] for place, each in seconds.items()}
+    found = [place for place in more if more[place] > max(0.2 * medians[place], 0.02 * whole)]
+
+    def is_explained(outer: str) -> bool:
+        return any(one.startswith(f"{outer}/") and more[one] >= more[outer] / 2 for one in found)
+
+    found = sorted((place for place in found if not is_explained(place)), key=lambda place: -more[place])
+    return [SlowPlace(place, seconds[place], medians[place]) for place in found[:3]]
 
 
 class Loop(NamedTuple):

@@ -108,6 +108,25 @@ def test_a_log_of_one_call_is_shown_by_iteration(loop: Path, serve: Serve) -> No
     assert (place, seconds >= LONG) == ("mlp", True)
 
 
+def test_the_slowest_iteration_names_the_place_inside_the_one_around_the_body(
+    tmp_path: Path, serve: Serve
+) -> None:
+    def body(x: Any, number: Any) -> tuple[Any, None]:
+        with hcb.span("step"):
+            with hcb.span("cheap"):
+                x = nap(x, 0.001)
+            with hcb.span("solve"):
+                return nap(x, jnp.where(number == SLOW, LONG, 0.001)), None
+
+    with hcb.outfeed_receiver(record=tmp_path / "taps"), hcb.observe(what="time", name="parts"):
+        jax.jit(lambda x: jax.lax.scan(body, x, jnp.arange(STEPS))[0])(jnp.ones(4)).block_until_ready()
+    found = times(serve(tmp_path / "taps"))
+    assert (found["axis"], found["stacked"]) == ("iteration", ["step"])
+    [slowest] = [call for call in found["slowest"] if call["x"] == SLOW]
+    assert slowest["longer"][0][0] == "step/solve"
+    assert all(place != "step" for place, *_ in slowest["longer"])
+
+
 def test_a_log_without_times_has_none(log: Path, serve: Serve) -> None:
     assert times(serve(log)) == {"taps": []}
 

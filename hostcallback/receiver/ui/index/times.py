@@ -115,24 +115,28 @@ def _by_iteration(launches: Sequence[Sequence[Call]], inner: set[str]) -> dict[s
         of_devices: dict[str, list[Array]] = {}
         for call in launch:
             for place in call:
-                if place not in inner:
+                if place != PROGRAM:
                     of_devices.setdefault(place, []).append(_of_iterations(*call[place]))
-        length = max((len(each) for devices in of_devices.values() for each in devices), default=0)
+        outer = (devices for place, devices in of_devices.items() if place not in inner)
+        length = max((len(each) for devices in outer for each in devices), default=0)
         for place, devices in of_devices.items():
             if all(len(each) == length for each in devices):
                 found.setdefault(place, []).append(np.mean(devices, axis=0))
     columns = {place: np.concatenate(parts) for place, parts in found.items()}
-    length = max(map(len, columns.values()), default=0)
+    length = max((len(each) for place, each in columns.items() if place not in inner), default=0)
     if length <= len(launches):
         return {}
-    columns = {place: each for place, each in columns.items() if len(each) == length}
+    ordered = sorted(columns, key=inner.__contains__)
+    columns = {place: columns[place] for place in ordered if len(columns[place]) == length}
+    stacked = [place for place in columns if place not in inner]
     table = np.stack([*columns.values()])
-    whole, cells = table.sum(axis=0), _cells(length)
+    whole, cells = table[: len(stacked)].sum(axis=0), _cells(length)
     slowest = [
         {"x": at, "step": None, "time": None, "seconds": float(whole[at]), "parts": table[:, at].tolist()}
         for at in np.argsort(-whole, kind="stable")[:SLOWEST].tolist()
     ]
-    return _answer("iteration", [*columns], cells, np.arange(length), [whole, *table], slowest)
+    inside = [*columns][len(stacked) :]
+    return _answer("iteration", stacked, inside, cells, np.arange(length), [whole, *table], slowest)
 
 
 def _of_iterations(axes: Sequence[str], given: dict[str, Array]) -> Array:
@@ -158,25 +162,26 @@ def _by_call(index: LogIndex, taps: Sequence[Tap], inner: set[str]) -> dict[str,
     calls = rows[counting.leaf]
     calls = calls[np.argsort(calls[:, TIME], kind="stable")]
     stacked = [place for place in rows if place not in inner]
+    inside = [place for place in rows if place in inner and place != PROGRAM]
     seconds = []
-    for each in (calls, *(rows[place] for place in stacked)):
+    for each in (calls, *(rows[place] for place in stacked + inside)):
         of_call = np.minimum(np.searchsorted(calls[:, TIME], each[:, TIME]), len(calls) - 1)
         seconds.append(np.bincount(of_call, each[:, SUM], len(calls)) / np.maximum(calls[:, COUNT], 1))
-    slowest = _slowest(index, counting, [by_place[place] for place in stacked], calls)
+    slowest = _slowest(index, counting, [by_place[place] for place in stacked + inside], calls)
     x = calls[:, STEP] if has_steps else np.arange(len(calls))
     if has_steps:  # of a few calls the step may not be known; devices of one call may have a message each
         known = x != float(NO_STEP)
         x, at, counts = np.unique(x[known], return_inverse=True, return_counts=True)
         seconds = [np.bincount(at, each[known]) / counts for each in seconds]
-    return _answer("step" if has_steps else "call", stacked, _cells(len(x)), x, seconds, slowest)
+    return _answer("step" if has_steps else "call", stacked, inside, _cells(len(x)), x, seconds, slowest)
 
 
-def _slowest(index: LogIndex, counting: Tap, stacked: Sequence[Tap], calls: Array) -> list[dict[str, Any]]:
+def _slowest(index: LogIndex, counting: Tap, places: Sequence[Tap], calls: Array) -> list[dict[str, Any]]:
     # The slowest calls, from the log: buckets may have several. They are in those with the largest values.
     top = calls[np.argsort(-calls[:, MAX], kind="stable")[:SLOWEST]]
     with index.lock:
         chunks = [index.chunks.within(row[TIME], row[LAST_TIME], by_step=False) for row in top]
-    detail = Detail(counting, *stacked)
+    detail = Detail(counting, *places)
     for number in index.with_tap(counting, np.unique(np.concatenate(chunks)))[:DETAIL_CHUNKS].tolist():
         index.read_again(number, detail)
     found = {
@@ -186,7 +191,7 @@ def _slowest(index: LogIndex, counting: Tap, stacked: Sequence[Tap], calls: Arra
     single = found[counting.number]
     shown = []
     for call in single[np.argsort(-single[:, MAX], kind="stable")[:SLOWEST]]:
-        parts = [each[each[:, TIME] == call[TIME]] for each in (found[tap.number] for tap in stacked)]
+        parts = [each[each[:, TIME] == call[TIME]] for each in (found[tap.number] for tap in places)]
         shown.append(
             {
                 "x": None,
@@ -206,18 +211,18 @@ def _cells(count: int) -> Array:
 
 def _answer(
     axis: str,
-    places: Sequence[str],
+    stacked: Sequence[str],
+    inside: Sequence[str],
     cells: Array,
     x: Array,
     seconds: Sequence[Array],
     slowest: list[dict[str, Any]],
 ) -> dict[str, Any]:
-    """The shares of places: `seconds` has those of the whole, and then of each place, by call or iteration."""
+    """The shares of the stacked places: `seconds` has those of the whole, of each of them, and of those inside them."""
     sizes = np.bincount(cells)
-    whole, *parts = (
-        [round(each, 9) for each in (np.bincount(cells, row) / sizes).tolist()] for row in seconds
-    )
-    names = [printable(place) for place in places]
+    shown = seconds[: 1 + len(stacked)]
+    whole, *parts = ([round(each, 9) for each in (np.bincount(cells, row) / sizes).tolist()] for row in shown)
+    names = [printable(place) for place in (*stacked, *inside)]
     usual, *medians = (float(np.median(row)) if len(row) else 0.0 for row in seconds)
     of_places = dict(zip(names, medians, strict=True))
     for call in slowest:
@@ -225,7 +230,7 @@ def _answer(
     return {
         "axis": axis,
         "x": (np.bincount(cells, x) / sizes).tolist(),
-        "stacked": names,
+        "stacked": names[: len(stacked)],
         "usual": usual,
         "whole": whole,
         "seconds": parts,
