@@ -99,7 +99,7 @@ def escaped_tracer_error(value: object) -> Exception | None:
 
     JAX (0.8 to 0.12) takes most such tracers for constants of the current trace, and raises only when the program
     runs, far from the line that used them. A tracer is alive if its trace is current or encloses the current one; if a
-    kind of trace does not know what encloses it, JAX decides.
+    kind of trace does not know what encloses it, JAX decides of all but tracers of programs.
     """
     if not isinstance(value, _core.Tracer):
         return None
@@ -107,16 +107,19 @@ def escaped_tracer_error(value: object) -> Exception | None:
         if _are_one(trace, value._trace):
             return None
         if trace is eval_trace:
-            if is_staging() and _is_traced_around(value):
-                return None
-            error: Exception = _core.escaped_tracer_error(value)
-            return error
-    return None
+            break
+    else:
+        if not isinstance(value._trace, _pe.DynamicJaxprTrace):
+            return None
+    if is_staging() and _is_traced_around(value):
+        return None
+    escaped: Exception = _core.escaped_tracer_error(value)
+    return escaped
 
 
 def _is_traced_around(tracer: Tracer) -> bool:
-    # Whether a caller of this function traces the program that the tracer is of. The functions of custom_jvp and
-    # custom_vjp are traced as if no trace were around them (0.8 to 0.12): only the stack shows that there is one.
+    # Whether a caller of this function traces the program that the tracer is of. The traces of functions of custom_jvp
+    # and custom_vjp know none around them (0.8 to 0.12): only the stack shows that there is one.
     trace = tracer._trace
     return isinstance(trace, _pe.DynamicJaxprTrace) and any(
         trace is value

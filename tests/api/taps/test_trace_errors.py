@@ -121,7 +121,6 @@ def with_rule(f: Any) -> Any:
         pytest.param(
             lambda f: lambda: jax.jit(jax.grad(lambda x: jax.jit(f)()))(1.0), id="jit of grad of jit"
         ),
-        pytest.param(lambda f: lambda: jax.jit(with_rule(f))(1.0), id="custom_jvp in a jit"),
         pytest.param(lambda f: lambda: jax.vmap(with_rule(f))(jnp.ones(2)), id="custom_jvp in a vmap"),
     ],
 )
@@ -132,6 +131,15 @@ def test_tapping_a_tracer_that_escaped_names_the_line(around: Jit) -> None:
         with pytest.raises(jax.errors.UnexpectedTracerError) as info:
             f()
         assert f"This was raised in the tap print at {place}" in shown(info.value), kind
+
+
+def test_tapping_a_tracer_of_a_program_in_a_function_with_a_rule_names_the_line() -> None:
+    tracer = escaped_tracers()["value in a jit"]
+    place = next_line()
+    f = with_rule(lambda: hcb.id_tap(print, {"x": tracer}, result=1.0))
+    with pytest.raises(jax.errors.UnexpectedTracerError) as info:
+        jax.jit(f)(1.0)
+    assert f"This was raised in the tap print at {place}" in shown(info.value)
 
 
 @pytest.mark.slow
