@@ -202,13 +202,12 @@ def _calls(by_device: Mapping[str, _Distribution]) -> int:
 
 
 class _Slowest:
-    """The slowest calls, or iterations of a loop, and the medians of the places in all of them."""
+    """The slowest calls, or iterations of a loop, with the times of the places in them."""
 
     def __init__(self, most: int) -> None:
         self.most = most
-        self.whole: Counter[int] = Counter()
-        self.places: dict[str, Counter[int]] = {}
         self.found: list[tuple[float, _Which, dict[str, float]]] = []  # the slowest first
+        self.sums: dict[str, Counter[int]] = {}  # of the places that run several times in one, where they run
 
     def add(
         self,
@@ -220,15 +219,18 @@ class _Slowest:
         count = max((each.size for each in whole.values()), default=0)
         if not self.most or not count:
             return
+        for place, by_device in parts.items():
+            if any(each.size > count for each in by_device.values()):
+                sums = _means(by_device, count)
+                self.sums.setdefault(place, Counter()).update(_bins(sums[sums > 0]))
         seconds = _means(whole, count)
-        self.whole.update(_bins(seconds[seconds > 0]))
-        places = {place: _means(each, count) for place, each in parts.items()}
-        for place, each in places.items():
-            self.places.setdefault(place, Counter()).update(_bins(each))
-        for at in np.argsort(-seconds, kind="stable")[: self.most].tolist():
-            if seconds[at] <= (self.found[-1][0] if len(self.found) == self.most else 0.0):
-                break
-            self._keep(seconds.item(at), which(at), {place: each.item(at) for place, each in places.items()})
+        while (at := int(seconds.argmax())) >= 0 and seconds[at] > self._least():
+            times = {place: _means(each, count).item(at) for place, each in parts.items()}
+            self._keep(seconds.item(at), which(at), times)
+            seconds[at] = 0.0
+
+    def _least(self) -> float:
+        return self.found[-1][0] if len(self.found) == self.most else 0.0
 
     def _keep(self, seconds: float, which: _Which, parts: dict[str, float]) -> None:
         # Devices may have a message each of one call.
@@ -237,24 +239,39 @@ class _Slowest:
         found = [*others, max(mine, key=lambda one: one[0])]
         self.found = sorted(found, key=lambda one: -one[0])[: self.most]
 
-    def steps(self, calls: int) -> list[SlowStep]:
-        """The slowest ones, of what was called that often; the slowest first."""
-        whole = _percentile(self.whole, 50)
-        medians = {place: _percentile(bins, 50) for place, bins in self.places.items()}
-        medians = {place: each if each > 2 * SHORTEST else 0.0 for place, each in medians.items()}
+    def steps(
+        self, whole: Mapping[str, _Distribution], places: Mapping[str, Mapping[str, _Distribution]]
+    ) -> list[SlowStep]:
+        """The slowest ones, the slowest first; `whole` has the times of all, and `places` those of each place."""
+        calls, usual = max((one.calls for one in whole.values()), default=0), _percentile(_bins_of(whole), 50)
+        medians = {place: self._median(place, _count(whole), places[place]) for place in places}
         return [
             SlowStep(
-                which.text(calls) or f"call {which.call}", None if which.iterations else which.step, seconds, whole,
-                slow_places(parts, medians, whole),
+                which.text(calls) or f"call {which.call}", None if which.iterations else which.step, seconds, usual,
+                slow_places(parts, medians, usual),
             )
             for seconds, which, parts in self.found
         ]  # fmt: skip
+
+    def _median(self, place: str, count: int, by_device: Mapping[str, _Distribution]) -> float:
+        bins = self.sums.get(place) or _bins_of(by_device)
+        of_each = 1 if place in self.sums else len(by_device)
+        return _percentile(bins, 50) if 2 * bins.total() > count * of_each else 0.0
+
+
+def _count(by_device: Mapping[str, _Distribution]) -> int:
+    # Devices have as many of them each.
+    return max((one.count for one in by_device.values()), default=0)
+
+
+def _bins_of(by_device: Mapping[str, _Distribution]) -> Counter[int]:
+    return sum((one.bins for one in by_device.values()), Counter())
 
 
 def _means(by_device: Mapping[str, np.ndarray[Any, Any]], count: int) -> np.ndarray[Any, Any]:
     # The seconds of each call or iteration, shape (count,): of several devices the mean; those of inner loops added.
     sums = [
-        each.reshape(1) if each.size == 1 else np.nansum(each.reshape(count, -1), axis=1)
+        each.ravel() if each.size == count else np.nansum(each.reshape(count, -1), axis=1)
         for each in by_device.values()
     ]
     found = sums[0] if len(sums) == 1 else np.mean(np.nan_to_num(sums), axis=0) if sums else np.zeros(count)
@@ -362,10 +379,10 @@ class Times:
             loops.sort(key=lambda loop: (loop.depth, -sum(one.total for one in loop.by_device.values())))
             listed = [(self._slowest, self._found.get(PROGRAM, {}))]
             listed += [(loop.slowest, loop.by_device) for loop in loops]
-            many = (each for each in listed if each[0].whole.total() > FEW_CALLS)
-            found, by_device = next(many, None) or max(listed, key=lambda each: each[0].whole.total())
-            is_listed = has_few or found.whole.total() >= LISTED_FROM
-            return found.steps(_calls(by_device)) if is_listed else []
+            many = (each for each in listed if _count(each[1]) > FEW_CALLS)
+            found, whole = next(many, None) or max(listed, key=lambda each: _count(each[1]))
+            is_listed = has_few or _count(whole) >= LISTED_FROM
+            return found.steps(whole, self._found) if is_listed else []
 
     def text(self, *, has_few: bool = False) -> str:
         """The table of the places, and below it that of `slowest`, if there are any."""
@@ -375,10 +392,7 @@ class Times:
     def bins(self) -> dict[str, Counter[int]]:
         """How often each place took about 2 ** (n / BINS_PER_OCTAVE) seconds, by n."""
         with self._lock:
-            return {
-                place: sum((one.bins for one in each.values()), Counter())
-                for place, each in self._found.items()
-            }
+            return {place: _bins_of(each) for place, each in self._found.items()}
 
     def take_new(self) -> bool:
         """Whether times were added since the last call."""
