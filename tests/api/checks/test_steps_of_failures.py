@@ -14,6 +14,7 @@ from jax import lax
 
 import hostcallback as hcb
 from hostcallback.receiver.cli import main
+from transforming import nap
 
 
 def raised(run: Callable[[], Any]) -> hcb.CheckError:
@@ -107,6 +108,24 @@ def test_a_checked_step_has_it(tmp_path: Path) -> None:
     with hcb.outfeed_receiver(record=tmp_path):
         for i in range(5):
             step(jnp.float32(i), jnp.int32(i))
+        assert raised(lambda: step(jnp.float32(5), jnp.int32(5))).step == 5
+
+
+@pytest.mark.native_only
+@pytest.mark.parametrize("calls", [2, 3, 5])
+def test_a_check_whose_step_comes_in_a_later_batch_has_it(calls: int, tmp_path: Path) -> None:
+    def slow(x: Any, step: Any) -> Any:
+        check(x, step)
+        x = nap(x, 0.03)
+        hcb.metrics({"loss": x}, step=step)
+        return x
+
+    step = hcb.checked(jax.jit(slow))
+    with hcb.outfeed_receiver(record=tmp_path) as receiver:
+        for i in range(5 - calls, 5):
+            step(jnp.float32(i), jnp.int32(i))
+            assert receiver.recorder is not None
+            receiver.recorder.flush()  # each call in chunks that hold nothing else
         assert raised(lambda: step(jnp.float32(5), jnp.int32(5))).step == 5
 
 

@@ -115,7 +115,7 @@ class _Stream:
         self.chunks: deque[_Placed] = deque()
         self.ahead: dict[tuple[Path, int], _Read] = {}
         self.earlier: step_finder.Earlier | None = None  # than the next chunk; None before the first one
-        self.left_out: list[_Placed] = []  # the first chunk and the last one, if they are not wanted
+        self.left_out: list[_Placed] = []  # the first chunk and the last two, if they are not wanted
         self.block: FrameBlock | None = None
         self.path = Path()
         self.steps: Array = np.empty(0, np.int64)
@@ -220,7 +220,7 @@ class _Process:
             else:
                 stream.ahead.pop(placed.key, None)
                 stream.earlier = step_finder.UNKNOWN
-                stream.left_out = [*stream.left_out[:1], placed]
+                stream.left_out = [*stream.left_out[:1], *stream.left_out[1:][-1:], placed]
 
     def _upcoming(self, stream: _Stream) -> Iterator[_Placed]:
         # The next chunks of messages of a device.
@@ -269,13 +269,16 @@ class _Process:
         if earlier is None:
             earlier = _start_of(placed)
         found = self._steps.find(read.columns, earlier)
-        if found.need_earlier and stream.left_out and earlier is step_finder.UNKNOWN:
-            for left_out in stream.left_out:
-                before, start = self._read(left_out).columns, _start_of(left_out)
+        # Also for what comes later: the launches before show whether those of these taps have one step.
+        if (found.need_earlier or found.need_later) and stream.left_out and earlier is step_finder.UNKNOWN:
+            for number, left_out in enumerate(stream.left_out):
+                before = self._read(left_out).columns
+                follows = 0 < number == len(stream.left_out) - 1  # the last two follow each other
+                start = earlier if follows else _start_of(left_out)
                 self._steps.find(before, start)  # learns of the taps
                 earlier = start.and_then(before)
-            stream.left_out.clear()
             found = self._steps.find(read.columns, earlier)
+        stream.left_out.clear()
         if found.need_later:
             found = self._with_later(stream, read, earlier, placed.segment)
         stream.earlier = earlier.and_then(read.columns)
