@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import threading
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -12,11 +13,13 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.experimental import io_callback
 from jax.sharding import NamedSharding, PartitionSpec
 
 import hostcallback as hcb
+from tools.bench.handlers import empty_call
 from tools.bench.row import Row, measure, measure_together
 from tools.bench.separate_process import rows_of_process
 from tools.bench.timing import Counter, delivered_us
@@ -47,7 +50,10 @@ def medians_of_calls(functions: Sequence[Callable[[Any], Any]], x: Any) -> list[
 
 
 def one_call(rounds: int) -> list[Row]:
-    """One call until its result is ready, with one tap and without, under each jit; delivered after the clock stops."""
+    """One call until its result is ready, with one tap and without, under each jit; delivered after the clock stops.
+
+    Under `jax.jit` also with an empty FFI call in the tap's place: no tap can cost less than what XLA takes for that.
+    """
     model = eqx.nn.MLP(4, 4, 8, 2, key=jax.random.key(0))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -61,12 +67,17 @@ def one_call(rounds: int) -> list[Row]:
     rows = []
     for jit, make in jits.items():
         count = Counter()
-        tapped, plain = make(partial(hcb.id_tap, count)), make(lambda x: x)
+        programs = [make(partial(hcb.id_tap, count)), make(lambda x: x)]
+        if jit == "jax.jit":
+            programs.append(make(empty_call))
         x = jnp.ones(16 if jit == "jax.jit" else 4)
-        mine, peer = measure_together(partial(medians_of_calls, [tapped, plain], x), rounds)
+        mine, peer, *floor = measure_together(partial(medians_of_calls, programs, x), rounds)
         assert count.count == CALLS * (rounds + 1)
         name = f"one {jit} call, one tap (delivered between the timed calls)"
         rows.append(mine.versus(peer, name, "us/call", f"the untapped {jit} call", 1.1))
+        rows += [
+            mine.versus(empty, "the same", "us/call", "an empty FFI call in it", None) for empty in floor
+        ]
     return rows
 
 
@@ -91,10 +102,15 @@ def one_call_of_the_host(rounds: int) -> Row:
     return mine.versus(other, "one jax.jit call, one `hcb.call`", "us/call", "jax.pure_callback", 1.0)
 
 
-def back_to_back(rounds: int) -> Row:
-    """Calls as fast as they can be dispatched, while the receiver wants the interpreter lock as well, all delivered."""
+def back_to_back(rounds: int) -> list[Row]:
+    """Calls as fast as they can be dispatched, while the receiver wants the interpreter lock as well, all delivered.
+
+    The floor is a program with an empty FFI call, and a Python thread that makes an array for each call and gives it to
+    the function, in batches as a receiver does: nothing is counted, ordered, named or bounded.
+    """
     count, calls = Counter(), 5_000
     tapped, plain = jax.jit(lambda x: untapped(hcb.id_tap(count, x))), jax.jit(untapped)
+    empty = jax.jit(lambda x: untapped(empty_call(x)))
 
     def per_call(f: Callable[[Any], Any]) -> float:
         y = jnp.ones(16)
@@ -105,10 +121,32 @@ def back_to_back(rounds: int) -> Row:
         hcb.barrier_wait()
         return (perf_counter() - start) / calls * 1e6
 
-    mine, peer = measure([lambda: per_call(tapped), lambda: per_call(plain)], rounds)
+    def floor() -> float:
+        memory, start, done = np.zeros(16, np.float32), perf_counter(), Counter()
+
+        def deliver() -> None:
+            while done.count < calls:
+                arrived = min(calls, round((perf_counter() - start) / 8e-6))
+                while done.count < arrived:
+                    done(np.array(memory))
+                sleep(5e-4)
+
+        thread = threading.Thread(target=deliver)
+        thread.start()
+        y = jnp.ones(16)
+        for _ in range(calls):
+            y = empty(y)
+        y.block_until_ready()
+        thread.join()
+        return (perf_counter() - start) / calls * 1e6
+
+    mine, peer, least = measure([lambda: per_call(tapped), lambda: per_call(plain), floor], rounds)
     assert count.count == calls * (rounds + 1)
     name = "jax.jit calls back to back, one tap each, all delivered"
-    return mine.versus(peer, name, "us/call", "the untapped jax.jit calls", 1.4)
+    return [
+        mine.versus(peer, name, "us/call", "the untapped jax.jit calls", 1.4),
+        mine.versus(least, "the same", "us/call", "an empty FFI call, and a thread that makes arrays", None),
+    ]
 
 
 def four_devices(rounds: int) -> list[Row]:

@@ -7,6 +7,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from time import perf_counter, sleep
 from typing import Any
 
@@ -190,7 +191,8 @@ def busy(rounds: int) -> list[Row]:
     Another thread dispatches long scans to another device and sleeps in `block_until_ready`; the device takes 1 ms a
     step without using a processor, as an accelerator would. In each step it taps a scalar so often that the
     receiver's thread (a tap function in pure Python) uses 20 % of a processor; or it taps without rest, more than the
-    receiver can deliver. The baseline is the same with the scan untapped.
+    receiver can deliver. The baseline is the same with the scan untapped. The floor is a Python thread that calls the
+    tap function in place of the receiver, for the same share of the time, and does nothing else.
     """
     return rows_of_process(__name__, "busy_here", rounds, devices=2)
 
@@ -238,15 +240,31 @@ def busy_here(rounds: int) -> list[Row]:
         shares.get(program, []).append(share[0])
         return time_us
 
+    def loop_beside_thread() -> float:
+        stop = threading.Event()
+
+        def work() -> None:
+            while not stop.wait(PACE_SEC):
+                until = perf_counter() + PACE_SEC * shares[loaded][-1]
+                while perf_counter() < until:
+                    count(None)
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        time_us = dispatch_us()
+        stop.set()
+        thread.join()
+        return time_us
+
     programs = (loaded, quiet, flood)
-    mine, peer, flooded = measure(
-        [lambda program=program: loop_during(program) for program in programs], rounds
-    )
+    sides: list[Callable[[], float]] = [partial(loop_during, program) for program in programs]
+    mine, peer, flooded, floor = measure([*sides, loop_beside_thread], rounds)
     share, flood_share = (statistics.median(shares[program]) for program in (loaded, flood))
     name = f"dispatch during deliveries, the receiver busy {share:.0%} of the time"
     saturated = f"dispatch during deliveries, the receiver saturated (busy {flood_share:.0%})"
     return [
         mine.versus(peer, name, "us/call", "with an idle receiver", 1.1),
+        mine.versus(floor, "the same", "us/call", "with a Python thread that works as long", None),
         flooded.versus(peer, saturated, "us/call", "with an idle receiver", 2.0),
     ]
 
