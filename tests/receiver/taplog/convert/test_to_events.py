@@ -194,10 +194,12 @@ import hostcallback as hcb
 
 @hcb.jit
 def step(x):
-    return hcb.id_tap(lambda x: None, x @ x * 0.01, name="loss")
+    with hcb.span("product"):
+        x = x @ x * 0.01
+    return hcb.id_tap(lambda x: None, x, name="loss")
 
 x = step(jnp.ones((64, 64)))
-with hcb.outfeed_receiver(record=sys.argv[1]):
+with hcb.outfeed_receiver(record=sys.argv[1]), hcb.observe(what="time", tap_func=lambda times: None):
     x = step(x)
     x.block_until_ready()
     with jax.profiler.trace(sys.argv[2]):
@@ -215,9 +217,18 @@ def test_trace_merged_with_a_profile_of_jax(tmp_path: Path, capsys: pytest.Captu
     convert(log, "trace", tmp_path / "out.json.gz", "--beside", str(profile))
     found = json.loads(gzip.decompress((tmp_path / "out.json.gz").read_bytes()))["traceEvents"]
     spans = [(e["ts"], e["ts"] + e["dur"]) for e in found if e.get("name") == "train" and e["ph"] == "X"]
-    taps = [event["ts"] for event in found if event.get("cat") == "tap" and event["ph"] == "i"]
+    taps = [
+        event["ts"]
+        for event in found
+        if event.get("cat") == "tap" and event["ph"] == "i" and "loss" in event["name"]
+    ]
     assert len(spans) == len(taps) == 3  # the message before the profile is not of its time
     assert all(start <= ts <= stop for (start, stop), ts in zip(spans, taps, strict=True))
+    products = [(e["ts"], e["ts"] + e["dur"]) for e in found if e.get("name") == "product" and e["ph"] == "X"]
+    assert len(products) == 3
+    assert all(
+        start <= begin <= end <= stop for (start, stop), (begin, end) in zip(spans, products, strict=True)
+    )
     jax_pids = {event["pid"] for event in read_profile(profile).events}
     assert not jax_pids & {event["pid"] for event in found if event.get("cat") == "tap"}
 
