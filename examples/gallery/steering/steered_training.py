@@ -48,7 +48,10 @@ with hcb.outfeed_receiver(record="repeated"):
     hcb.knobs.replay("steered")
     repeated = train(lambda loss: None)
 
-changes = [m.value for m in receiver.LogReader("steered").messages(receiver.Selection(names=("knob/lr",)))]
+told = [m.value for m in receiver.LogReader("steered").messages(receiver.Selection(names=("knob/lr",)))]
+changes = [
+    change for change in told if change["old"] != change["new"]
+]  # the first one tells the value at the start
 for change in changes:
     print(f"lr {change['old']:.2g} -> {change['new']:.2g}")
 print("the repeated run is the same, bit for bit:", np.array_equal(steered, repeated))

@@ -125,6 +125,19 @@ def test_a_span_is_as_long_as_what_runs_in_it() -> None:
     assert starts[2] - starts[1] >= long * 1e9 + 10**8 - 10**6
 
 
+@pytest.mark.slow
+@pytest.mark.alone
+def test_the_time_of_a_place_is_within_a_tenth_of_the_work_in_it() -> None:
+    def program(x: Any) -> Any:
+        with hcb.span("work"):
+            x = nap(x, 0.5)
+        return nap(x, 0.5)
+
+    _, [values] = times_of(program, X)
+    assert 0.5 <= float(values["work"]["seconds"]) < 0.55
+    assert 1.0 <= float(values["program"]["seconds"]) < 1.1
+
+
 def test_independent_places_do_not_share_time() -> None:
     def program(x: Any) -> Any:
         found = []
