@@ -164,8 +164,11 @@ def test_the_documented_times_of_parts_are_a_table_and_axes(tmp_path: Path) -> N
     result = run("example.py", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     printed, expected = result.stdout.splitlines(), re.findall(r"# prints: (.*)", code)
-    lines = printed[: -len(expected)]
     assert printed[-len(expected) :] == expected
+    lines = printed[: printed.index("")]
+    slowest = printed[len(lines) + 1 : -len(expected)]
+    assert slowest[0].startswith("slowest ")
+    assert len(slowest) == 6
     assert [line.split("  ")[0] for line in lines] == [
         "place", *(f"layers/{i}" for i in range(3)), *(f"backward layers/{i}" for i in (2, 1, 0)), "program"
     ]  # fmt: skip

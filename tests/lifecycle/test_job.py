@@ -74,15 +74,19 @@ def test_a_failed_check_is_raised_by_all_processes_with_its_process_and_line(
         assert "(each.<locals>.body)" in line
 
 
-def test_a_process_that_waits_for_one_that_failed_and_lives_is_ended_with_the_reason() -> None:
-    # The first process has JAX's coordinator, so it lives until the others have ended, and the second one waits in a
-    # collective for it, from which Python cannot come back.
-    first, second = run_job(2, "check", 0)
-    assert (first.status, second.status) == (1, 1), (first, second)
-    assert "process 0 of this program failed, at " in second.output
-    assert "job_program.py:" in second.output
-    assert "check failed: x is 100.0" in second.output
-    assert "the main thread does not come back from " in second.output
+@pytest.mark.parametrize("processes", [2, 4])
+def test_a_process_that_waits_for_one_that_failed_and_lives_is_ended_with_the_reason(processes: int) -> None:
+    # The first process has JAX's coordinator, so it lives until the others have ended, and these wait in a collective
+    # for it, from which Python cannot come back.
+    first, *others = run_job(processes, "check", 0)
+    assert [each.status for each in (first, *others)] == [1] * processes, (first, others)
+    failed_at = float(first.said("fails")[0])
+    for each in others:
+        assert "process 0 of this program failed, at " in each.output
+        assert "job_program.py:" in each.output
+        assert "check failed: x is 100.0" in each.output
+        assert "the main thread does not come back from " in each.output
+        assert each.at - failed_at < 15, each.output
 
 
 def test_an_exception_that_ends_a_process_ends_the_others() -> None:
@@ -109,12 +113,14 @@ def test_processes_that_end_well_end_as_without_a_listener() -> None:
     assert not any("FATAL" in each.output for each in found)
 
 
-def test_a_request_to_stop_reaches_all_processes() -> None:
-    found = run_job(2, "stop", 1)
-    assert [each.status for each in found] == [0, 0], found
-    assert [each.said("stopped") for each in found] == [["True"], ["True"]]
-    assert "stop requested (the test (process 1))" in found[0].output
-    assert "stop requested (the test)" in found[1].output
+@pytest.mark.parametrize("processes", [2, 4])
+def test_a_request_to_stop_reaches_all_processes(processes: int) -> None:
+    found = run_job(processes, "stop", 1)
+    assert [each.status for each in found] == [0] * processes, found
+    assert [each.said("stopped") for each in found] == [["True"]] * processes
+    for number, each in enumerate(found):
+        by = "the test" if number == 1 else "the test (process 1)"
+        assert f"stop requested ({by})" in each.output
 
 
 def test_a_loop_on_devices_of_several_processes_cannot_be_stopped_and_says_what_can_be_done() -> None:

@@ -44,7 +44,7 @@ from tools.bench.rows import (
     scan,
     training,
 )
-from tools.bench.rows.failures import capsules
+from tools.bench.rows.failures import capsules, jobs
 from tools.bench.rows.remote import forwarding, many_clients, nats_and_otlp
 from tools.documents import costs as document_costs
 from tools.gpu.check import REPORT as GPU_REPORT, TABLE_BEGINS
@@ -80,6 +80,7 @@ ROWS: dict[str, Callable[[int], Rows]] = {
     "accelerated_vmap": accelerate.accelerated_vmap,
     "progress_bar": progress.progress_bar,
     "stopping": progress.stopping,
+    "stop_latency": progress.stop_latency,
     "library_jax_tqdm": libraries.jax_tqdm,
     "library_diffrax": libraries.diffrax,
     "library_numpyro": libraries.numpyro,
@@ -130,6 +131,7 @@ ROWS: dict[str, Callable[[int], Rows]] = {
     "capsule_written": capsules.capsule_written,
     "capsule_step": capsules.capsule_step,
     "capsule_of_a_failure": capsules.capsule_of_a_failure,
+    "failing_job": jobs.failing_job,
 }
 """Benchmark functions by name, given the number of rounds. `memory`, which is given messages instead, comes last."""
 

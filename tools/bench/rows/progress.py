@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+import threading
 from collections.abc import Callable
 from time import perf_counter
 from typing import Any
@@ -17,6 +18,7 @@ import jax.numpy as jnp
 from jax import lax
 
 import hostcallback as hcb
+from tools.bench.handlers import pace
 from tools.bench.row import Row, measure
 from tools.bench.separate_process import rows_of_process
 
@@ -29,6 +31,8 @@ WIDTH = 512
 
 WIDE = 30_000
 """Elements of one that takes about 50 microseconds."""
+
+PACE_SEC = 1e-3
 
 UNIT = "us/step"
 
@@ -86,6 +90,31 @@ def stopping_here(rounds: int) -> list[Row]:
         row = f"a scan with `stop=True`, steps {what}"
         rows.append(ours.versus(bare, row, UNIT, "`lax.scan`, which cannot be stopped", bound))
     return rows
+
+
+def stop_latency(rounds: int) -> Row:
+    """From a request to stop until the result is there, in iterations of a millisecond, in which no processor works."""
+    loop = jax.jit(
+        lambda x: hcb.fori_loop(0, 10**6, lambda i, x: pace(x, PACE_SEC), x, stop=True, progress=False)
+    )
+
+    def once() -> float:
+        asked: list[float] = []
+
+        def ask() -> None:
+            asked.append(perf_counter())
+            hcb.request_stop("the benchmark")
+
+        timer = threading.Timer(0.05, ask)
+        timer.start()
+        jax.block_until_ready(loop(jnp.float32(1)))
+        taken = perf_counter() - asked[0]
+        timer.join()
+        hcb.clear_stop()
+        return taken / PACE_SEC
+
+    (mine,) = measure([once], rounds)
+    return mine.within(2.0, "a request to stop, until the loop has ended: iterations of a millisecond", "")
 
 
 def _jax_tqdm(steps: int, **options: Any) -> Callable[[], float]:
