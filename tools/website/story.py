@@ -108,7 +108,7 @@ def filled(page: str, shown: dict[str, str]) -> str:
 PICTURES = (
     # name, tab, height, runs
     ("story-charts", "Charts", 520, ("first", "fixed")),
-    ("story-errors", "Errors", 470, ("watched",)),
+    ("story-errors", "Errors", 900, ("watched",)),
 )
 
 

@@ -74,7 +74,8 @@ class Tap:
         name: of the tap.
         leaf: the leaf's path; empty if the value is one leaf.
         is_metric: whether its leaf is a metric, which readers know by the leaf's name alone.
-        kind: "scalar", "histogram", "image", "array", "text", or "time": of a place that is timed.
+        kind: "scalar", "histogram", "image", "array", "text", "time" of a place that is timed, or "check" of a
+            running process.
         place: source line of the tap.
         count: messages so far.
         last: last value of a scalar, and its time in Unix seconds.
@@ -107,6 +108,11 @@ class Tap:
     def title(self) -> str:
         """What it is for readers: a metric's own name, of other taps both names."""
         return self.leaf if self.is_metric and self.leaf else joined(self.name, self.leaf)
+
+    @property
+    def is_logged(self) -> bool:
+        """Whether a log has messages of it: all others are of running processes."""
+        return bool(self.chunks) or self.kind not in ("array", "check")
 
     @property
     def last_finite(self) -> float | None:
