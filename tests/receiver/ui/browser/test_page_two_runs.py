@@ -84,7 +84,7 @@ def test_labels_of_a_log_scale_are_not_cut(visit: Visit, serve: Any, runs: Path,
     page.locator("#log").check()
     page.wait_for_timeout(500)
     labels = page.evaluate("window.labels")
-    assert len([text for text, *_ in labels if re.match(r"1e−[12]\d$", text)]) >= 2, labels
+    assert len([text for text, *_ in labels if re.match("1e\u2212[12]\\d$", text)]) >= 2, labels
     assert [label for label in labels if label[1] < 0 or label[2] > label[3]] == []
 
 
