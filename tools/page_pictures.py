@@ -19,13 +19,13 @@ IMAGES = Path(__file__).resolve().parents[1] / "docs" / "images"
 STEPS, TIMED_STEPS = 3000, 400
 
 PICTURES = (
-    # log, name, tab, color scheme, width, height, scale
-    ("runs", "ui-errors", "Errors", "light", 1200, 620, 1),
-    ("runs", "ui-charts", "Charts", "dark", 1200, 980, 1),
-    ("runs", "ui-runs", "Runs", "light", 1200, 420, 1),
-    ("runs", "ui-compare", "Compare", "light", 1200, 760, 1),
-    ("runs", "ui-phone", "Charts", "light", 390, 760, 2),
-    ("timed", "ui-time", "Time", "light", 1200, 1000, 1),
+    # log, name, tab, width, height, scale
+    ("runs", "ui-errors", "Errors", 1200, 620, 1),
+    ("runs", "ui-charts", "Charts", 1200, 980, 1),
+    ("runs", "ui-runs", "Runs", 1200, 420, 1),
+    ("runs", "ui-compare", "Compare", 1200, 760, 1),
+    ("runs", "ui-phone", "Charts", 390, 760, 2),
+    ("timed", "ui-time", "Time", 1200, 1000, 1),
 )
 
 
@@ -97,7 +97,7 @@ def record(folder: Path) -> None:
 
 
 def main() -> None:
-    """Records, serves the log, and takes the pictures."""
+    """Records, serves the logs, and takes the pictures, light and dark."""
     folder = Path(tempfile.mkdtemp())
     os.chdir(folder)
     record(folder / "runs")
@@ -108,7 +108,8 @@ def main() -> None:
             program = shutil.which("chromium") or shutil.which("google-chrome")
             browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
             for log, *picture in PICTURES:
-                take(browser, servers[log].address, *picture)
+                for scheme, suffix in (("light", ""), ("dark", "-dark")):
+                    take(browser, servers[log].address, scheme, suffix, *picture)
             browser.close()
     finally:
         for server in servers.values():
@@ -117,7 +118,15 @@ def main() -> None:
 
 
 def take(
-    browser: Any, address: str, name: str, tab: str, scheme: str, width: int, height: int, scale: int
+    browser: Any,
+    address: str,
+    scheme: str,
+    suffix: str,
+    name: str,
+    tab: str,
+    width: int,
+    height: int,
+    scale: int,
 ) -> None:
     """Writes one picture, once what it shows has been drawn."""
     size = {"width": width, "height": height}
@@ -127,7 +136,7 @@ def take(
     page.get_by_role("tab", name=tab).click()
     page.locator("section:not([hidden]) :is(canvas, .source, small)").first.wait_for()
     page.wait_for_timeout(2500)  # the slower cards
-    page.screenshot(path=IMAGES / f"{name}.png")
+    page.screenshot(path=IMAGES / f"{name}{suffix}.png")
     context.close()
 
 

@@ -65,7 +65,7 @@ BOOSTS = {"Start": 3.0, GUIDE: 4.0, "Reference": 1.0, "Benchmarks": 0.4, "Design
 """How much a match in a section counts in the search: who looks for "checks" wants the guide, not the design note."""
 
 OUTSIDE = re.compile(r"(?<!!)\[([^\]]*)\]\(((?:\.\./)+[\w./-]+)\)")
-PICTURE = re.compile(r"!\[([^\]]*)\]\(([\w./-]+)\.png\)")
+PICTURE = re.compile(r'(!\[[^\]]*\]\(|<img src=")([\w./-]+)\.png(\)|"[^>]*>)')
 PROJECT = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
 
 
@@ -185,8 +185,8 @@ def with_dark_pictures(text: str, folder: Path) -> str:
     def both(picture: re.Match[str]) -> str:
         if not (folder / f"{picture[2]}-dark.png").exists():
             return picture[0]
-        light, dark = f"{picture[2]}.png#only-light", f"{picture[2]}-dark.png#only-dark"
-        return f"![{picture[1]}]({light})![{picture[1]}]({dark})"
+        before, name, after = picture.groups()
+        return f"{before}{name}.png#only-light{after}{before}{name}-dark.png#only-dark{after}"
 
     return PICTURE.sub(both, text)
 

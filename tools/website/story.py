@@ -108,7 +108,7 @@ def filled(page: str, shown: dict[str, str]) -> str:
 PICTURES = (
     # name, tab, height, runs
     ("story-charts", "Charts", 520, ("first", "fixed")),
-    ("story-errors", "Errors", 470, ("watched",)),
+    ("story-errors", "Errors", 870, ("watched",)),
 )
 
 
@@ -125,6 +125,8 @@ def take_pictures(folder: Path) -> None:
             shown = folder / name / "runs"
             for act in runs:
                 shutil.copytree(folder / "story" / "runs" / act, shown / act)
+            # The page reads source lines from the program: from that of the run, and not from the fixed one.
+            (folder / "story" / "train.py").write_text(edited(runs[0]), encoding="utf-8")
             os.chdir(shown.parent)  # the page shows the folder as it is named
             server = serve_logs(["runs"], Listening())
             try:

@@ -69,6 +69,17 @@ def test_a_picture_with_a_dark_one_beside_it_is_shown_as_either(tmp_path: Path) 
     (tmp_path / "a-dark.png").touch()
     page = pages.with_dark_pictures("![A](a.png) ![B](b.png)", tmp_path)
     assert page == "![A](a.png#only-light)![A](a-dark.png#only-dark) ![B](b.png)"
+    page = pages.with_dark_pictures('<img src="a.png" alt="A" width="300">\n', tmp_path)
+    assert page.splitlines() == [
+        '<img src="a.png#only-light" alt="A" width="300"><img src="a-dark.png#only-dark" alt="A" width="300">'
+    ]
+
+
+def test_pictures_of_the_page_are_light_and_dark() -> None:
+    shown = set(re.findall(r"images/([\w-]+)\.png", (pages.DOCS / "ui.md").read_text(encoding="utf-8")))
+    assert len(shown) >= 6
+    for name in shown:
+        assert (pages.DOCS / "images" / f"{name}-dark.png").exists(), name
 
 
 def test_pages_link_to_no_file_that_the_site_lacks(tmp_path: Path) -> None:

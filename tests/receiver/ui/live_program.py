@@ -1,4 +1,7 @@
-"""A program that taps until its input ends or it has to stop: `python live_program.py LOG [COLLECTOR SPOOL]`."""
+"""A program that taps until its input ends or it has to stop: `python live_program.py LOG [COLLECTOR SPOOL]`.
+
+With `failing` in place of a collector, each step fails a check.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,8 @@ import jax.numpy as jnp
 
 import hostcallback as hcb
 
+FAILING = sys.argv[2:] == ["failing"]
+
 
 @jax.jit
 def step(number: Any) -> Any:
@@ -18,6 +23,8 @@ def step(number: Any) -> Any:
     hcb.id_tap(lambda value: None, {"step": number, "loss": 1.0 / (1.0 + number)}, name="loss")
     hcb.id_tap(fail_once, {"step": number}, name="unlucky")
     hcb.check(number != 2, "two came: {n}", n=number)
+    if FAILING:
+        hcb.check(number < 0, "never", name="always")
     hcb.knob("damping", 0.5, min=0, max=1)
     return number + 1
 
@@ -32,7 +39,7 @@ def main() -> None:
     """Steps every few milliseconds."""
     ended = threading.Event()
     threading.Thread(target=lambda: (sys.stdin.read(), ended.set()), daemon=True).start()
-    log, *collector = sys.argv[1:]
+    log, *collector = sys.argv[1 : 2 if FAILING else None]
     options: dict[str, Any] = {"forward": hcb.Forward(collector[0], spool=collector[1])} if collector else {}
     if log != "-":
         options["record"] = log

@@ -157,6 +157,37 @@ def test_errors_of_a_process_without_a_log_have_texts_and_lines(sockets: Path) -
     assert raised["first"]["time"] <= raised["last"]["time"]
 
 
+@pytest.mark.parametrize("records", [False, True])
+def test_a_check_is_listed_and_switched(sockets: Path, tmp_path: Path, records: bool) -> None:
+    with (
+        running(sockets, tmp_path / "log" if records else "-", "failing") as process,
+        hcb_ui(process.pid, "--control", HOSTCALLBACK_CONTROL_DIR=sockets) as client,
+    ):
+
+        def look() -> tuple[bool | None, int, int]:
+            found = client.get("/api/overview").raise_for_status().json()
+            shown = {tap["name"]: tap for tap in found["taps"] if tap["kind"] != "text"}
+            check = shown.get("always", {"kind": "check", "enabled": None})
+            assert check["kind"] == "check"
+            return check["enabled"], found["errors"], shown.get("loss", {"count": 0})["count"]
+
+        def switch(enabled: bool) -> None:
+            answer = client.post("/api/rules", json={"tap": "always", "enabled": enabled})
+            assert answer.json() == {"applied": ["always"]}
+
+        _, before, messages = until(look, lambda found: found[0] is True and found[1] > 2)
+        until(look, lambda found: found[1] > before and found[2] > messages)
+        switch(False)
+        off = [until(look, lambda found: found[0] is False)]
+        # The steps that were under way have ended once fifty further ones leave the count as it is.
+        until(
+            lambda: off.append(look()) or off[-1],
+            lambda found: found[2] >= 50 + min(each[2] for each in off if each[1] == found[1]),
+        )
+        switch(True)
+        until(look, lambda found: found[0] is True and found[1] > off[-1][1])
+
+
 @pytest.mark.slow
 def test_knobs_are_set_and_loops_stopped_in_a_process(sockets: Path, tmp_path: Path) -> None:
     with (

@@ -14,6 +14,7 @@ from hostcallback.receiver.taplog.writing.rotation import LogOptions
 from hostcallback.receiver.ui.index import log_index
 from hostcallback.receiver.ui.index.log_index import LogIndex
 from hostcallback.receiver.ui.index.series import chart
+from hostcallback.receiver.ui.index.taps import MAX_NONFINITE, Tap
 from logged_frames import LOSS, NORM, block_of, frame
 
 LOGS, POLLS = 6, 5
@@ -94,3 +95,13 @@ def test_most_are_read_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     found_in(tmp_path)
     # In each poll but the first, in which nothing is known, and the one with an array, the logs without another tap.
     assert joined == [LOGS - 1] * (POLLS - 2)
+
+
+def test_the_first_values_that_are_not_finite_are_kept_in_any_order_of_chunks() -> None:
+    tap = Tap(0, "run", "loss", "", "scalar", "train.py:1")
+    tap.buckets.has_steps = True
+    for start in (400, 200, 300):  # a log is read coarsely first
+        steps = np.arange(start, start + 80)
+        tap.note_nonfinite(np.full((80, 1), np.nan), steps, steps * 1e9)
+    assert tap.nonfinite_count == 240
+    assert [x for x, _ in tap.nonfinite] == [*range(200, 280), *range(300, 380)][:MAX_NONFINITE]

@@ -74,13 +74,14 @@ class Tap:
         name: of the tap.
         leaf: the leaf's path; empty if the value is one leaf.
         is_metric: whether its leaf is a metric, which readers know by the leaf's name alone.
-        kind: "scalar", "histogram", "image", "array", "text", or "time": of a place that is timed.
+        kind: "scalar", "histogram", "image", "array", "text", "time" of a place that is timed, or "check" of a
+            running process.
         place: source line of the tap.
         count: messages so far.
         last: last value of a scalar, and its time in Unix seconds.
         without_step: messages of a scalar whose step is not known.
         buckets: summary of a scalar, or of the seconds of each call.
-        nonfinite: (step or time, value) of the first values that are not finite.
+        nonfinite: (step or time, value) of the first values that are not finite, ascending.
         nonfinite_count: messages with such values.
         chunks: of what is no scalar: the number of each chunk with messages, ...
         counts: ... and how many messages it has.
@@ -109,6 +110,11 @@ class Tap:
         return self.leaf if self.is_metric and self.leaf else joined(self.name, self.leaf)
 
     @property
+    def is_logged(self) -> bool:
+        """Whether a log has messages of it: all others are of running processes."""
+        return bool(self.chunks) or self.kind not in ("array", "check")
+
+    @property
     def last_finite(self) -> float | None:
         """The last value of a scalar, unless it is not finite."""
         return self.last if self.last is not None and math.isfinite(self.last) else None
@@ -130,14 +136,19 @@ class Tap:
         }
 
     def note_nonfinite(self, values: Array, steps: Array, times: Array) -> None:
-        """Counts values that are not finite, and remembers the first places; shapes as in `of_messages`."""
+        """Counts values that are not finite, and remembers the first places; shapes as in `of_messages`.
+
+        Chunks come in any order.
+        """
         where = np.flatnonzero(~np.isfinite(values).all(axis=1))
         self.nonfinite_count += len(where)
-        for place in where[: MAX_NONFINITE - len(self.nonfinite)].tolist():
+        places = (steps if self.buckets.has_steps else times)[where]
+        first = np.argsort(places, kind="stable")[:MAX_NONFINITE]
+        for place, x in zip(where[first].tolist(), places[first].tolist(), strict=True):
             (bad, *_) = values[place][~np.isfinite(values[place])]
             text = "nan" if np.isnan(bad) else "inf" if bad > 0 else "-inf"
-            x = steps[place] if self.buckets.has_steps else times[place]
             self.nonfinite.append((float(x), text))
+        self.nonfinite = sorted(self.nonfinite, key=lambda found: found[0])[:MAX_NONFINITE]
 
 
 class TapTable:

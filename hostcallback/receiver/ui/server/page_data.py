@@ -123,22 +123,21 @@ TAPS = 50
 
 
 def take_taps(index: LogIndex, live: LiveProcesses) -> dict[tuple[str, str], bool]:
-    """Notes taps of running processes in the index; returns whether each tap is on, by name and line.
+    """Notes taps and checks of running processes in the index; returns whether each is on, by name and line.
 
     Called under the index's lock.
     """
     enabled: dict[tuple[str, str], bool] = {}
     processes = live.processes()
-    logged = {(tap.name, tap.place) for tap in index.taps.rows} if processes else set()
+    logged = {(tap.name, tap.place) for tap in index.taps.rows if tap.is_logged} if processes else set()
     for process in processes:
         for tap in process.figures["taps"]:
             key = tap["name"], tap["source_line"]
             enabled[key] = enabled.get(key, True) and bool(tap.get("enabled", True))
-            if key not in logged and not tap.get("check"):
-                row = index.taps.of(
-                    process.run or _run(process), tap["name"], "", "array", tap["source_line"]
-                )
-                if row is not None and not row.chunks:
+            if key not in logged:
+                kind = "check" if tap.get("check") else "array"
+                row = index.taps.of(process.run or _run(process), tap["name"], "", kind, tap["source_line"])
+                if row is not None:
                     row.count = max(row.count, int(tap["messages"]))
     return enabled
 

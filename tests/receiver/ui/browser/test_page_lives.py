@@ -79,6 +79,27 @@ def test_a_knob_is_set_and_the_loops_are_stopped(
         page.context.close()
 
 
+def test_a_check_is_switched_off_in_the_tab_control(sockets: Path, visit: Visit, expect: Any) -> None:
+    with (
+        running(sockets, "-", "failing") as process,
+        hcb_ui(process.pid, "--control", HOSTCALLBACK_CONTROL_DIR=sockets) as client,
+    ):
+        page = visit(address_of(client), "Control")
+        row = page.locator("#rule-list li", has_text="always")
+        expect(row).to_contain_text("check")
+        expect(row.get_by_role("button")).to_have_count(0)  # a limit is for taps
+        row.get_by_role("switch").click()
+        expect(row.get_by_role("switch")).to_have_attribute("aria-checked", "false")
+        until(
+            lambda: client.get("/api/overview").json()["taps"],
+            lambda taps: [tap["enabled"] for tap in taps if tap["name"] == "always"] == [False],
+        )
+        page.get_by_role("tab", name="Charts").click()
+        page.get_by_role("article", name="loss").wait_for()
+        expect(page.get_by_role("article", name="always")).to_have_count(0)
+        page.context.close()
+
+
 def stays(client: Any) -> Callable[[], bool]:
     """Whether no message of `loss` came while another tap of the same program sent fifty."""
 

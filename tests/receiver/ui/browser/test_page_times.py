@@ -90,3 +90,18 @@ def test_slow_places_have_room_on_a_narrow_page(
     cell = page.locator("#time-slowest tbody tr").first.locator("td[data-label='Far above its median']")
     expect(cell).to_contain_text(re.compile(r"(?=.*attention of the decoder .* ms \()(?=.*mlp .* ms \()"))
     assert cell.evaluate("cell => cell.scrollWidth <= cell.clientWidth && cell.clientHeight < 120")
+
+
+@pytest.mark.parametrize("width", [360, 390, 641])
+def test_all_tabs_fit_with_errors_and_times(
+    visit: Visit, serve: Any, expect: Any, log: Path, timed: Path, width: int
+) -> None:
+    page = visit(serve(log, timed).address, "Time", viewport={"width": width, "height": 760})
+    expect(page.locator("#error-count")).to_have_text("1")
+    page.locator("#time-places tbody tr").first.wait_for()
+    bar, last = page.get_by_role("tablist"), page.get_by_role("tab", name="Control")
+    for errors in ("1", "99"):
+        page.locator("#error-count").evaluate("(badge, text) => { badge.textContent = text; }", errors)
+        assert bar.evaluate("(bar) => bar.scrollWidth <= bar.clientWidth")
+        box = last.bounding_box()
+        assert box["x"] + box["width"] <= width

@@ -126,14 +126,15 @@ def test_every_picture_is_there_and_every_card_has_one(window: Any) -> None:
     assert cards.count() == page.locator(".grid.cards > ul > li img").count()
 
 
-@pytest.mark.parametrize(("scheme", "suffix"), [("light", "charts.png"), ("dark", "charts-dark.png")])
-def test_dark_mode_has_dark_pictures(window: Any, scheme: str, suffix: str) -> None:
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(("name", "count"), [("story", 2), ("ui", 6)])
+def test_dark_mode_has_dark_pictures(window: Any, name: str, count: int, scheme: str) -> None:
     built()
     page = window(1400, scheme)
-    page.goto((SITE / "story.html").as_uri())
-    shown = page.locator("img[src*='story-charts']:visible")
-    assert shown.count() == 1
-    assert suffix in (shown.get_attribute("src") or "")
+    page.goto((SITE / f"{name}.html").as_uri())
+    shown = page.locator("article img:visible").evaluate_all("(all) => all.map((image) => image.src)")
+    assert len(shown) == count
+    assert [source for source in shown if ("-dark.png" in source) != (scheme == "dark")] == []
 
 
 def test_the_search_finds_the_guide_before_the_design_note(window: Any) -> None:

@@ -239,7 +239,7 @@ export class Card {
     const found = [];
     const wrong = lines.flatMap((line) => line.series.nonfinite);
     if (wrong.length) {
-      const [x, kind] = wrong[0];
+      const [x, kind] = wrong.reduce((first, each) => (each[0] < first[0] ? each : first));
       const all = lines.reduce((sum, line) => sum + line.series.nonfinite_count, 0);
       const marked = all > wrong.length ? ` (${wrong.length} are marked)` : "";
       found.push(element("span", { class: "bad" }, `▲ ${plural(all, "value")} not finite, the first: ${kind} at ${number(x)}${marked}`));

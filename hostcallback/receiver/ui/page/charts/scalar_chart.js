@@ -15,6 +15,7 @@ import { smoothed } from "./smoothing.js";
 const FONT = "12px system-ui, sans-serif";
 const CHARACTER = 6.7;
 const MARK = 5;
+const TICK_PIXELS = 34;
 
 /**
  * The range of a linear scale. uPlot itself draws a chart of zeros up to 100.
@@ -22,6 +23,42 @@ const MARK = 5;
  */
 const heights = (/** @type {any} */ _, /** @type {number} */ low, /** @type {number} */ high) =>
   low === 0 && high === 0 ? [-1, 1] : uPlot.rangeNum(low, high, 0.1, true);
+
+/** What an axis with ticks of its own has in place of distances to choose from. */
+const ANY = [1e300];
+
+/**
+ * The range of a log scale: to the next digit. uPlot's own is without an end where values are tiny.
+ * @type {any}
+ */
+const magnitudes = (/** @type {any} */ _, /** @type {number|null} */ low, /** @type {number|null} */ high) => {
+  if (low === null || high === null) return [null, null];
+  const [least, most] = [digitOf(low, Math.floor, 1e-9), digitOf(high, Math.ceil, -1e-9)];
+  return least === most ? [least / 10, most * 10] : [least, most];
+};
+
+/**
+ * @param {number} value above zero
+ * @param {(digits: number) => number} round
+ * @param {number} slack
+ */
+function digitOf(value, round, slack) {
+  const exponent = Math.max(Math.floor(Math.log10(value)), -300);
+  return Number(`${Math.max(round(value / 10 ** exponent + slack), 1)}e${exponent}`);
+}
+
+/**
+ * The ticks of a log scale: powers of ten, and their multiples where there is room.
+ * @param {number} low
+ * @param {number} high
+ * @param {number} height pixels
+ */
+function powers(low, high, height) {
+  const [first, last] = [Math.floor(Math.log10(low) + 1e-9), Math.ceil(Math.log10(high) - 1e-9)];
+  const digits = (last - first) * 2 * TICK_PIXELS < height ? [1, 2, 3, 4, 5, 6, 7, 8, 9] : [1];
+  const exponents = Array.from({ length: last - first + 1 }, (_, i) => first + i);
+  return exponents.flatMap((exponent) => digits.map((digit) => Number(`${digit}e${exponent}`))).filter((tick) => tick >= low && tick <= high);
+}
 
 /** The chart; `host` gives its size. */
 export class ScalarChart {
@@ -120,7 +157,7 @@ export class ScalarChart {
     return {
       width: this.host.clientWidth || 300, height: this.host.clientHeight || 200,
       legend: { show: false }, padding: [8, 10, 0, 0], series, bands,
-      scales: { x: { time: this.look.axis === "time", range: this.range() }, y: { distr: this.look.log ? 3 : 1, ...(this.look.log ? {} : { range: heights }) } },
+      scales: { x: { time: this.look.axis === "time", range: this.range() }, y: { distr: this.look.log ? 3 : 1, range: this.look.log ? magnitudes : heights } },
       axes: [this.axis(false), this.axis(true)],
       cursor: this.cursor(),
       hooks: { setCursor: [() => this.hover()], setSelect: [() => this.select()], draw: [() => this.markNonfinite()] },
@@ -145,7 +182,8 @@ export class ScalarChart {
     const wide = (/** @type {any} */ _plot, /** @type {string[]|null} */ labels) =>
       Math.max(40, 14 + CHARACTER * Math.max(0, ...(labels ?? []).map((label) => label.length)));
     const size = vertical ? wide : isTime ? 44 : 28;
-    return axisOf(size, values, vertical ? 34 : 70);
+    const ticks = (/** @type {any} */ plot, /** @type {number} */ _, /** @type {number} */ low, /** @type {number} */ high) => powers(low, high, plot.height);
+    return { ...axisOf(size, values, vertical ? TICK_PIXELS : 70), ...(vertical && this.look.log && { splits: ticks, incrs: ANY }) };
   }
 
   cursor() {

@@ -3,7 +3,7 @@
  *
  * @typedef {{kind: "log"|"process"|"collector", name: string, state: "live"|"ended"|"lost", message: string}} Source
  * @typedef {{id: string, name: string, started: number|null, last: number|null, live: boolean, messages: number}} Run
- * @typedef {"scalar"|"histogram"|"image"|"array"|"text"|"time"} TapKind
+ * @typedef {"scalar"|"histogram"|"image"|"array"|"text"|"time"|"check"} TapKind
  * @typedef {{id: number, run: string, name: string, field: string, title: string, kind: TapKind, count: number, place: string,
  *   unit_x: "step"|"message", last: number|string|null, enabled: boolean|null}} Tap
  * @typedef {{version: string, control: boolean, sources: Source[], runs: Run[], taps: Tap[], taps_total: number, taps_left_out: number,

@@ -21,6 +21,8 @@ const ASKED_MS = 100;
 const TAPS_IN_A_REQUEST = 48;
 const PIXELS_IN_A_POINT = 1;
 const AROUND = 10;
+/** Kinds of taps that other tabs show. */
+const UNDRAWN = ["text", "time", "check"];
 
 /** The tab "Charts". */
 export class Charts {
@@ -205,7 +207,7 @@ export class Charts {
     if (settings.filter) {
       return emptyState("No tap matches the filter", `No tap has “${settings.filter.slice(0, 80)}” in its name. Change the filter, or clear it.`);
     }
-    if (state.overview.taps.length) return emptyState("Only texts so far", "The taps of this source print text: see the tab Texts.");
+    if (state.overview.taps.some((tap) => tap.kind === "text")) return emptyState("Only texts so far", "The taps of this source print text: see the tab Texts.");
     return emptyState("No charts yet", "Nothing has been recorded. A chart appears here with the first number that a program sends: ",
       element("code", {}, "hcb.metrics({\"loss\": loss}, step=i)"), " in a jitted function.");
   }
@@ -343,7 +345,7 @@ export function grouped(taps) {
   /** @type {Map<string, Tap[]>} */
   const groups = new Map();
   for (const tap of taps) {
-    if (tap.kind === "text" || tap.kind === "time") continue;
+    if (UNDRAWN.includes(tap.kind)) continue;
     const key = `${tap.title} ${tap.kind}`;
     const group = groups.get(key);
     if (group) group.push(tap);

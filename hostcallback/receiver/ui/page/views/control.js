@@ -104,7 +104,7 @@ export class Control {
     }
     const names = [...byName];
     if (!names.length) {
-      fill(this.list, emptyState("No taps yet", "A tap can be switched here from its first message on. A rule above also holds for taps that come later."));
+      fill(this.list, emptyState("No taps yet", "A tap or a check can be switched here from its first message on. A rule above also holds for taps that come later."));
       return;
     }
     fill(this.list, element("ul", { class: "rules" }, names.slice(0, ROWS).map(([name, taps]) => this.row(name, taps))),
@@ -117,9 +117,10 @@ export class Control {
    */
   row(name, taps) {
     const enabled = taps.some((tap) => tap.enabled !== false);
+    const checks = taps.every((tap) => tap.kind === "check"); // they have no rate
     return element("li", {}, element("span", { class: "rule-name" }, foreign(name), sourcePlace(taps[0].place)),
-      element("span", { class: "number muted" }, count(messages(taps)), " messages"),
-      element("button", { type: "button", class: "plain", "data-key": `fill ${name}`, onclick: () => this.prefill(name) }, "Limit…"),
+      element("span", { class: "number muted" }, checks ? "check" : `${count(messages(taps))} messages`),
+      !checks && element("button", { type: "button", class: "plain", "data-key": `fill ${name}`, onclick: () => this.prefill(name) }, "Limit…"),
       element("button", { type: "button", class: "switch", role: "switch", "aria-checked": String(enabled), "aria-label": `${shortened(name, 200)} sends`,
         "data-key": `switch ${name}`, onclick: () => this.send({ tap: name, run: null, enabled: !enabled }) }, enabled ? "on" : "off"));
   }
