@@ -72,9 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
     status = report_damage(found.damaged) or bool(problems)
     if arguments.to is not None or found.messages:
         return status
-    return status or report_unmatched_names(
-        wanted, found.taps, found.devices, has_launch=found.has_launch
-    )
+    return status or report_unmatched_names(wanted, found.taps, found.devices, has_launch=found.has_launch)
 
 
 @dataclass
