@@ -7,6 +7,7 @@ runs. Dispatchers look consumers up on receiver threads; lowering registers them
 
 from __future__ import annotations
 
+import re
 import threading
 import weakref
 from collections import deque
@@ -105,8 +106,26 @@ class Message(NamedTuple):
 
 
 def launch_name(run_id: int) -> str:
-    """The short name of a launch of a program, which all its devices share: its last six hexadecimal digits."""
-    return f"{run_id & 0xFFFFFF:06x}"
+    """The short name of a launch of a program, which all its devices share: its last six hexadecimal digits.
+
+    Empty for 0, which stands for an unknown launch.
+    """
+    return f"{run_id & 0xFFFFFF:06x}" if run_id else ""
+
+
+def launch_bits(launch: str) -> tuple[int, int]:
+    """The bits of `run_id` that tell a launch, as a mask, and their value: of a short name, or of a decimal `run_id`.
+
+    Raises:
+        ValueError: it is neither. Six digits are a short name.
+    """
+    if re.fullmatch("[0-9a-fA-F]{6}", launch):
+        return 0xFFFFFF, int(launch, 16)
+    if re.fullmatch("-?[0-9]{1,19}", launch):
+        return -1, int(launch)
+    raise ValueError(
+        f"got {launch!r}, expected a launch as reports show it, such as c2db94 (six hexadecimal digits), or its run_id"
+    )
 
 
 def device_text(device: Any) -> str:

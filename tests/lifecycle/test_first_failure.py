@@ -115,6 +115,23 @@ def test_further_failures_of_a_check_are_counted_also_after_barriers(
     assert [failed.count for failed in receiver.failed_checks] == [3]
 
 
+def test_further_failures_of_a_watched_operation_are_counted_once_a_minute(
+    caplog: pytest.LogCaptureFixture, now: list[float]
+) -> None:
+    watched = hcb.watch_nonfinite(jax.jit(jnp.log))
+    with hcb.outfeed_receiver() as receiver:
+        for second in (0, 30, 59, 61, 62):
+            now[0] = float(second)
+            watched(jnp.float32(-1))
+            with pytest.raises(hcb.TapFunctionException):
+                hcb.barrier_wait()
+    first, further = errors(caplog)
+    assert first.startswith("watched operation log at ")
+    assert further.startswith("log at ")
+    assert further.endswith(" failed 3 more times, 4 in all, the last on cpu:0")
+    assert [failed.count for failed in receiver.failed_checks] == [5]
+
+
 def test_warnings_of_a_check_are_counted_once_a_minute(
     caplog: pytest.LogCaptureFixture, now: list[float]
 ) -> None:

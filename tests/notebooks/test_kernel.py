@@ -44,6 +44,8 @@ PROGRESS = """
 jax.jit(lambda: hcb.fori_loop(0, 10, lambda i, x: x + i, 0, progress="train"))().block_until_ready(); None
 """
 
+EAGER = "hcb.fori_loop(0, 10, lambda i, x: x + i, 0, progress='eager'); None"
+
 INTERRUPTED = """
 import os, signal, sys, threading
 go = threading.Event()
@@ -117,6 +119,7 @@ def test_output_is_in_the_cell_that_ran_the_program(monkeypatch: pytest.MonkeyPa
         INTERRUPTED,
         "go.set()",
         "import base64; print(base64.b64encode(plot._repr_png_()).decode())",
+        EAGER,
     ]
     cells = [nbformat.v4.new_code_cell(source) for source in sources]
     notebook = nbformat.v4.new_notebook(cells=cells)
@@ -140,6 +143,11 @@ def test_output_is_in_the_cell_that_ran_the_program(monkeypatch: pytest.MonkeyPa
     assert "the wait for the taps of this cell was interrupted" in shown[8]
     assert "it went on" not in shown[8]
     assert "it went on" in shown[9]
+    # Without ipywidgets a bar is a line that is drawn again; with it, a widget.
+    lines = [line for line in shown[11].split("\n") if "eager" in line]
+    widgets = [output for output in notebook.cells[11].outputs if output.output_type == "display_data"]
+    assert len(lines + widgets) == 1
+    assert "10/10" in shown[11] + str(widgets)
 
 
 def test_a_breakpoint_asks_in_the_cell_and_fails_where_there_is_no_input(

@@ -13,7 +13,7 @@ import pytest
 import hostcallback
 from checkout import ROOT
 from hostcallback import receiver
-from python_process import python_output, run_python
+from python_process import python_output
 
 LOADED = """
 import sys
@@ -166,11 +166,6 @@ def test_an_old_name_warns_and_is_the_new_one(old: str, new: str) -> None:
 def test_a_removed_name_says_what_to_do_instead() -> None:
     with pytest.raises(AttributeError, match=r"'metrics': it was removed; send values with hcb\.metrics"):
         _ = receiver.metrics  # type: ignore[attr-defined]
-
-
-def test_python_suggests_the_name_that_was_meant() -> None:
-    done = run_python("-c", "import hostcallback as hcb; hcb.prnt")
-    assert done.stderr.endswith("has no attribute 'prnt'. Did you mean: 'print'?\n")
 
 
 def test_every_name_is_listed_and_a_name_that_does_not_exist_is_an_attribute_error() -> None:

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from hostcallback.receiver.cli import CommandError
 from hostcallback.receiver.cli.output.messages import report_damage, show_progress, time_text
 from hostcallback.receiver.cli.output.tables import report_unmatched
+from hostcallback.receiver.messages import launch_bits
 from hostcallback.receiver.remote.brokers import DIRECT
 from hostcallback.receiver.remote.options import Forward
 from hostcallback.receiver.taplog.format.layout import Damage
@@ -167,6 +168,7 @@ def report_extent(reader: LogReader, wanted: Selection, what: str = "the log") -
         kinds.append("times")
         has.append(f"times from {time_text(min(times, default=0))} to {time_text(max(times, default=0))}")
     named = ", of these taps and devices" if wanted.names or wanted.devices else ""
+    named += f", of launch {wanted.launch}" if wanted.launch else ""
     shown = " and ".join(has) if taps else "no messages"
     print(f"hcb: no message is of these {' and '.join(kinds)}: {what} has {shown}{named}", file=sys.stderr)
 
@@ -191,6 +193,8 @@ def add_selection(parser: argparse.ArgumentParser) -> None:
     since = "emitted at T or later: 2026-11-21T20:15:00 (local time, or with an offset), 20:15 today, or Unix seconds"
     add("--since", type=time_ns, metavar="T", help=since)
     add("--until", type=time_ns, metavar="T", help="emitted before T")
+    launched = "of this launch of a program: its name in reports, such as c2db94, or its run_id"
+    add("--launch", type=launch, metavar="NAME", help=launched)
 
 
 def add_shards(parser: argparse.ArgumentParser) -> None:
@@ -203,8 +207,18 @@ def selection(arguments: argparse.Namespace) -> Selection:
     """Returns the selection of the arguments."""
     first, last = arguments.step or (None, None)
     return Selection(
-        tuple(arguments.name), first, last, tuple(arguments.device), arguments.since, arguments.until
-    )
+        tuple(arguments.name), first, last, tuple(arguments.device), arguments.since, arguments.until,
+        arguments.launch,
+    )  # fmt: skip
+
+
+def launch(text: str) -> str:
+    """Checks the name or number of a launch."""
+    try:
+        launch_bits(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
 
 
 def steps(text: str) -> tuple[int | None, int | None]:

@@ -118,8 +118,8 @@ class FailedCheck:
             "transforms": [[name, _plain(params)] for name, params in self.transforms],
             "count": self.count,
             "by_device": dict(self.by_device),
-            "first": self.first._asdict(),
-            "last": self.last._asdict(),
+            "first": {**self.first._asdict(), "launch": launch_name(self.first.run_id) or None},
+            "last": {**self.last._asdict(), "launch": launch_name(self.last.run_id) or None},
             "steps": self.steps,
             "without_step": self.without_step,
         }
@@ -162,8 +162,8 @@ class FailedCheck:
             lines.append(f"  {explained.where}")
         if explained.values:
             lines.append("  with " + ", ".join(f"{_called(k)} = {v}" for k, v in explained.values.items()))
-        launch = f", launch {launch_name(self.first.run_id)}" if self.first.run_id else ""
-        lines.append(f"  first at {self.first}{launch}")
+        launch = launch_name(self.first.run_id)
+        lines.append(f"  first at {self.first}{', launch ' * bool(launch)}{launch}")
         if self.count > 1:
             devices = ", ".join(f"{count:,} on {device}" for device, count in sorted(self.by_device.items()))
             lines.append(f"  {self.count:,} failures ({devices}), the last at {self.last}")

@@ -180,6 +180,7 @@ def replay(
     devices: str | Sequence[str] = (),
     since_ns: int | None = None,
     until_ns: int | None = None,
+    launch: str | None = None,
     speed: float | None = None,
     realtime: bool = False,
     on_error: OnError | str = OnError.DEFER,
@@ -203,6 +204,7 @@ def replay(
         devices: names of devices, or patterns.
         since_ns: Unix time in nanoseconds; earlier messages are left out.
         until_ns: Unix time in nanoseconds; messages of that time or later are left out.
+        launch: a launch of the program, as reports show it, such as "c2db94", or its `run_id` in decimal.
         speed: relative to the original timing: 2.0 takes half the time. By default as fast as possible.
         realtime: the same as `speed=1.0`.
         on_error: "defer", or "warn": failed checks are logged and not raised.
@@ -226,7 +228,7 @@ def replay(
             f"on_error is {on_error!r}, expected 'defer' or 'warn': a replay has no program to stop"
         )
     first, last = steps or (None, None)
-    selection = Selection(_several(names), first, last, _several(devices), since_ns, until_ns)
+    selection = Selection(_several(names), first, last, _several(devices), since_ns, until_ns, launch)
     made = Replay(
         LogReader(path, run=run), bind=bind, sinks=sinks, max_errors=max_errors, on_error=OnError(on_error)
     )

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from hostcallback.receiver import limits
-from hostcallback.receiver.messages import Message
+from hostcallback.receiver.messages import Message, launch_name
 from hostcallback.receiver.sinks import batches, described_template, factory
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
 from hostcallback.receiver.taplog.reading.segment_reader import Writer
@@ -158,6 +158,7 @@ def as_dict(logged: LoggedMessage) -> dict[str, Any]:
         "transforms": [[name, plain_value(params)] for name, params in batches.shown_transforms(message)],
         "source_line": message.consumer.source_line,
         "run_id": message.run_id,
+        "launch": launch_name(message.run_id) or None,
     }
     if logged.writer.run:
         found["run"] = logged.writer.run

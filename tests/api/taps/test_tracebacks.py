@@ -50,6 +50,7 @@ MISUSES = {
     "callback": lambda: hcb.callback(3, 1),  # type: ignore[call-overload]
     "call": lambda: hcb.call(bad, 1),
     "check": lambda: hcb.check(1.5, "x"),
+    "observe": lambda: hcb.observe(3),  # type: ignore[call-overload]
     "breakpoint": lambda: hcb.breakpoint(when="yes"),
     "taps": lambda: hcb.taps["x"].every(0),
     "receiver": lambda: hcb.outfeed_receiver(timeout_sec=-1),

@@ -113,6 +113,7 @@ def test_cat_writes_json(tmp_path: Path, log: Path) -> None:
         "transforms": [],
         "source_line": "train.py:12 (step)",
         "run_id": 3,
+        "launch": "000003",
         "run": own_run(),
     }
     assert len(found) == 24
@@ -130,6 +131,8 @@ def test_cat_writes_json(tmp_path: Path, log: Path) -> None:
         (["--device", "cpu:1", "--step", "0:5"], [1, 3, 5]),
         (["--since", "2023-11-14T22:13:41"], [21, 22, 23]),
         (["--since", "2023-11-14T23:13:41+01:00", "--until", "1700000022.5"], [21, 22]),
+        (["--launch", "000012"], [18, 20]),
+        (["--launch", "19", "--name", "pos*"], [21, 22, 23]),
         (["--limit", "2"], [0, 1]),
         (["--limit", "0"], []),
     ],
@@ -173,6 +176,7 @@ def test_output_that_takes_nothing_is_one_line_and_a_status(tmp_path: Path, log:
         (["--step", "a"], "expected steps such as 100:200"),
         (["--step", ":"], "expected steps such as"),
         (["--since", "yesterday"], "expected a time such as"),
+        (["--launch", "c2db9"], "got 'c2db9', expected a launch as reports show it, such as c2db94"),
         (["--limit", "-1"], "expected a number of messages"),
         ([], "the following arguments are required: LOG"),
     ],

@@ -59,6 +59,8 @@ def _check(check: FailedCheck) -> tuple[dict[str, Any], str]:
 
 def _exceptions(log: SelectedLog) -> Iterator[tuple[Writer, ToldFailure]]:
     wanted = log.wanted
+    if wanted.launch is not None:
+        return  # those of a launch are not known
     for writer, told in log.reader.exceptions().items():
         for raised in sorted(told_failures(told), key=lambda each: each.first):
             is_within = (wanted.until_ns is None or raised.first * 1e9 < wanted.until_ns) and (

@@ -20,7 +20,7 @@ from hostcallback.receiver.cli.arguments import (
     selection,
 )
 from hostcallback.receiver.cli.output.messages import Show, report_damage
-from hostcallback.receiver.cli.output.tables import report_unmatched_names
+from hostcallback.receiver.cli.output.tables import has_launch, report_unmatched_names
 from hostcallback.receiver.taplog.flight.recorder import RingContents
 from hostcallback.receiver.taplog.flight.recovery import Flight, find_flights, write_log
 from hostcallback.receiver.taplog.format.layout import Damage
@@ -72,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
     status = report_damage(found.damaged) or bool(problems)
     if arguments.to is not None or found.messages:
         return status
-    return status or report_unmatched_names(wanted, found.taps, found.devices)
+    return status or report_unmatched_names(wanted, found.taps, found.devices, has_launch=found.has_launch)
 
 
 @dataclass
@@ -82,6 +82,7 @@ class _Found:
     damaged: list[Damage] = field(default_factory=list)
     taps: set[str] = field(default_factory=set)
     devices: set[str] = field(default_factory=set)
+    has_launch: bool = False
 
 
 def _chosen(flights: list[Flight], wanted: str | None) -> list[Flight]:
@@ -135,6 +136,7 @@ def _show(flight: Flight, log: Path, arguments: argparse.Namespace, wanted: Sele
     reader = LogReader([log])
     found.taps |= reader.tap_names()
     found.devices |= {ring.name for ring in flight.rings}
+    found.has_launch = found.has_launch or has_launch(reader, wanted)
     for record in reader.records(wanted):
         if isinstance(record, Damage):
             found.damaged.append(record)

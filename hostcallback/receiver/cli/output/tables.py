@@ -15,6 +15,7 @@ from fnmatch import fnmatchcase
 from typing import Any, TextIO
 
 from hostcallback.receiver.tap_arguments import matches
+from hostcallback.receiver.taplog.reading.merge import Stretch
 from hostcallback.receiver.taplog.reading.reader import LogReader
 from hostcallback.receiver.taplog.reading.selection import Selection
 from hostcallback.receiver.text import printable, text_table
@@ -75,16 +76,31 @@ def seconds_text(seconds: float) -> str:
 
 
 def report_unmatched(reader: LogReader, wanted: Selection) -> int:
-    """Reports on standard error which patterns match no tap or device of a log; returns the exit status."""
+    """Reports on standard error which names match no tap, device or launch of a log; returns the exit status."""
     taps = reader.tap_names() if wanted.names else set()
     devices = {name for _, name in reader.devices()} if wanted.devices else set()
-    return report_unmatched_names(wanted, taps, devices)
+    return report_unmatched_names(wanted, taps, devices, has_launch=has_launch(reader, wanted))
 
 
-def report_unmatched_names(wanted: Selection, taps: Collection[str], devices: Collection[str]) -> int:
-    """As `report_unmatched`, given the names of the log's taps and devices."""
+def has_launch(reader: LogReader, wanted: Selection) -> bool:
+    """Whether a log has messages of the wanted launch; also true if none is wanted."""
+    found = reader.message_runs(Selection(launch=wanted.launch), by_time=False)
+    return wanted.launch is None or any(isinstance(record, Stretch) for record in found)
+
+
+def report_unmatched_names(
+    wanted: Selection, taps: Collection[str], devices: Collection[str], *, has_launch: bool = True
+) -> int:
+    """As `report_unmatched`, given the names of the log's taps and devices, and whether it has the launch."""
     status = _report("tap", wanted.names, sorted(taps))
-    return _report("device", wanted.devices, sorted(devices)) or status
+    status = _report("device", wanted.devices, sorted(devices)) or status
+    if has_launch:
+        return status
+    print(
+        f"hcb: the log has no messages of a launch {wanted.launch}; hcb cat --json shows the launch of each message",
+        file=sys.stderr,
+    )
+    return 1
 
 
 def _report(kind: str, patterns: Sequence[str], names: Sequence[str]) -> int:

@@ -249,7 +249,7 @@ class Follower:
             return found
         described, finder = self._known(reader)
         steps = finder.as_they_come(device, block, chunk.step_before)
-        mask = selection.choose(block.times_ns, steps)
+        mask = selection.choose(block, steps)
         folded = followed.folded.get(chunk.stream, {})
         block = block.chosen(mask)
         run = merge.Stretch(

@@ -258,7 +258,7 @@ class _Process:
             return
         selection = self._selection
         steps = self._steps_of(stream, read, placed)
-        mask = selection.choose(block.times_ns, steps)
+        mask = selection.choose(block, steps)
         if selection.names:
             mask &= self._named(block)
         if mask.any():

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hostcallback.receiver import errors, tap_arguments
+from hostcallback.receiver.messages import launch_bits
+from hostcallback.receiver.taplog.format.block import FrameBlock
 from hostcallback.receiver.taplog.format.layout import ALL_CONSUMERS, NO_STEP
 from hostcallback.receiver.taplog.reading.chunk_reader import Chunk
 from hostcallback.receiver.text import printable
@@ -28,6 +30,7 @@ class Selection:
         devices: patterns, such as `cpu:0`, of which one must match the device's name; empty for all.
         since_ns: Unix time in nanoseconds; earlier messages are not selected.
         until_ns: Unix time in nanoseconds; messages of that time or later are not selected.
+        launch: the launch of the program: six hexadecimal digits, as in reports, or its whole `run_id` in decimal.
 
     Example:
         losses = list(receiver.LogReader("run/taps").messages(receiver.Selection(names=("loss",))))
@@ -39,6 +42,7 @@ class Selection:
     devices: tuple[str, ...] = ()
     since_ns: int | None = None
     until_ns: int | None = None
+    launch: str | None = None
 
     def wants_name(self, name: str) -> bool:
         """Whether taps of that name are selected."""
@@ -87,13 +91,20 @@ class Selection:
         is_late = self.last_step is not None and chunk.min_step > self.last_step
         return not (chunk.max_step == NO_STEP or is_early or is_late)
 
-    def choose(self, times_ns: Array, steps: Array) -> Array:
-        """Selects messages by times (int64, Unix nanoseconds) and steps (int64); returns a bool mask of that shape."""
-        mask = np.ones(len(times_ns), np.bool_)
+    def choose(self, block: FrameBlock, steps: Array) -> Array:
+        """Selects messages by their times, launches and steps (int64, one per message); returns a bool mask.
+
+        Raises:
+            ValueError: `launch` is neither a short name nor a number.
+        """
+        mask = np.ones(len(block), np.bool_)
         if self.since_ns is not None:
-            mask &= times_ns >= self.since_ns
+            mask &= block.times_ns >= self.since_ns
         if self.until_ns is not None:
-            mask &= times_ns < self.until_ns
+            mask &= block.times_ns < self.until_ns
+        if self.launch is not None:
+            bits, value = launch_bits(self.launch)
+            mask &= (block.launches & bits) == value
         if self.by_step:
             mask &= steps != NO_STEP
             if self.first_step is not None:

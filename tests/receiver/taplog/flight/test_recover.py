@@ -101,6 +101,16 @@ def test_the_readable_output(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "step: 7" in capsys.readouterr().out
 
 
+def test_one_launch_of_a_flight(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fly("kill", tmp_path)
+    messages = recovered(tmp_path, capsys)
+    last = messages[-1]["launch"]
+    assert recovered(tmp_path, capsys, "--launch", last) == [m for m in messages if m["launch"] == last]
+    unknown = next(name for name in ("000001", "000002") if name not in {m["launch"] for m in messages})
+    assert main(["recover", str(tmp_path), "--launch", unknown]) == 1
+    assert f"the log has no messages of a launch {unknown}" in capsys.readouterr().err
+
+
 def test_a_folder_that_cannot_be_written_to_does_not_end_the_run(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("")
