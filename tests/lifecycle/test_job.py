@@ -74,7 +74,7 @@ def test_a_failed_check_is_raised_by_all_processes_with_its_process_and_line(
         assert "(each.<locals>.body)" in line
 
 
-@pytest.mark.parametrize("processes", [2, 4])
+@pytest.mark.parametrize("processes", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_process_that_waits_for_one_that_failed_and_lives_is_ended_with_the_reason(processes: int) -> None:
     # The first process has JAX's coordinator, so it lives until the others have ended, and these wait in a collective
     # for it, from which Python cannot come back.
@@ -113,7 +113,7 @@ def test_processes_that_end_well_end_as_without_a_listener() -> None:
     assert not any("FATAL" in each.output for each in found)
 
 
-@pytest.mark.parametrize("processes", [2, 4])
+@pytest.mark.parametrize("processes", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_request_to_stop_reaches_all_processes(processes: int) -> None:
     found = run_job(processes, "stop", 1)
     assert [each.status for each in found] == [0] * processes, found
