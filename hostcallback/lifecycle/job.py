@@ -61,6 +61,9 @@ UNWIND_SEC = 60.0
 EXIT_SEC = 3.0
 """Seconds for JAX's exit."""
 
+LEAVING_SEC = 0.5
+"""Seconds for which the coordinator stays after the last process has said that it leaves."""
+
 ANSWER_SEC = 2.0
 """Seconds for the others to say that they know of the failure."""
 
@@ -201,9 +204,13 @@ class Job:
             return
         own = jax.process_index()
         compat.share(f"{LEFT}/{own}", "")
-        known = _name_silent(ANSWER_SEC)
+        _name_silent(ANSWER_SEC)
         if own == 0:  # the coordinator is in this process, and JAX aborts those that lose it
-            _wait_for_all(LEFT, known, UNWIND_SEC)
+            until = monotonic() + UNWIND_SEC
+            # Also for those that come to know of the failure meanwhile.
+            while not _all_left() and monotonic() < until:
+                threading.Event().wait(LOOK_SEC)
+            threading.Event().wait(LEAVING_SEC)
         self._leaving_at = monotonic()
         compat.leave_coordinator()
 
@@ -212,8 +219,13 @@ class Job:
         self.__init__()  # type: ignore[misc]
 
 
-def _name_silent(timeout_sec: float) -> set[str]:
-    # Says which processes do not know of the failure when the time is up, and returns those that do.
+def _all_left() -> bool:
+    # Whether all processes that know of the failure have left.
+    return {*compat.shared_below(LEFT)} >= {*compat.shared_below(SEEN)}
+
+
+def _name_silent(timeout_sec: float) -> None:
+    # Says which processes do not know of the failure when the time is up.
     everyone = set(map(str, range(jax.process_count())))
     known = _wait_for_all(SEEN, everyone, timeout_sec)
     silent = ", ".join(map(str, sorted(map(int, everyone - known))))
@@ -222,7 +234,6 @@ def _name_silent(timeout_sec: float) -> set[str]:
             f"hostcallback: process {silent} of this program does not answer: it was killed, cannot be reached, "
             "or runs no taps"
         )
-    return known
 
 
 def _wait_for_all(folder: str, wanted: set[str], timeout_sec: float) -> set[str]:
