@@ -85,7 +85,9 @@ def test_a_process_that_waits_for_one_that_failed_and_lives_is_ended_with_the_re
         assert "process 0 of this program failed, at " in each.output
         assert "job_program.py:" in each.output
         assert "check failed: x is 100.0" in each.output
-        assert "the main thread does not come back from " in each.output
+        # Of several that wait, a collective may fail when another one has ended: then it has come back.
+        comes_back = processes > 2 and bool(each.said("raised"))
+        assert comes_back or "the main thread does not come back from " in each.output, each.output
         assert each.at - failed_at < 15, each.output
 
 
