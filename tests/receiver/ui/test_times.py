@@ -170,7 +170,8 @@ def test_devices_and_iterations_of_a_while_loop_belong_to_their_call(tmp_path: P
     assert (rows["work"]["slowest"], rows["work"]["spread"]) == ("[1]", pytest.approx(1, rel=0.2))
     assert (found["axis"], found["x"], sorted(found["stacked"])) == ("step", [*range(20)], ["around", "work"])
     assert all(all(part) for part in found["seconds"])
-    assert all(whole >= NAP / 2 for whole in found["whole"])  # the mean of both devices
+    # The mean of both devices; the nap is measured by another clock than its place.
+    assert all(whole >= 0.99 * NAP / 2 for whole in found["whole"])
 
 
 @pytest.mark.native_only  # callbacks of several devices do not tell which belong to one launch
