@@ -24,7 +24,7 @@ const TICK_PIXELS = 34;
 const heights = (/** @type {any} */ _, /** @type {number} */ low, /** @type {number} */ high) =>
   low === 0 && high === 0 ? [-1, 1] : uPlot.rangeNum(low, high, 0.1, true);
 
-/** What an axis with ticks of its own has in place of distances to choose from. */
+/** uPlot wants distances between ticks to choose from; an axis that computes its ticks does not use them. */
 const ANY = [1e300];
 
 /**
