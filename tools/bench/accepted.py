@@ -19,7 +19,7 @@ class Accepted:
 
     Attributes:
         ratio: ours over the peer.
-        spread: half the interquartile range of ours, over its median.
+        spread: half the interquartile range of the ratio, over its median.
     """
 
     ratio: float

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,8 @@ class Row:
         peer: median of the peer, or the limit.
         peer_name: description of the peer.
         bound: the ratio ours/peer must not exceed; None for a figure that has no bound.
-        spread: half the interquartile range of ours, over its median.
+        spread: half the interquartile range of the ratio, over its median; against a limit, that of ours.
+        of_rounds: median of the ratios of rounds, where both sides ran in each round.
     """
 
     name: str
@@ -28,11 +29,12 @@ class Row:
     peer_name: str
     bound: float | None
     spread: float
+    of_rounds: float | None = None
 
     @property
     def ratio(self) -> float:
-        """Ours over the peer."""
-        return self.ours / self.peer
+        """Ours over the peer: in a round, where both ran in it, so that a machine that becomes slower changes little."""
+        return self.ours / self.peer if self.of_rounds is None else self.of_rounds
 
     @property
     def reached(self) -> bool:
@@ -47,14 +49,22 @@ class Figure:
     Attributes:
         median: in the unit of the measurement.
         spread: half the interquartile range over the median.
+        values: those of the rounds, where the median is of a side that took turns with others.
     """
 
     median: float
     spread: float
+    values: tuple[float, ...] = ()
 
     def versus(self, peer: Figure, name: str, unit: str, peer_name: str, bound: float | None) -> Row:
-        """A row that compares this figure, which is ours, with a peer's."""
-        return Row(name, unit, self.median, peer.median, peer_name, bound, self.spread)
+        """A row that compares this figure, which is ours, with a peer's.
+
+        The ratio is the median of the rounds' where both took turns, and that of the medians otherwise.
+        """
+        if not self.values or len(self.values) != len(peer.values) or not all(peer.values):
+            return Row(name, unit, self.median, peer.median, peer_name, bound, self.spread)
+        ratio = figure([mine / theirs for mine, theirs in zip(self.values, peer.values, strict=True)])
+        return Row(name, unit, self.median, peer.median, peer_name, bound, ratio.spread, ratio.median)
 
     def within(self, limit: float, name: str, unit: str, bound: float | None = 1.0) -> Row:
         """A row of this figure and an absolute limit."""
@@ -79,7 +89,10 @@ def measure(sides: Sequence[Callable[[], float]], rounds: int) -> list[Figure]:
 def measure_together(once: Callable[[], Sequence[float]], rounds: int) -> list[Figure]:
     """As `measure`, for sides that take turns within a round: `once` returns a figure for each."""
     once()  # compiled and warm
-    return [figure(values) for values in zip(*[once() for _ in range(rounds)], strict=True)]
+    return [
+        replace(figure(values), values=values)
+        for values in zip(*[once() for _ in range(rounds)], strict=True)
+    ]
 
 
 def compare(

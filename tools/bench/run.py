@@ -52,9 +52,10 @@ from tools.gpu.check import REPORT as GPU_REPORT, TABLE_BEGINS
 Rows = Row | list[Row]
 
 EXPLANATION = """\
-The values are medians of several rounds; hostcallback and the peer run in turn. The spread is half the interquartile
-range of its times. Both sides deliver every value to a Python function before the clock stops, except in rows that
-say otherwise. Ratios carry over to other machines, times do not. The docstring of each row's function, in
+The values are medians of several rounds; hostcallback and the peer run in turn. The ratio is the median of the rounds'
+ratios, so that a machine that becomes slower meanwhile changes it little; the spread is half the interquartile range of
+these ratios. Both sides deliver every value to a Python function before the clock stops, except in rows that say
+otherwise. Ratios carry over to other machines, times do not. The docstring of each row's function, in
 `tools/bench/rows/`, describes the work of both sides.
 
 `python tools/bench.py --only TEXT` runs the rows of `tools/bench/run.py` whose name contains the text, and writes

@@ -1,11 +1,11 @@
-"""The guard of the benchmarks: rows that became worse by more than their spreads are named."""
+"""The ratio of a benchmark's row, and the guard: rows that became worse by more than their spreads are named."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from tools.bench import accepted
-from tools.bench.row import Row
+from tools.bench.row import Row, measure
 
 
 def row(name: str, ours: float, peer: str = "peer", spread: float = 0.02) -> Row:
@@ -37,3 +37,26 @@ def test_rows_that_became_worse_by_more_than_their_spreads_are_named(tmp_path: P
 
 def test_without_accepted_figures_all_rows_are_new(tmp_path: Path) -> None:
     assert accepted.changes([row("tap", 1.0)], accepted.load(tmp_path / "none.json"), whole=True)[0] == []
+
+
+def test_the_ratio_is_that_of_rounds_so_that_a_slower_machine_does_not_change_it() -> None:
+    speeds = iter([1.0, 1.0, 1.0, 7.0, 9.0, 8.0])  # of the warm-up round, then of five
+    speed = 1.0
+
+    def ours() -> float:
+        nonlocal speed
+        speed = next(speeds)
+        return 2.0 * speed
+
+    mine, peer = measure([ours, lambda: 1.6 * speed], rounds=5)
+    compared = mine.versus(peer, "tap", "us", "peer", 1.3)
+    assert compared.ratio == 1.25
+    assert compared.spread == 0
+    assert compared.ours == 14.0
+    assert compared.reached
+
+
+def test_a_side_that_did_not_take_turns_is_compared_by_medians() -> None:
+    (mine,) = measure([iter([2.0, 2.0, 3.0, 4.0]).__next__], rounds=3)
+    (peer,) = measure([iter([9.0, 1.0, 2.0]).__next__], rounds=2)
+    assert mine.versus(peer, "tap", "us", "peer", None).ratio == 2.0

@@ -64,17 +64,17 @@ def progress_bar_here(rounds: int) -> list[Row]:
 def stopping(rounds: int) -> list[Row]:
     """`hcb.scan` with `stop=True` against `lax.scan`, without a request.
 
-    Four times the rounds of other rows: the bounds are 2 and 3 %, less than a round's spread.
+    Forty times the rounds of other rows, each of some 40 ms: the bounds are 2 and 3 %, less than a round's spread.
     """
-    return rows_of_process(__name__, "stopping_here", 4 * rounds, devices=1)
+    return rows_of_process(__name__, "stopping_here", 40 * rounds, devices=1)
 
 
 def stopping_here(rounds: int) -> list[Row]:
     """`stopping`, in this process."""
     rows = []
     for width, steps, what, bound in (
-        (WIDTH, STEPS, "of about a microsecond", 1.03),
-        (WIDE, FEWER_STEPS, "of about 50 us", 1.02),
+        (WIDTH, STEPS // 20, "of about a microsecond", 1.03),
+        (WIDE, FEWER_STEPS // 4, "of about 50 us", 1.02),
     ):
         ours, bare = measure(
             [
