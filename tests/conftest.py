@@ -1,6 +1,7 @@
 """Environment of every test: four CPU devices, one transport, and no deadline on property tests.
 
-`make test` runs the whole suite twice, with HOSTCALLBACK_TRANSPORT=native and =callback. Tests of the native transport
+`make test` runs the whole suite with HOSTCALLBACK_TRANSPORT=native, and the folders in which a transport makes a
+difference with =callback. Tests of the native transport
 itself carry the `native_only` marker and are left out of the second run; so are tests that do not depend on a
 transport. Tests that take more than about a second are marked `slow` and run in CI only; of those marked
 `slow_variants`, the first variant runs always, or with `every=N` each Nth. In the first run, tests without jit, one

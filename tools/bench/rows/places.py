@@ -106,15 +106,15 @@ def known_work(rounds: int) -> list[Row]:
                 each().block_until_ready()
                 seconds[name].append(perf_counter() - begun)
         hcb.barrier_wait()
-        figures = []
-        for name in alone:
-            figures += [min(times[name] for times in found), min(seconds[name])]
+        pairs = [(min(times[name] for times in found), min(seconds[name])) for name in alone]
         fastest = min(found, key=lambda times: times["program"])
-        return [1e3 * each for each in (*figures, fastest["program"], fastest["first"] + fastest["second"])]
+        pairs.append((fastest["program"], fastest["first"] + fastest["second"]))
+        return [max(pair) / min(pair) for pair in pairs]
 
-    first, first_alone, second, second_alone, whole, total = measure_together(once, rounds)
-    return [
-        first.versus(first_alone, "the time of a place of two products", "ms", "the same code alone", 1.1),
-        second.versus(second_alone, "the time of a place of one product", "ms", "the same code alone", 1.1),
-        whole.versus(total, "the time of a program", "ms", "the sum of its two places", 1.05),
+    names = [
+        ("the time of a place of two products and of the same code alone: the longer over the shorter", 1.1),
+        ("the time of a place of one product and of the same code alone: the longer over the shorter", 1.1),
+        ("the time of a program and the sum of its two places: the longer over the shorter", 1.05),
     ]
+    figures = measure_together(once, rounds)
+    return [each.within(limit, name, "") for each, (name, limit) in zip(figures, names, strict=True)]
