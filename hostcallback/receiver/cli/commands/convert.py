@@ -42,7 +42,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def _format(text: str) -> str:
     if text == "jsonl":
         raise argparse.ArgumentTypeError("JSON lines are written by `hcb cat --json LOG > OUT`")
-    return text
+    return "trace" if text == "perfetto" else text
 
 
 def run(arguments: argparse.Namespace) -> int:
