@@ -89,8 +89,8 @@ def _compared(arguments: tuple[Any, ...], names: dict[str, str], rounds: int) ->
 
 # ---- Steps of 0.1 to 50 ms, in a block of each feature ---------------------------------------------------------------
 
-TIMED_MS = 40.0
-"""How long a side is timed in a round, and at least three steps."""
+TIMED_MS = 15.0
+"""How long a side is timed in a round, and at least two steps."""
 
 
 class Size(NamedTuple):
@@ -146,10 +146,13 @@ def _in_context(context: Any, step: Callable[..., Any], arguments: tuple[Any, ..
 
 
 def sized_calls(rounds: int) -> list[Row]:
-    """Calls of a jitted step in a block of the feature, until the results are there; the peer is the bare step."""
+    """Calls of a jitted step in a block of the feature, until the results are there; the peer is the bare step.
+
+    Three times the rounds of other rows, each of some 15 ms: the bounds are 5 %, less than a round's spread.
+    """
     rows = []
     for size in SIZES:
-        step, arguments, steps = jax.jit(_small_step), _sized(size), max(3, round(TIMED_MS / size.ms))
+        step, arguments, steps = jax.jit(_small_step), _sized(size), max(2, round(TIMED_MS / size.ms))
         with _features() as features:
             contexts = {name: make() for name, (make, _) in features.items() if name != "accelerate"}
             contexts = {"": contextlib.nullcontext(), **contexts}
@@ -160,7 +163,7 @@ def sized_calls(rounds: int) -> list[Row]:
                 times = [_in_context(context, step, arguments, n) for context in contexts.values()]
                 return [*times, _in_context(hcb.accelerate(), step, arguments, n)]
 
-            bare, *found = measure_together(once, rounds)
+            bare, *found = measure_together(once, 3 * rounds)
             hcb.barrier_wait()
         for (name, (_, bound)), mine in zip(features.items(), found, strict=True):
             rows.append(

@@ -70,6 +70,7 @@ def training_loop(rounds: int) -> Row:
         hcb.barrier_wait()
         return (perf_counter() - start) / STEPS * 1e3
 
+    rounds *= 3  # the bound is 5 %, less than a round's spread
     mine, peer = measure([lambda: per_step(tapped), lambda: per_step(plain)], rounds)
     assert count.count == TAPS * STEPS * (rounds + 1)
     assert peer.median >= 1, f"a step of the untapped loop takes {peer.median:.2f} ms: make the model larger"
