@@ -33,7 +33,7 @@ class Row:
 
     @property
     def ratio(self) -> float:
-        """Ours over the peer: in a round, where both ran in it, so that a machine that becomes slower changes little."""
+        """Ours over the peer; in a round, where both ran in it: a machine that becomes slower then changes little."""
         return self.ours / self.peer if self.of_rounds is None else self.of_rounds
 
     @property

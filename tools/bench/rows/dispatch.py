@@ -14,7 +14,6 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.experimental import io_callback
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -22,7 +21,7 @@ import hostcallback as hcb
 from tools.bench.handlers import empty_call
 from tools.bench.row import Row, measure, measure_together
 from tools.bench.separate_process import rows_of_process
-from tools.bench.timing import Counter, delivered_us
+from tools.bench.timing import Counter, delivered_us, scan
 
 CALLS = 400
 
@@ -186,7 +185,8 @@ def four_devices_here(rounds: int) -> list[Row]:
 def eight_devices(rounds: int) -> list[Row]:
     """Messages from eight CPU devices at a time, compared with the same number from one device.
 
-    Each device taps a scalar in a scan.
+    Each device taps a scalar in a scan. The floor is the same programs with an empty FFI call, and Python threads that
+    make an array of each value and give it to the function, in batches of 1,000: one per device.
     """
     return rows_of_process(__name__, "eight_devices_here", rounds, devices=8)
 
@@ -195,25 +195,47 @@ def eight_devices_here(rounds: int) -> list[Row]:
     """In a process with eight devices; see `eight_devices`."""
     devices, steps = 8, 10_000
     mesh = jax.make_mesh((devices,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec = PartitionSpec("i")
+    sharded, single = jax.device_put(jnp.ones(devices), NamedSharding(mesh, spec)), jnp.ones(1)
     count = Counter()
 
-    def program(steps: int) -> Callable[[Any], Any]:
-        def step(carry: Any, _: Any) -> Any:
-            carry = carry * 1.0001
-            hcb.id_tap(count, carry)
-            return carry, None
+    def on_all(program: Callable[[Any], Any]) -> Any:
+        return jax.jit(jax.shard_map(program, mesh=mesh, in_specs=spec, out_specs=spec))
 
-        return lambda x: lax.scan(step, x, None, length=steps)[0]
+    def programs(tap: Callable[[Any], Any]) -> list[Callable[[], Any]]:
+        many, one = scan(on_all, tap, steps), scan(jax.jit, tap, steps * devices)
+        return [partial(many, sharded), partial(one, single)]
 
-    one = jax.jit(program(steps * devices))
-    spec = PartitionSpec("i")
-    many = jax.jit(jax.shard_map(program(steps), mesh=mesh, in_specs=spec, out_specs=spec))
-    sharded, single = jax.device_put(jnp.ones(devices), NamedSharding(mesh, spec)), jnp.ones(1)
+    def run(program: Callable[[], Any]) -> float:
+        return delivered_us(program, hcb.barrier_wait, steps * devices)
 
-    def run(f: Callable[[Any], Any], x: Any) -> float:
-        return delivered_us(lambda: f(x), hcb.barrier_wait, steps * devices)
+    def floor(program: Callable[[], Any], threads: int) -> float:
+        done, batch = Counter(), 1_000
 
-    mine, peer = measure([lambda: run(many, sharded), lambda: run(one, single)], rounds)
+        def deliver() -> None:
+            for _ in range(steps * devices // threads // batch):
+                for array in np.nditer(np.zeros(batch, np.float32), op_flags=[["readwrite"]]):
+                    done(array)
+
+        def join_all() -> None:
+            for thread in delivering:
+                thread.join()
+
+        delivering = [threading.Thread(target=deliver) for _ in range(threads)]
+        for thread in delivering:
+            thread.start()
+        return delivered_us(program, join_all, steps * devices)
+
+    many, one = programs(partial(hcb.id_tap, count))
+    empty_many, empty_one = programs(empty_call)
+    sides = [partial(run, many), partial(run, one)]
+    sides += [partial(floor, empty_many, devices), partial(floor, empty_one, 1)]
+    mine, peer, least, least_of_one = measure(sides, rounds)
     expected = 2 * steps * devices * (rounds + 1)
     assert count.count > expected * 0.9, (count.count, expected)  # `+= 1` on 8 threads may miss some
-    return [mine.versus(peer, "cost per message from 8 devices at a time", "us/message", "one device", 1.25)]
+    name, threads = "cost per message from 8 devices at a time", "threads that make arrays"
+    return [
+        mine.versus(peer, name, "us/message", "one device", 1.25),
+        mine.versus(least, "the same", "us/message", f"an empty FFI call, and eight {threads}", None),
+        least.versus(least_of_one, f"eight such {threads}", "us/message", "one such thread", None),
+    ]
