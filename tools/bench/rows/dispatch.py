@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import statistics
+import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -18,6 +20,8 @@ from jax.experimental import io_callback
 from jax.sharding import NamedSharding, PartitionSpec
 
 import hostcallback as hcb
+from hostcallback.receiver.runtime.dispatch.gil_share import INTERVAL_SEC
+from hostcallback.receiver.runtime.runtime import runtime
 from tools.bench.handlers import empty_call
 from tools.bench.row import Row, measure, measure_together
 from tools.bench.separate_process import rows_of_process
@@ -185,8 +189,9 @@ def four_devices_here(rounds: int) -> list[Row]:
 def eight_devices(rounds: int) -> list[Row]:
     """Messages from eight CPU devices at a time, compared with the same number from one device.
 
-    Each device taps a scalar in a scan. The floor is the same programs with an empty FFI call, and Python threads that
-    make an array of each value and give it to the function, in batches of 1,000: one per device.
+    Each device taps a scalar in a scan. The floor is the same programs with an empty FFI call, and a Python thread per
+    device that calls the function, and nothing else, until they have worked together for the processor time of the
+    receiver of the one device. The switch interval is that of deliveries.
     """
     return rows_of_process(__name__, "eight_devices_here", rounds, devices=8)
 
@@ -209,33 +214,46 @@ def eight_devices_here(rounds: int) -> list[Row]:
     def run(program: Callable[[], Any]) -> float:
         return delivered_us(program, hcb.barrier_wait, steps * devices)
 
-    def floor(program: Callable[[], Any], threads: int) -> float:
-        done, batch = Counter(), 1_000
+    def run_one() -> float:
+        nonlocal worked_sec
+        (receiver,) = runtime.receivers([f"cpu:{jax.devices()[0].id}"])
+        clock = time.pthread_getcpuclockid(receiver.thread.ident)
+        begin = time.clock_gettime(clock)
+        time_us = run(one)
+        worked_sec = time.clock_gettime(clock) - begin
+        return time_us
 
-        def deliver() -> None:
-            for _ in range(steps * devices // threads // batch):
-                for array in np.nditer(np.zeros(batch, np.float32), op_flags=[["readwrite"]]):
-                    done(array)
+    def floor(program: Callable[[], Any], threads: int) -> float:
+        def work() -> None:
+            end, done = time.thread_time() + worked_sec / threads, Counter()
+            while time.thread_time() < end:
+                for _ in range(100):
+                    done(None)
 
         def join_all() -> None:
-            for thread in delivering:
+            for thread in working:
                 thread.join()
 
-        delivering = [threading.Thread(target=deliver) for _ in range(threads)]
-        for thread in delivering:
+        working = [threading.Thread(target=work) for _ in range(threads)]
+        interval = sys.getswitchinterval()
+        sys.setswitchinterval(INTERVAL_SEC)
+        for thread in working:
             thread.start()
-        return delivered_us(program, join_all, steps * devices)
+        time_us = delivered_us(program, join_all, steps * devices)
+        sys.setswitchinterval(interval)
+        return time_us
 
     many, one = programs(partial(hcb.id_tap, count))
     empty_many, empty_one = programs(empty_call)
-    sides = [partial(run, many), partial(run, one)]
-    sides += [partial(floor, empty_many, devices), partial(floor, empty_one, 1)]
-    mine, peer, least, least_of_one = measure(sides, rounds)
-    expected = 2 * steps * devices * (rounds + 1)
+    worked_sec = 0.0
+    jax.block_until_ready(one())
+    sides = [run_one, partial(run, many), partial(floor, empty_one, 1), partial(floor, empty_many, devices)]
+    peer, mine, least_of_one, least = measure(sides, rounds)
+    expected = steps * devices * (2 * rounds + 3)
     assert count.count > expected * 0.9, (count.count, expected)  # `+= 1` on 8 threads may miss some
-    name, threads = "cost per message from 8 devices at a time", "threads that make arrays"
+    name, threads = "cost per message from 8 devices at a time", "threads that work as long"
     return [
         mine.versus(peer, name, "us/message", "one device", 1.25),
-        mine.versus(least, "the same", "us/message", f"an empty FFI call, and eight {threads}", None),
-        least.versus(least_of_one, f"eight such {threads}", "us/message", "one such thread", None),
+        mine.versus(least, "the same", "us/message", f"empty FFI calls, and eight {threads}", None),
+        least.versus(least_of_one, f"empty FFI calls, and eight {threads}", "us/message", "one thread", None),
     ]
