@@ -1,7 +1,7 @@
 """The peer server of the forwarding benchmarks: a gRPC server that drops or stores its input. Prints its port.
 
-Given a folder, the server writes its input to files there in the fewest bytes possible, and keeps freed memory, as a
-collector does. Without a folder it drops its input.
+Given a folder, the server writes its input to files there, answers with the number of bytes for each 2 MiB, and keeps
+freed memory, as a collector does. Without a folder it drops its input.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import grpc.aio
 
 from hostcallback.receiver.remote.collector.access import keep_freed_memory
 
-SEGMENT_BYTES = 16 << 20
+SEGMENT_BYTES, ACK_BYTES = 16 << 20, 2 << 20
 
 
 async def _take(requests: AsyncIterator[bytes], context: Any) -> bytes:
@@ -27,7 +27,7 @@ async def _take(requests: AsyncIterator[bytes], context: Any) -> bytes:
     return b""
 
 
-async def _store(requests: AsyncIterator[bytes], context: Any) -> bytes:
+async def _store(requests: AsyncIterator[bytes], context: Any) -> None:
     written, descriptor = 0, -1
     async for message in requests:
         if written % SEGMENT_BYTES == 0:
@@ -37,8 +37,9 @@ async def _store(requests: AsyncIterator[bytes], context: Any) -> bytes:
             path.unlink(missing_ok=True)
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
         written += os.write(descriptor, message)
+        if written % ACK_BYTES == 0:
+            await context.write(str(written).encode())
     os.close(descriptor)
-    return b""
 
 
 async def _echo(requests: AsyncIterator[bytes], context: Any) -> None:
@@ -54,7 +55,7 @@ async def _serve() -> None:
     server = grpc.aio.server(options=(("grpc.max_receive_message_length", 2 << 20),))
     bare = {
         "Take": grpc.stream_unary_rpc_method_handler(_take),
-        "Store": grpc.stream_unary_rpc_method_handler(_store),
+        "Store": grpc.stream_stream_rpc_method_handler(_store),
     }
     bare["Echo"] = grpc.stream_stream_rpc_method_handler(_echo)
     export = {"Export": grpc.unary_unary_rpc_method_handler(_answer)}

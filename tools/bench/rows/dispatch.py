@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import statistics
+import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -14,15 +16,16 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.experimental import io_callback
 from jax.sharding import NamedSharding, PartitionSpec
 
 import hostcallback as hcb
+from hostcallback.receiver.runtime.dispatch.gil_share import INTERVAL_SEC
+from hostcallback.receiver.runtime.runtime import runtime
 from tools.bench.handlers import empty_call
 from tools.bench.row import Row, measure, measure_together
 from tools.bench.separate_process import rows_of_process
-from tools.bench.timing import Counter, delivered_us
+from tools.bench.timing import Counter, delivered_us, scan
 
 CALLS = 400
 
@@ -186,7 +189,9 @@ def four_devices_here(rounds: int) -> list[Row]:
 def eight_devices(rounds: int) -> list[Row]:
     """Messages from eight CPU devices at a time, compared with the same number from one device.
 
-    Each device taps a scalar in a scan.
+    Each device taps a scalar in a scan. The floor is the same programs with an empty FFI call, and a Python thread per
+    device that calls the function, and nothing else, until they have worked together for the processor time of the
+    receiver of the one device. The switch interval is that of deliveries.
     """
     return rows_of_process(__name__, "eight_devices_here", rounds, devices=8)
 
@@ -195,25 +200,60 @@ def eight_devices_here(rounds: int) -> list[Row]:
     """In a process with eight devices; see `eight_devices`."""
     devices, steps = 8, 10_000
     mesh = jax.make_mesh((devices,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec = PartitionSpec("i")
+    sharded, single = jax.device_put(jnp.ones(devices), NamedSharding(mesh, spec)), jnp.ones(1)
     count = Counter()
 
-    def program(steps: int) -> Callable[[Any], Any]:
-        def step(carry: Any, _: Any) -> Any:
-            carry = carry * 1.0001
-            hcb.id_tap(count, carry)
-            return carry, None
+    def on_all(program: Callable[[Any], Any]) -> Any:
+        return jax.jit(jax.shard_map(program, mesh=mesh, in_specs=spec, out_specs=spec))
 
-        return lambda x: lax.scan(step, x, None, length=steps)[0]
+    def programs(tap: Callable[[Any], Any]) -> list[Callable[[], Any]]:
+        many, one = scan(on_all, tap, steps), scan(jax.jit, tap, steps * devices)
+        return [partial(many, sharded), partial(one, single)]
 
-    one = jax.jit(program(steps * devices))
-    spec = PartitionSpec("i")
-    many = jax.jit(jax.shard_map(program(steps), mesh=mesh, in_specs=spec, out_specs=spec))
-    sharded, single = jax.device_put(jnp.ones(devices), NamedSharding(mesh, spec)), jnp.ones(1)
+    def run(program: Callable[[], Any]) -> float:
+        return delivered_us(program, hcb.barrier_wait, steps * devices)
 
-    def run(f: Callable[[Any], Any], x: Any) -> float:
-        return delivered_us(lambda: f(x), hcb.barrier_wait, steps * devices)
+    def run_one() -> float:
+        nonlocal worked_sec
+        (receiver,) = runtime.receivers([f"cpu:{jax.devices()[0].id}"])
+        clock = time.pthread_getcpuclockid(receiver.thread.ident)
+        begin = time.clock_gettime(clock)
+        time_us = run(one)
+        worked_sec = time.clock_gettime(clock) - begin
+        return time_us
 
-    mine, peer = measure([lambda: run(many, sharded), lambda: run(one, single)], rounds)
-    expected = 2 * steps * devices * (rounds + 1)
+    def floor(program: Callable[[], Any], threads: int) -> float:
+        def work() -> None:
+            end, done = time.thread_time() + worked_sec / threads, Counter()
+            while time.thread_time() < end:
+                for _ in range(100):
+                    done(None)
+
+        def join_all() -> None:
+            for thread in working:
+                thread.join()
+
+        working = [threading.Thread(target=work) for _ in range(threads)]
+        interval = sys.getswitchinterval()
+        sys.setswitchinterval(INTERVAL_SEC)
+        for thread in working:
+            thread.start()
+        time_us = delivered_us(program, join_all, steps * devices)
+        sys.setswitchinterval(interval)
+        return time_us
+
+    many, one = programs(partial(hcb.id_tap, count))
+    empty_many, empty_one = programs(empty_call)
+    worked_sec = 0.0
+    jax.block_until_ready(one())
+    sides = [run_one, partial(run, many), partial(floor, empty_one, 1), partial(floor, empty_many, devices)]
+    peer, mine, least_of_one, least = measure(sides, rounds)
+    expected = steps * devices * (2 * rounds + 3)
     assert count.count > expected * 0.9, (count.count, expected)  # `+= 1` on 8 threads may miss some
-    return [mine.versus(peer, "cost per message from 8 devices at a time", "us/message", "one device", 1.25)]
+    name, threads = "cost per message from 8 devices at a time", "threads that work as long"
+    return [
+        mine.versus(peer, name, "us/message", "one device", 1.25),
+        mine.versus(least, "the same", "us/message", f"empty FFI calls, and eight {threads}", None),
+        least.versus(least_of_one, f"empty FFI calls, and eight {threads}", "us/message", "one thread", None),
+    ]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 import hostcallback as hcb
@@ -18,9 +21,16 @@ from tools.bench.row import Row, measure
 from tools.bench.separate_process import rows_of_process
 from tools.bench.timing import seconds
 
+ELEMENTS, ARRAYS = 1 << 16, 500
+"""Of the arrays of 256 KiB."""
+
 
 def ring_in_file(rounds: int) -> list[Row]:
-    """Taps in a scan, delivered, on a device whose ring is in a file and on one with an anonymous ring."""
+    """Taps in a scan, delivered, on a device whose ring is in a file and on one with an anonymous ring.
+
+    The floor of arrays is numpy's copies of an array that changes, into a file of the size of the recorder's, whose
+    parts take turns, so that the file has what came last; next to it is the same into anonymous memory.
+    """
     return rows_of_process(__name__, "ring_in_file_here", rounds, devices=2)
 
 
@@ -39,7 +49,7 @@ def ring_in_file_here(rounds: int) -> list[Row]:
     with tempfile.TemporaryDirectory(dir=folder) as directory, hcb.outfeed_receiver():
         source: Any = runtime.receivers([f"cpu:{kept.id}"])[0].source
         source.keep_in_file(Path(directory) / "kept.hcbring", "cpu:1", BLOCK_BYTES)
-        for name, shape, count in (("scalar", (), 100_000), ("array of 256 KiB", (1 << 16,), 500)):
+        for name, shape, count in (("scalar", (), 100_000), ("array of 256 KiB", (ELEMENTS,), ARRAYS)):
             run = scan(count)
 
             def side(
@@ -57,7 +67,32 @@ def ring_in_file_here(rounds: int) -> list[Row]:
                 once()
                 return once
 
-            ours, peer = measure([side(kept), side(plain)], rounds)
+            sides = [side(kept), side(plain)]
+            if shape:
+                parts = (BLOCK_BYTES // 4 // ELEMENTS, ELEMENTS)
+                file = np.memmap(Path(directory) / "floor", np.float32, "w+", shape=parts)
+                sides += [_copies(file), _copies(np.zeros(parts, np.float32))]
+            ours, peer, *floors = measure(sides, rounds)
             title = f"{name} in a scan, delivered: the ring in a file (flight recorder)"
             rows.append(ours.versus(peer, title, "us/message", "an anonymous ring", 1.1))
+            if floors:
+                copied, anonymous = floors
+                rows.append(ours.versus(copied, "the same", "us/message", "numpy's copies into a file", None))
+                title = "numpy's copies of arrays of 256 KiB into a file"
+                rows.append(copied.versus(anonymous, title, "us/message", "into anonymous memory", None))
     return rows
+
+
+def _copies(memory: Any) -> Callable[[], float]:
+    """Copies an array that changes to each row of the memory in turn; what is written first is paged in."""
+    x, rows = np.zeros(ELEMENTS, np.float32), itertools.cycle(memory)
+    memory[:] = 0
+
+    def once() -> float:
+        start = perf_counter()
+        for row in itertools.islice(rows, ARRAYS):
+            np.add(x, 1, out=x)
+            np.copyto(row, x)
+        return (perf_counter() - start) / ARRAYS * 1e6
+
+    return once

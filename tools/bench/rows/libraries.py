@@ -10,11 +10,13 @@ import importlib.util
 import os
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from time import perf_counter
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 import hostcallback as hcb
@@ -34,7 +36,7 @@ def diffrax(rounds: int) -> list[Row]:
     """`diffrax.diffeqsolve` of one equation with `TqdmProgressMeter(refresh_steps=1)`.
 
     Each step has a `pure_callback`, which stays JAX's; `accelerate` replaces the callbacks that begin and end the
-    meter.
+    meter. The floor is the meter's own function, called as often: it refreshes the bar in each step.
     """
     return _rows("diffrax", rounds)
 
@@ -42,7 +44,8 @@ def diffrax(rounds: int) -> list[Row]:
 def numpyro(rounds: int) -> list[Row]:
     """Two chains of numpyro's HMC on two devices with `progress_rate=1`: an `io_callback` with a result in each step.
 
-    numpyro compiles in every run, so the clock starts when the first chain tells its bar that it begins.
+    numpyro compiles in every run, so the clock starts when the first chain tells its bar that it begins. The floors are
+    chains whose bars are updated in the last step only, and the updates of two bars alone.
     """
     return _rows("numpyro", rounds, devices=2)
 
@@ -86,7 +89,16 @@ def diffrax_here(rounds: int) -> list[Row]:
 
     meter = diffrax.TqdmProgressMeter(refresh_steps=1)
     programs = _compiled(solve(meter), solve(diffrax.NoProgressMeter()), jnp.float32(1))
-    return _versus("diffrax's `TqdmProgressMeter(refresh_steps=1)`, accelerated", measure(programs, rounds))
+
+    def updates() -> float:
+        start, bar = perf_counter(), meter._init_bar()
+        for step in range(STEPS):
+            meter._step_bar(bar, np.float32(step / STEPS))
+        meter._close_bar(bar)
+        return _since(start)
+
+    figures = measure([*programs, updates], rounds)
+    return _versus("diffrax's `TqdmProgressMeter(refresh_steps=1)`, accelerated", figures)
 
 
 def blackjax_here(rounds: int) -> list[Row]:
@@ -138,16 +150,16 @@ def numpyro_here(rounds: int) -> list[Row]:
     def model() -> None:
         numpyro.sample("x", numpyro.distributions.Normal(0, 1))
 
-    def run() -> float:
+    def run(rate: int = 1) -> float:
         updates.clear()
-        kernel = HMC(model, num_steps=3)
-        mcmc = MCMC(kernel, num_warmup=STEPS // 2, num_samples=STEPS // 2, num_chains=2, progress_rate=1)
+        kernel, half = HMC(model, num_steps=3), STEPS // 2
+        mcmc = MCMC(kernel, num_warmup=half, num_samples=half, num_chains=2, progress_rate=rate)
         mcmc.run(jax.random.key(0))
         jax.block_until_ready(mcmc.get_samples())
         jax.effects_barrier()
-        # Each chain calls once with zero at its begin, once per step, and once at its end.
-        assert len(updates) == 2 * (STEPS + 2)
-        return (perf_counter() - updates[0]) / STEPS * 1e6
+        # Each chain calls once with zero at its begin, once per `rate` steps, and once at its end.
+        assert len(updates) == 2 * (STEPS // rate + 2)
+        return _since(updates[0])
 
     def run_accelerated() -> float:
         with hcb.accelerate() as acceleration:
@@ -155,7 +167,18 @@ def numpyro_here(rounds: int) -> list[Row]:
         assert [callback.reason for callback in acceleration.callbacks] == [None] * 3
         return time
 
-    figures = measure([run_accelerated, run], rounds)
+    def update_bars() -> float:
+        bars = [tqdm(range(STEPS), position=chain) for chain in range(2)]
+        start = perf_counter()
+        for _ in range(STEPS):
+            for chain, bar in enumerate(bars):
+                bar.set_description(f"Running chain {chain}", refresh=False)
+                update(bar, 1)
+        for bar in bars:
+            bar.close()
+        return _since(start)
+
+    figures = measure([run_accelerated, run, partial(run, STEPS), update_bars], rounds)
     return _versus("numpyro's bars of two chains, `progress_rate=1`, accelerated", figures)
 
 
@@ -174,11 +197,19 @@ def _step_us(program: Callable[[Any], Any], x: Any) -> float:
     start = perf_counter()
     jax.block_until_ready(program(x))
     jax.effects_barrier()
+    return _since(start)
+
+
+def _since(start: float) -> float:
     return (perf_counter() - start) / STEPS * 1e6
 
 
 def _versus(name: str, figures: Sequence[Figure]) -> list[Row]:
-    accelerated, itself, *bare = figures
+    accelerated, itself, *floors = figures
     rows = [accelerated.versus(itself, name, UNIT, "itself, not accelerated", None)]
-    rows += [accelerated.versus(figure, "the same", UNIT, "without the bar", None) for figure in bare]
+    names = ("without the bar", "the bar's updates alone")
+    rows += [
+        accelerated.versus(figure, "the same", UNIT, peer, None)
+        for figure, peer in zip(floors, names, strict=False)
+    ]
     return rows

@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import importlib.util
 import tempfile
+import threading
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any
 
 import jax
@@ -26,6 +27,7 @@ def metrics_in_a_loop(rounds: int) -> list[Row]:
     """2,000 values into TensorBoard's files from a Python loop of jitted steps, until the last step has ended.
 
     The peers are the same loop with `add_scalar(float(loss))` after each step, and the same loop without any metric.
+    The floor is that loop while a thread calls `add_scalar` for each step that was dispatched, every millisecond.
     """
 
     def work(x: Any) -> Any:
@@ -69,11 +71,36 @@ def metrics_in_a_loop(rounds: int) -> list[Row]:
             x.block_until_ready()
             return (perf_counter() - began) * 1e6 / VALUES
 
-        mine, logging, bare = measure([with_metrics, that_logs, without], rounds)
+        def with_thread() -> float:
+            writer, written, dispatched = tensorboardX.SummaryWriter(folder), 0, 0
+
+            def write() -> None:
+                nonlocal written
+                while written < VALUES:
+                    while written < dispatched:
+                        writer.add_scalar("loss", 0.5, written)
+                        written += 1
+                    sleep(1e-3)
+
+            thread = threading.Thread(target=write)
+            thread.start()
+            x, began = start, perf_counter()
+            for _ in numbers:
+                x, _ = plain(x)
+                dispatched += 1
+            x.block_until_ready()
+            seconds = perf_counter() - began
+            thread.join()
+            writer.close()
+            return seconds * 1e6 / VALUES
+
+        sides = [with_metrics, that_logs, without, with_thread]
+        mine, logging, bare, least = measure(sides, rounds)
     name = "2,000 metrics into tensorboardX, a step of the loop"
     return [
         mine.versus(logging, name, "us/step", "add_scalar(float(loss)) after each step", 1.0),
         mine.versus(bare, f"{name}, against no metrics", "us/step", "the loop without metrics", None),
+        mine.versus(least, "the same", "us/step", "while a thread calls add_scalar", None),
     ]
 
 

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax import lax
 
 import hostcallback as hcb
-from tools.bench.handlers import pace
+from tools.bench.handlers import empty_call, pace
 from tools.bench.row import Row, measure
 from tools.bench.separate_process import rows_of_process
 
@@ -34,11 +34,15 @@ WIDE = 30_000
 
 PACE_SEC = 1e-3
 
-UNIT = "us/step"
+UNIT, LOOP_IN_LOOP = "us/step", "a loop in a loop, with an empty FFI call"
 
 
 def progress_bar(rounds: int) -> list[Row]:
-    """`hcb.scan` against `lax.scan`, and against `jax_tqdm.scan_tqdm` by default and at `print_rate=1`."""
+    """`hcb.scan` against `lax.scan`, and against `jax_tqdm.scan_tqdm` by default and at `print_rate=1`.
+
+    The floor is a loop in a loop, as every loop needs that looks at a clock now and then: the inner one runs for about
+    as long as ours between two looks, to a number that it is given, and then comes an empty FFI call.
+    """
     return rows_of_process(__name__, "progress_bar_here", rounds, devices=1)
 
 
@@ -47,13 +51,15 @@ def progress_bar_here(rounds: int) -> list[Row]:
     sides = [
         _timed(lambda step, xs: lambda x: hcb.scan(step, x, xs)[0], STEPS),
         _timed(lambda step, xs: lambda x: lax.scan(step, x, xs)[0], STEPS),
+        _timed(_in_blocks(1_200), STEPS),
     ]
     if importlib.util.find_spec("jax_tqdm") is None:
         print("jax-tqdm: no row: it is missing (pip install -e '.[libraries]')", file=sys.stderr)
     else:
         sides += [_jax_tqdm(STEPS), _jax_tqdm(FEWER_STEPS, print_rate=1)]
-    ours, bare, *peers = measure(sides, rounds)
+    ours, bare, least, *peers = measure(sides, rounds)
     rows = [ours.versus(bare, "a scan with `hcb.scan`'s bar", UNIT, "`lax.scan`, without a bar", 1.05)]
+    rows.append(ours.versus(least, "the same", UNIT, LOOP_IN_LOOP, None))
     names = ["jax-tqdm's bar, by default", "jax-tqdm's bar, `print_rate=1`"]
     rows += [
         ours.versus(peer, "the same", UNIT, name, None) for name, peer in zip(names, peers, strict=False)
@@ -62,7 +68,7 @@ def progress_bar_here(rounds: int) -> list[Row]:
 
 
 def stopping(rounds: int) -> list[Row]:
-    """`hcb.scan` with `stop=True` against `lax.scan`, without a request.
+    """`hcb.scan` with `stop=True` against `lax.scan`, without a request; the floor is as of `progress_bar`.
 
     Forty times the rounds of other rows, each of some 40 ms: the bounds are 2 and 3 %, less than a round's spread.
     """
@@ -72,11 +78,11 @@ def stopping(rounds: int) -> list[Row]:
 def stopping_here(rounds: int) -> list[Row]:
     """`stopping`, in this process."""
     rows = []
-    for width, steps, what, bound in (
-        (WIDTH, STEPS // 20, "of about a microsecond", 1.03),
-        (WIDE, FEWER_STEPS // 4, "of about 50 us", 1.02),
+    for width, steps, block, what, bound in (
+        (WIDTH, STEPS // 20, 600, "of about a microsecond", 1.03),
+        (WIDE, FEWER_STEPS // 4, 10, "of about 50 us", 1.02),
     ):
-        ours, bare = measure(
+        ours, bare, least = measure(
             [
                 _timed(
                     lambda step, xs: lambda x: hcb.scan(step, x, xs, stop=True, progress=False)[0],
@@ -84,11 +90,13 @@ def stopping_here(rounds: int) -> list[Row]:
                     width,
                 ),
                 _timed(lambda step, xs: lambda x: lax.scan(step, x, xs)[0], steps, width),
+                _timed(_in_blocks(block), steps, width),
             ],
             rounds,
         )
         row = f"a scan with `stop=True`, steps {what}"
         rows.append(ours.versus(bare, row, UNIT, "`lax.scan`, which cannot be stopped", bound))
+        rows.append(ours.versus(least, "the same", UNIT, LOOP_IN_LOOP, None))
     return rows
 
 
@@ -115,6 +123,22 @@ def stop_latency(rounds: int) -> Row:
 
     (mine,) = measure([once], rounds)
     return mine.within(2.0, "a request to stop, until the loop has ended: iterations of a millisecond", "")
+
+
+def _in_blocks(block: int) -> Callable[[Any, Any], Callable[[Any], Any]]:
+    def make(step: Any, xs: Any) -> Callable[[Any], Any]:
+        def one(state: Any) -> Any:
+            number, carry = state
+            return number + 1, step(carry, xs[number])[0]
+
+        def several(state: Any) -> Any:
+            end, *inner = state
+            number, carry = lax.while_loop(lambda state: state[0] < end, one, (*inner,))
+            return jnp.minimum(end + block, len(xs)), empty_call(number), carry
+
+        return lambda x: lax.while_loop(lambda state: state[1] < len(xs), several, (block, 0, x))[2]
+
+    return make
 
 
 def _jax_tqdm(steps: int, **options: Any) -> Callable[[], float]:
