@@ -329,8 +329,12 @@ export async function loadSeries(cards, view) {
   const points = Math.min(Math.max(Math.ceil(width / PIXELS_IN_A_POINT / 100) * 100, 200), 2000);
   const margin = view ? (view[1] - view[0]) * 0.01 : 0;
   const range = view ? { from: view[0] - margin, to: view[1] + margin } : {};
-  const answer = await ask("series", { tap: taps, points, axis: settings.axis, ...range });
-  const found = new Map(answer.series.map((/** @type {Series} */ series) => [series.tap, series]));
+  /** @type {Map<number, Series>} */
+  const found = new Map();
+  for (let at = 0; at < taps.length; at += TAPS_IN_A_REQUEST) {
+    const { series } = await ask("series", { tap: taps.slice(at, at + TAPS_IN_A_REQUEST), points, axis: settings.axis, ...range });
+    for (const each of series) found.set(each.tap, each);
+  }
   for (const card of cards) {
     if (card.view !== view) continue; // zoomed meanwhile: another answer is under way
     card.takeSeries(card.taps.flatMap((tap) => found.get(tap.id) ?? []));
