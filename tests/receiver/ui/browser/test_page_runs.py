@@ -150,6 +150,10 @@ def test_of_many_runs_a_card_names_some_and_counts_the_others(
     expect(card.locator(".tip-row")).to_have_count(8)
     expect(card.locator(".tip")).to_contain_text(f"and {MANY - 8} more")
     expect(card.locator(".tip-name").first).to_have_text(f"run-{MANY - 1}")  # the highest
+    card.get_by_label("More").click()
+    with page.expect_download() as download:
+        card.get_by_role("button", name="Download CSV").click()
+    assert len(download.value.path().read_text().splitlines()) == 1 + 3 * MANY
     histograms = page.get_by_role("article", name="weights")
     histograms.scroll_into_view_if_needed()
     expect(histograms.locator(".part canvas")).to_have_count(8)
