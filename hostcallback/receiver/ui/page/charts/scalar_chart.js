@@ -169,7 +169,10 @@ export class ScalarChart {
   options() {
     const series = [{}];
     const bands = [];
+    /** The places of the lines among their bands. @type {Set<number>} */
+    const places = new Set();
     for (const line of this.lines) {
+      places.add(series.length);
       const faint = { stroke: faded(line.color, 0.3), width: 1, points: { show: false } };
       series.push(/** @type {any} */ ({ stroke: line.color, width: 1.75, dash: line.dashed ? [6, 4] : undefined, points: { size: 5 } }));
       if (this.look.smooth > 0) series.push(/** @type {any} */ (faint));
@@ -184,7 +187,7 @@ export class ScalarChart {
       legend: { show: false }, padding: [8, 10, 0, 0], series, bands,
       scales: { x: { time: this.look.axis === "time", range: this.range() }, y: { distr: this.look.log ? 3 : 1, range: this.look.log ? magnitudes : heights } },
       axes: [this.axis(false), this.axis(true)],
-      cursor: this.cursor(), focus: { alpha: 0.2 },
+      cursor: this.cursor(places), focus: { alpha: 0.2 },
       hooks: { setCursor: [() => this.hover()], setSelect: [() => this.select()], draw: [() => this.markNonfinite()] },
     };
   }
@@ -211,12 +214,14 @@ export class ScalarChart {
     return { ...axisOf(size, values, vertical ? TICK_PIXELS : 70), ...(vertical && { splits: ticks, incrs: ANY }) };
   }
 
-  cursor() {
+  /** @param {Set<number>} places of the lines among the series */
+  cursor(places) {
+    const away = (/** @type {any} */ _plot, /** @type {number} */ index, /** @type {number} */ _, /** @type {number} */ y, /** @type {number} */ cursor) => (places.has(index) ? y - cursor : Infinity);
     return {
       y: false,
       drag: { x: true, y: false, setScale: false, dist: 4 },
       points: { size: 7 },
-      focus: { prox: this.lines.length > TIP_ROWS ? FOCUS_PIXELS : -1 }, // else all are seen
+      focus: { prox: this.lines.length > TIP_ROWS ? FOCUS_PIXELS : -1, dist: away }, // of few lines all are seen
       dataIdx: nearestDefined,
       bind: {
         dblclick: () => () => {
