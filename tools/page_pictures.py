@@ -1,4 +1,7 @@
-"""Writes the pictures of docs/ui.md: `python -m tools.page_pictures`. Needs the extra `browser`, and Chromium."""
+"""Writes the pictures of docs/ui.md and docs/notebooks.md: `python -m tools.page_pictures`.
+
+Needs the extra `browser`, and Chromium.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import nbclient
+import nbconvert
+import nbformat
 from playwright.sync_api import sync_playwright
 
 import hostcallback as hcb
@@ -27,6 +33,40 @@ PICTURES = (
     ("runs", "ui-phone", "Charts", 390, 760, 2),
     ("timed", "ui-time", "Time", 1200, 1000, 1),
 )
+
+CELLS = (
+    """\
+import jax, jax.numpy as jnp
+import hostcallback as hcb""",
+    """\
+def step(i, w):
+    grad = 2 * (w - 3) + jax.random.normal(jax.random.key(i))
+    loss = (w - 3) ** 2
+    hcb.metrics({"loss": loss, "grad": grad}, step=i)
+    jax.lax.cond(i % 100 == 0, lambda: hcb.print("step {}: loss {:.3f}", i, loss), lambda: None)
+    return w - 0.01 * grad
+
+@jax.jit
+def train(w):
+    return hcb.fori_loop(0, 300, step, w, progress="train")
+
+with hcb.live_plot("loss", "grad", log="loss"):
+    train(jnp.float32(0))""",
+    """\
+@jax.jit
+def root(x, i):
+    hcb.check(x > 0, "x is {}, not positive", x, step=i)
+    return jnp.sqrt(x)
+
+for i in range(4):
+    root(jnp.float32(2 - i), i)""",
+    """\
+try:
+    hcb.barrier_wait()
+except* hcb.CheckError as group:
+    display(group.exceptions[0])""",
+)
+"""Of the notebook."""
 
 
 @jax.jit
@@ -96,12 +136,33 @@ def record(folder: Path) -> None:
             jax.block_until_ready(train(jnp.float32(rate), jax.random.key(7)))
 
 
+def executed() -> Any:
+    """Executes the cells in a kernel, and returns the notebook with what they show."""
+    os.environ["PYTHONWARNINGS"] = "ignore"  # of tqdm: that there are no widgets
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in CELLS])
+    return nbclient.NotebookClient(
+        notebook, timeout=120, kernel_name="python3", coalesce_streams=True
+    ).execute()
+
+
+def take_notebook(browser: Any, notebook: Any) -> None:
+    """Writes the pictures of a notebook."""
+    for theme, suffix in (("light", ""), ("dark", "-dark")):
+        shown, _ = nbconvert.HTMLExporter(theme=theme).from_notebook_node(notebook)
+        context = browser.new_context(viewport={"width": 940, "height": 600}, offline=True)
+        page = context.new_page()
+        page.set_content(shown, wait_until="domcontentloaded")
+        page.screenshot(path=IMAGES / f"notebook{suffix}.png", full_page=True)
+        context.close()
+
+
 def main() -> None:
     """Records, serves the logs, and takes the pictures, light and dark."""
     folder = Path(tempfile.mkdtemp())
     os.chdir(folder)
     record(folder / "runs")
     record_times(folder / "timed")
+    notebook = executed()
     servers = {log: serve_logs([log], Listening()) for log in ("runs", "timed")}
     try:
         with sync_playwright() as playwright:
@@ -110,6 +171,7 @@ def main() -> None:
             for log, *picture in PICTURES:
                 for scheme, suffix in (("light", ""), ("dark", "-dark")):
                     take(browser, servers[log].address, scheme, suffix, *picture)
+            take_notebook(browser, notebook)
             browser.close()
     finally:
         for server in servers.values():

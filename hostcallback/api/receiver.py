@@ -37,7 +37,7 @@ from hostcallback.receiver.runtime.runtime import runtime
 from hostcallback.receiver.runtime.signals import watch_termination
 from hostcallback.receiver.runtime.stats import ShownAsSummary, StatsRows, summarize
 from hostcallback.receiver.sinks.metric_writers.sink import WriterStats
-from hostcallback.receiver.sinks.time_rows import new_tables, times_by_tap
+from hostcallback.receiver.sinks.times import new_tables, times_by_tap
 from hostcallback.receiver.sources.back_pressure import BackPressure, Policy
 from hostcallback.receiver.taplog.writing.recorder import Recorder, record as record_to
 from hostcallback.sync import inflight
@@ -122,8 +122,10 @@ class OutfeedReceiver(ShownAsSummary):
 
     def summary(self) -> str:
         """Returns the statistics as text tables: messages, bytes, rate, drops, failures and time per device; places."""
-        tables = [times.text() for times in list(times_by_tap.values())]
-        return "\n".join([summarize(self._scope.name, self.stats), *tables])
+        found = list(times_by_tap.values())
+        for times in found:
+            times.find_steps(self._scope.deferred.steps_of)
+        return "\n".join([summarize(self._scope.name, self.stats), *(times.text() for times in found)])
 
     @hide_frames
     def __enter__(self) -> Self:
@@ -216,7 +218,7 @@ class OutfeedReceiver(ShownAsSummary):
                 for text in receiver_options.end_forwarding(self._forwarder):
                     warnings.warn(text, receiver_options.ForwardingWarning, stacklevel=user_stacklevel())
             transport.record_receiver(self._scope.name, self.stats)
-            for text in new_tables() if times_by_tap else ():
+            for text in new_tables(None, self._scope.deferred.steps_of) if times_by_tap else ():
                 print(text)
         self._scope.deferred.forget_told(error)
         deferred = self._scope.deferred.take()

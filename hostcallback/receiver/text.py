@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import html
 import importlib
+import math
 import re
 import sys
 from collections.abc import Iterable, Sequence
@@ -139,7 +140,8 @@ def representation(options: Any, *, urls: tuple[str, ...], secrets: tuple[str, .
 
 def preformatted(text: str) -> str:
     """Returns a text as HTML that shows it line by line. Control characters and markup in it have no effect."""
-    return f"<pre>{html.escape(printable_lines(text))}</pre>"
+    # Notebooks that are converted to HTML would show it in the font of running text.
+    return f'<pre style="font-family: monospace">{html.escape(printable_lines(text))}</pre>'
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[Any]], caption: str = "") -> str:
@@ -161,3 +163,13 @@ def array(value: Any) -> str:
     except ImportError:
         return preformatted(repr(value))
     return str(treescope.render_to_html(value, ignore_exceptions=True, compressed=True))
+
+
+def duration_text(seconds: float) -> str:
+    """Returns seconds as text with three digits, such as `1.25 ms`."""
+    if math.isnan(seconds):
+        return "-"
+    if seconds >= 1000:
+        return f"{seconds:.0f} s"
+    size, unit = next((each for each in ((1.0, "s"), (1e-3, "ms")) if seconds >= each[0]), (1e-6, "us"))
+    return f"{seconds / size:.3g} {unit}"

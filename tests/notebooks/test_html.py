@@ -32,7 +32,7 @@ def test_receivers_and_failed_checks_are_shown_with_their_texts_escaped() -> Non
 
 
 def test_control_characters_have_no_effect() -> None:
-    assert preformatted("a\x1b[31m\nb&") == "<pre>a\\x1b[31m\nb&amp;</pre>"
+    assert preformatted("a\x1b[31m\nb&") == '<pre style="font-family: monospace">a\\x1b[31m\nb&amp;</pre>'
 
 
 def test_taps_are_a_table_with_their_state_and_rules() -> None:

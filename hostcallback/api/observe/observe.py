@@ -24,8 +24,10 @@ from hostcallback.lowering.equations import OUTERMOST, Position
 from hostcallback.lowering.evaluator import Evaluator, Records
 from hostcallback.lowering.xray import Context, Program, UserError, Xray
 from hostcallback.receiver.errors import ReentrantWaitError, TapTimeoutError
+from hostcallback.receiver.failures.steps import Occurrence
 from hostcallback.receiver.log import logger
-from hostcallback.receiver.sinks.time_rows import new_tables
+from hostcallback.receiver.runtime.runtime import runtime
+from hostcallback.receiver.sinks.times import new_tables
 from hostcallback.tracing import arguments, source_line
 from hostcallback.tracing.source_line import place_name, public, user_source_line
 from hostcallback.tracing.tap_spec import name_or
@@ -309,8 +311,13 @@ class Timed(Observe):
         if function is None and self.tap_func is None:
             with contextlib.suppress(TapTimeoutError, ReentrantWaitError):
                 wait_for_taps(stall_sec=MAX_WAIT_SEC)
-            for text in new_tables(self.name):
+            for text in new_tables(self.name, _logged_steps):
                 print(text)
+
+
+def _logged_steps(messages: Sequence[Occurrence]) -> dict[Occurrence, int]:
+    scopes = runtime.current_scopes()
+    return {each: step for scope in scopes for each, step in scope.deferred.steps_of(messages).items()}
 
 
 class _Collector(Evaluator):

@@ -127,7 +127,8 @@ class FailedCheck:
     def _steps_text(self, most: int | None) -> str:
         steps, without = self.steps, self.without_step
         if not steps:
-            return "the steps are not known: hcb.check(..., step=i) tells them"
+            what, them = ("steps are", "them") if self.count > 1 else ("step is", "it")
+            return f"the {what} not known: hcb.check(..., step=i) tells {them}"
         unknown = 0 if self._steps.is_in_log else min(self._steps.unsent, without)
         text, left_out = ranges_text(ranges_of(steps), most)
         parts = [text]
@@ -167,8 +168,9 @@ class FailedCheck:
         if self.count > 1:
             devices = ", ".join(f"{count:,} on {device}" for device, count in sorted(self.by_device.items()))
             lines.append(f"  {self.count:,} failures ({devices}), the last at {self.last}")
-            if self.steps or not self.is_nonfinite:
-                lines.append(f"  {self._steps_text(max_ranges)}")
+        is_told = self.count > 1 or self.step is None  # else it is in the line above
+        if is_told and (self.steps or not self.is_nonfinite):
+            lines.append(f"  {self._steps_text(max_ranges)}")
         if self.transforms:
             lines.append("  under " + ", ".join(f"{n} {p}" if p else n for n, p in self.transforms))
         if explained.problem:

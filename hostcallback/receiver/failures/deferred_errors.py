@@ -6,7 +6,7 @@ import contextlib
 import enum
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 from hostcallback.receiver import errors
@@ -91,9 +91,8 @@ class DeferredErrors:
         """Called with each exception of a tap function. It must not raise."""
         self.step_of: Callable[[Message], int | None] = own_step
         """Returns the step of a message whose check or tap function failed. It must not raise."""
-        self.steps_of: Callable[[Sequence[steps.Occurrence]], Mapping[steps.Occurrence, int]]
+        self.steps_of: steps.StepsOf = lambda failures: {}
         """Returns the steps of failures that other messages show, before they are reported. It must not raise."""
-        self.steps_of = lambda failures: {}
         self.on_steps: Callable[[Mapping[steps.Occurrence, int]], None] | None = None
         """Called with what `steps_of` has found. It must not raise."""
         self.max_kept, self.max_steps = max_kept, steps.MAX_STEPS

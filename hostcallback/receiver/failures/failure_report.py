@@ -98,7 +98,8 @@ class FailureLog:
         if more == total and group is not None:
             what = "watched operation" if group.is_nonfinite else "check"
             named = key if key.startswith(f"{what} at ") else f"{what} {key}"
-            logger.error("%s failed on %s: %s", named, device, _on_one_line(group.explanation.text))
+            at = device if group.step is None else f"{device}, step {group.step}"
+            logger.error("%s failed on %s: %s", named, at, _on_one_line(group.explanation.text))
         elif more:
             level = logging.WARNING if warns else logging.ERROR
             logger.log(level, "%s failed %d more times, %d in all, the last on %s", key, more, total, device)

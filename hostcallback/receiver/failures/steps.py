@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import NamedTuple
@@ -39,6 +39,10 @@ class Occurrence(NamedTuple):
         time = datetime.fromtimestamp(self.time_ns // 1_000_000_000).strftime("%H:%M:%S")
         step = "" if self.step is None else f", step {self.step}"
         return f"{time}.{self.time_ns // 1000 % 1_000_000:06d} on {self.device}{step}, message {self.seq}"
+
+
+StepsOf = Callable[[Sequence[Occurrence]], Mapping[Occurrence, int]]
+"""Returns the steps of messages that other messages show."""
 
 
 @dataclass(slots=True)

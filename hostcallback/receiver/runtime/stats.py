@@ -106,7 +106,7 @@ class StatsRows(list[DeviceStats]):
     @property
     def times(self) -> dict[str, list[TimeRow]]:
         """The times of places in this process so far (`observe(what="time")`), by the name of the tap."""
-        from hostcallback.receiver.sinks.time_rows import times_by_tap  # here, because few processes have any
+        from hostcallback.receiver.sinks.times import times_by_tap  # here, because few processes have any
 
         return {name: times.rows() for name, times in list(times_by_tap.items())}
 

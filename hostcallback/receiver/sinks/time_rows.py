@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hostcallback.receiver.text import text_table
+from hostcallback.receiver.failures.steps import Occurrence, StepsOf
+from hostcallback.receiver.text import duration_text, text_table
 
 ITERATION = "iteration"
 PROGRAM = "program"
@@ -138,10 +139,18 @@ class Loop(NamedTuple):
     has_several: bool
 
 
+@dataclass(slots=True, eq=False)
+class _Step:
+    """The step of a message, if it is known."""
+
+    number: int | None
+    sent: Occurrence | None
+
+
 class _Which(NamedTuple):
     """Which one of the times of a place."""
 
-    step: int | None
+    step: _Step
     call: int
     iterations: tuple[int, ...]
 
@@ -150,8 +159,8 @@ class _Which(NamedTuple):
         parts = []
         if calls > 1:
             # A call with a loop may have a step for each iteration, and its message only the last one.
-            knows_step = self.step is not None and not self.iterations
-            parts.append(f"step {self.step}" if knows_step else f"call {self.call}")
+            knows_step = self.step.number is not None and not self.iterations
+            parts.append(f"step {self.step.number}" if knows_step else f"call {self.call}")
         if self.iterations:
             parts.append(f"iteration {'/'.join(map(str, self.iterations))}")
         return ", ".join(parts)
@@ -184,7 +193,7 @@ class _Distribution:
         self.longest: tuple[float, _Which | None] = -math.inf, None
         self.shortest = math.inf
 
-    def add(self, seconds: np.ndarray[Any, Any], step: int | None) -> None:
+    def add(self, seconds: np.ndarray[Any, Any], step: _Step) -> None:
         """Adds the times of one call, by iteration; NaN where it did not run."""
         ran = seconds[~np.isnan(seconds)]
         self.total += float(ran.sum(dtype=np.float64))
@@ -234,8 +243,8 @@ class _Slowest:
 
     def _keep(self, seconds: float, which: _Which, parts: dict[str, float]) -> None:
         # Devices may have a message each of one call.
-        others = [one for one in self.found if one[1] != which]
-        mine = [one for one in self.found if one[1] == which] + [(seconds, which, parts)]
+        others = [one for one in self.found if one[1][1:] != which[1:]]
+        mine = [one for one in self.found if one[1][1:] == which[1:]] + [(seconds, which, parts)]
         found = [*others, max(mine, key=lambda one: one[0])]
         self.found = sorted(found, key=lambda one: -one[0])[: self.most]
 
@@ -247,8 +256,8 @@ class _Slowest:
         medians = {place: self._median(place, _count(whole), places[place]) for place in places}
         return [
             SlowStep(
-                which.text(calls) or f"call {which.call}", None if which.iterations else which.step, seconds, usual,
-                slow_places(parts, medians, usual),
+                which.text(calls) or f"call {which.call}", None if which.iterations else which.step.number,
+                seconds, usual, slow_places(parts, medians, usual),
             )
             for seconds, which, parts in self.found
         ]  # fmt: skip
@@ -287,9 +296,7 @@ class _LoopTimes:
     by_device: dict[str, _Distribution] = field(default_factory=dict)
 
 
-def _add(
-    known: dict[str, _Distribution], by_device: Mapping[str, np.ndarray[Any, Any]], step: int | None
-) -> None:
+def _add(known: dict[str, _Distribution], by_device: Mapping[str, np.ndarray[Any, Any]], step: _Step) -> None:
     for device, times in by_device.items():
         known.setdefault(device, _Distribution()).add(times, step)
 
@@ -311,6 +318,7 @@ class Times:
         is_printed: bool = False,
         step: int | None = None,
         loops: Sequence[Loop] = (),
+        sent: Occurrence | None = None,
     ) -> None:
         """Adds the times of one call.
 
@@ -319,22 +327,24 @@ class Times:
             is_printed: whether `new_tables` has them.
             step: of the call, where it is known.
             loops: of the call, as from `TimeSink.loops`.
+            sent: the message, for `find_steps`.
         """
+        at = _Step(step, sent)
         with self._lock:
             if self._slowest.most:
                 loops = loops or _only_loop(seconds)
-                self._add_call(seconds, step)
+                self._add_call(seconds, at)
             for place, times in seconds.items():
-                _add(self._found.setdefault(place, {}), times, step)
+                _add(self._found.setdefault(place, {}), times, at)
             ran = [self._loop_of(loop) for loop in loops]
             for known, loop in zip(ran, loops, strict=True):
-                _add_iterations(known, loop, seconds, step)
+                _add_iterations(known, loop, seconds, at)
             for idle in self._loops:
                 if idle not in ran and not idle.places.isdisjoint(seconds):
-                    _add(idle.by_device, dict.fromkeys(idle.by_device, np.full((), np.nan)), step)
+                    _add(idle.by_device, dict.fromkeys(idle.by_device, np.full((), np.nan)), at)
             self._is_new |= is_printed
 
-    def _add_call(self, seconds: Mapping[str, Mapping[str, np.ndarray[Any, Any]]], step: int | None) -> None:
+    def _add_call(self, seconds: Mapping[str, Mapping[str, np.ndarray[Any, Any]]], step: _Step) -> None:
         if (whole := seconds.get(PROGRAM)) is not None:  # not in a message of a while loop
             known = self._found.get(PROGRAM, {})
             call = _Which(step, _calls({name: known[name] for name in whole if name in known}), ())
@@ -348,6 +358,18 @@ class Times:
                 return known
         self._loops.append(_LoopTimes(loop.depth, _Slowest(self._slowest.most)))
         return self._loops[-1]
+
+    def find_steps(self, steps_of: StepsOf) -> None:
+        """Looks for the steps of the calls that `rows` and `slowest` name."""
+        with self._lock:
+            slowest = [self._slowest, *(loop.slowest for loop in self._loops)]
+            shown = [*self._found.values(), *(loop.by_device for loop in self._loops)]
+            named = [one.longest[1] for by_device in shown for one in by_device.values()]
+            named = [*(one[1] for each in slowest for one in each.found), *named]
+            open_steps = [one.step for one in named if one and one.step.number is None and not one.iterations]
+        unknown = {step.sent: step for step in open_steps if step.sent is not None}
+        for sent, number in steps_of([*unknown]).items() if unknown else ():
+            unknown[sent].number = number
 
     def rows(self) -> list[TimeRow]:
         """The rows of the table: places in the order of the program, loops of several places, and the program."""
@@ -411,7 +433,7 @@ def _only_loop(seconds: Mapping[str, Mapping[str, np.ndarray[Any, Any]]]) -> lis
 
 
 def _add_iterations(
-    known: _LoopTimes, loop: Loop, seconds: Mapping[str, Mapping[str, np.ndarray[Any, Any]]], step: int | None
+    known: _LoopTimes, loop: Loop, seconds: Mapping[str, Mapping[str, np.ndarray[Any, Any]]], step: _Step
 ) -> None:
     call = _calls({name: known.by_device[name] for name in loop.seconds if name in known.by_device})
     shape = next((each.shape for each in loop.seconds.values()), ())
@@ -445,16 +467,6 @@ def _row(place: str, by_device: Mapping[str, _Distribution]) -> TimeRow:
     return TimeRow(place, both.count, mean, p50, p90, p99, longest, at, math.nan, slowest, spread)
 
 
-times_by_tap: dict[str, Times] = {}
-"""The times that this process was sent, by the name of the tap. Guarded by Python's own lock."""
-
-
-def new_tables(name: str | None = None) -> list[str]:
-    """Returns the tables of taps, or of one, that had times since the last call."""
-    found = [times for tap, times in list(times_by_tap.items()) if name in (None, tap)]
-    return [times.text() for times in found if times.take_new()]
-
-
 def slowest_table(steps: Sequence[SlowStep]) -> str:
     """Returns the slowest calls or iterations as a text table; empty if there are none."""
     if not steps:
@@ -486,13 +498,3 @@ def table(rows: list[TimeRow]) -> str:
         longest = ", ".join(filter(None, (duration_text(row.max), row.max_at)))
         lines.append((row.place, f"{row.count:,}", *texts, longest, share, *([slowest] if spread else [])))
     return "\n".join(text_table(head, lines))
-
-
-def duration_text(seconds: float) -> str:
-    """Returns seconds as text with three digits, such as `1.25 ms`."""
-    if math.isnan(seconds):
-        return "-"
-    if seconds >= 1000:
-        return f"{seconds:.0f} s"
-    size, unit = next((each for each in ((1.0, "s"), (1e-3, "ms")) if seconds >= each[0]), (1e-6, "us"))
-    return f"{seconds / size:.3g} {unit}"

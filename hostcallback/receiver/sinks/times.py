@@ -8,9 +8,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from hostcallback.receiver.failures.steps import Occurrence, StepsOf
 from hostcallback.receiver.messages import Message, device_text
 from hostcallback.receiver.sinks.tap import Unflatten
-from hostcallback.receiver.sinks.time_rows import ITERATION, PROGRAM, Loop, Times, duration_text, times_by_tap
+from hostcallback.receiver.sinks.time_rows import ITERATION, PROGRAM, Loop, Times
+from hostcallback.receiver.text import duration_text
 from hostcallback.receiver.wire.pytree import unflatten_with
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 
@@ -186,7 +188,8 @@ class TimeSink:
     def __call__(self, message: Message) -> None:
         """Adds the times to those of the tap."""
         times = times_by_tap.setdefault(message.consumer.name, Times())
-        times.add(self.seconds(message), self._is_printed, loops=self.loops(message))
+        sent = Occurrence(device_text(message.device), message.seq, message.time_ns, message.run_id)
+        times.add(self.seconds(message), self._is_printed, loops=self.loops(message), sent=sent)
 
     def seconds(self, message: Message) -> dict[str, dict[str, np.ndarray[Any, Any]]]:
         """The seconds of a message by place and device, with an axis for each loop; NaN for what did not run."""
@@ -272,3 +275,15 @@ class TimeSink:
             if not fits or times[SECONDS].dtype != np.float32 or times[START].dtype != np.uint32:
                 raise ValueError(f"a message of times has other arrays of {place!r} than seconds and stamps")
             yield place, axes, times
+
+
+times_by_tap: dict[str, Times] = {}
+"""The times that this process was sent, by the name of the tap. Guarded by Python's own lock."""
+
+
+def new_tables(name: str | None, steps_of: StepsOf) -> list[str]:
+    """Returns the tables of taps, or of one, that had times since the last call. `steps_of`: see `Times.find_steps`."""
+    found = [times for tap, times in list(times_by_tap.items()) if name in (None, tap)]
+    for times in found:
+        times.find_steps(steps_of)
+    return [times.text() for times in found if times.take_new()]

@@ -93,13 +93,14 @@ def test_a_barrier_in_the_block_finds_it_too(tmp_path: Path) -> None:
         assert (error.step, receiver.failed_checks[0].first.step) == (5, 5)
 
 
-def test_a_check_that_names_its_step_has_it_without_a_log() -> None:
+def test_a_check_that_names_its_step_has_it_without_a_log(caplog: pytest.LogCaptureFixture) -> None:
     step = jax.jit(lambda x, i: hcb.check(x != 5, "x is {} at {step}", x, step=i))
     for i in range(10):
         step(jnp.float32(i), jnp.int32(i))
     error = raised(hcb.barrier_wait)
     assert error.step == 5
     assert ", step 5, message " in str(error)
+    assert " failed on cpu:0, step 5: x is 5.0 at 5\n" in caplog.text
 
 
 @pytest.mark.native_only
@@ -292,12 +293,15 @@ def test_failures_at_one_step_count_as_known() -> None:
     assert (error.check.count, error.check.steps, error.check.without_step) == (8, [0, 1], 0)
 
 
-def test_several_failures_without_a_step_say_that_it_is_unknown() -> None:
+def test_failures_without_a_step_say_that_it_is_unknown_and_what_tells_it() -> None:
     step = jax.jit(lambda x: hcb.check(x < 0, "x is {}", x))
     error = raised(lambda: (step(1.0), step(2.0), hcb.barrier_wait()))
     assert (error.check.steps, error.check.without_step) == ([], 2)
     assert "the steps are not known: hcb.check(..., step=i) tells them" in str(error)
-    assert "steps are" not in str(raised(lambda: (step(1.0), hcb.barrier_wait())))
+    one = str(raised(lambda: (step(1.0), hcb.barrier_wait())))
+    assert "\n  the step is not known: hcb.check(..., step=i) tells it\n" in one
+    told = jax.jit(lambda x: hcb.check(x < 0, "x is {}", x, step=7))
+    assert "\n  the step is not known" not in str(raised(lambda: (told(1.0), hcb.barrier_wait())))
 
 
 @pytest.mark.native_only  # the callback transport does not know the launch of a message

@@ -14,7 +14,8 @@ import pytest
 
 import hostcallback as hcb
 from hcb_command import hcb as run_hcb
-from hostcallback.receiver.sinks.time_rows import PROGRAM, Loop, SlowPlace, Times, slow_places, times_by_tap
+from hostcallback.receiver.sinks.time_rows import PROGRAM, Loop, SlowPlace, Times, slow_places
+from hostcallback.receiver.sinks.times import times_by_tap
 from transforming import nap
 
 X = jnp.linspace(-0.5, 0.6, 16).reshape(4, 4)
@@ -47,8 +48,12 @@ def test_stats_of_a_log_names_the_slow_step_and_the_place_that_made_it_slow(tmp_
             for number in range(STEPS):
                 train(X, number).block_until_ready()
     slow = rf"{SLOW} +[\d.]+ m?s +[\d.]+ x  mlp [\d.]+ m?s \([\d.]+ x\)"
-    assert times_by_tap["slow_parts"].text() in receiver.summary()
-    assert re.match(f"call {slow}", table_below(times_by_tap["slow_parts"].text())[0])
+    summary = receiver.summary()
+    assert re.match(f"step {slow}", table_below(times_by_tap["slow_parts"].text())[0])
+    assert times_by_tap["slow_parts"].text() in summary
+    assert {row.max_at for row in receiver.stats.times["slow_parts"] if row.place == "mlp"} == {
+        f"step {SLOW}"
+    }
     shown = table_below(run_hcb(tmp_path, "stats", "log").stdout)
     assert len(shown) == 5
     assert re.match(f"step {slow}", shown[0])
@@ -62,6 +67,22 @@ def test_stats_of_a_log_names_the_slow_step_and_the_place_that_made_it_slow(tmp_
     place = first["places"][0]
     assert (place["place"], len(others)) == ("mlp", 4)
     assert first["seconds"] >= place["seconds"] >= LONG > 10 * place["median"]
+
+
+def test_the_block_prints_the_slow_step_where_the_log_has_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @jax.jit
+    def train(x: Any, number: Any) -> Any:
+        x = step(x, number - 100)
+        hcb.metrics({"mean": jnp.mean(x)}, step=number)
+        return x
+
+    with hcb.outfeed_receiver(record=tmp_path), hcb.observe(what="time"):
+        for number in range(100, 100 + STEPS):
+            train(X, number).block_until_ready()
+    shown = table_below(capsys.readouterr().out)
+    assert shown[0].startswith(f"step {100 + SLOW} ")
 
 
 def test_the_block_prints_the_slow_iteration_below_its_table(capsys: pytest.CaptureFixture[str]) -> None:

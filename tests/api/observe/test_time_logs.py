@@ -15,8 +15,9 @@ import pytest
 
 import hostcallback as hcb
 from hcb_command import hcb as run_hcb
-from hostcallback.receiver.sinks.time_rows import PROGRAM, Times, duration_text, table
+from hostcallback.receiver.sinks.time_rows import PROGRAM, Times, table
 from hostcallback.receiver.sinks.times import TimeSink
+from hostcallback.receiver.text import duration_text
 
 CALLS, LENGTH = 3, 4
 

@@ -76,8 +76,9 @@ def test_a_picture_with_a_dark_one_beside_it_is_shown_as_either(tmp_path: Path) 
 
 
 def test_pictures_of_the_page_are_light_and_dark() -> None:
-    shown = set(re.findall(r"images/([\w-]+)\.png", (pages.DOCS / "ui.md").read_text(encoding="utf-8")))
-    assert len(shown) >= 6
+    texts = ((pages.DOCS / name).read_text(encoding="utf-8") for name in ("ui.md", "notebooks.md"))
+    shown = set(re.findall(r"images/([\w-]+)\.png", "".join(texts)))
+    assert len(shown) >= 7
     for name in shown:
         assert (pages.DOCS / "images" / f"{name}-dark.png").exists(), name
 

@@ -98,6 +98,8 @@ def test_texts_of_metrics_are_texts_and_float_pictures_are_pictures(tmp_path: Pa
     def emit(x: Any) -> Any:
         picture = jnp.linspace(0, 1, 64).reshape(8, 8)
         hcb.metrics({"note": hcb.text("x is {}", x), "plain": "a text", "shown": hcb.image(picture)}, step=x)
+        hcb.metrics({"said": "only a text"}, step=x)
+        hcb.print("printed {n} of {m}", n=x, m=2 * x)
         hcb.id_tap(ignore, {"step": x, "gray": picture}, name="pixels")
         hcb.id_tap(ignore, {"step": x, "w": picture - 1}, name="weights")
         return x

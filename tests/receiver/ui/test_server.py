@@ -138,6 +138,12 @@ def test_events_tell_what_has_changed(log: Path, serve: Serve) -> None:
     assert f"[[{tap['id']}, 500, " in data
 
 
+def test_the_charts_of_many_runs_are_watched(log: Path, serve: Serve) -> None:
+    many = ",".join(map(str, range(1000)))
+    with serve(log).stream("GET", "/api/events", params={"watch": many}) as stream:
+        assert stream.status_code == 200
+
+
 def test_pages_that_are_gone_make_room_for_others(log: Path, serve: Serve) -> None:
     client = serve(log)
 

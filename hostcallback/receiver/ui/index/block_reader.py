@@ -243,7 +243,7 @@ class BlockReader:
         if described.tap_kind is TIME:
             found += self._places(run_name, described, columns)
         is_metric = described.tap_kind is METRICS
-        for place in kept_columns(columns) or range(len(columns)):
+        for place in kept_columns(columns) or (() if found else range(len(columns))):
             form = form_of(described, columns[place].name)
             if form is not None:
                 kind = kind_of(form, columns[place], views[place][start])

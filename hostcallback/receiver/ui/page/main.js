@@ -119,7 +119,7 @@ function showRuns() {
   fill(box, runs.slice(0, RUNS_AS_BUTTONS).map((run) => {
     return element("button", { type: "button", class: "run", "aria-pressed": String(!state.hidden.has(run.id)), "data-key": `run ${run.id}`,
       title: `${run.id}, ${plural(run.messages, "message")}`, onclick: () => toggleRun(run.id) }, swatch(run.id), foreign(run.name), run.live && element("span", { class: "live", title: "live" }, "●"));
-  }), runs.length > RUNS_AS_BUTTONS && element("span", { class: "muted" }, `and ${count(runs.length - RUNS_AS_BUTTONS)} more`));
+  }), runs.length > RUNS_AS_BUTTONS && element("button", { type: "button", class: "plain muted", "data-key": "all runs", onclick: () => show("runs") }, `and ${count(runs.length - RUNS_AS_BUTTONS)} more`));
 }
 
 /** @param {string} run */

@@ -48,7 +48,7 @@ MAX_LINES = 1000
 MAX_COLUMNS = 500
 MAX_STRIP = 40
 MAX_ID = 2**31
-MAX_WATCHED = 256
+MAX_WATCHED = 1024
 EVENT_SEC = 0.5
 ALIVE_SEC = 10.0
 """Seconds between the comments that keep a stream of events open."""

@@ -263,12 +263,32 @@ def test_a_chart_of_zeros_has_small_numbers_at_its_axis(tmp_path: Path, serve: A
     assert not {"20", "50", "100"} & drawn
 
 
+def test_a_chart_of_tiny_numbers_has_their_sizes_at_its_axis(
+    tmp_path: Path, serve: Any, visit: Visit, expect: Any
+) -> None:
+    with hcb.outfeed_receiver(record=tmp_path):
+        for step in range(4):
+            hcb.metrics({"tiny": 1e-20 * (1 + step), "tiniest": -1e-30 * (1 + step)}, step=step)
+    page = visit(serve(tmp_path).address, "Charts", prepare=lambda page: page.add_init_script(DRAWN))
+    expect(page.locator(".u-over")).to_have_count(2)
+    page.wait_for_timeout(500)
+    drawn = {label.replace("\N{MINUS SIGN}", "-") for label in page.evaluate("drawn")}
+    assert {f"{n}e-20" for n in range(1, 5)} | {f"-{n}e-30" for n in range(1, 5)} <= drawn
+
+
+def test_arguments_of_texts_make_no_charts(visit: Visit, serve: Any, expect: Any, told: Path) -> None:
+    page = visit(serve(told).address, "Charts")
+    cards = page.get_by_role("article")
+    expect(cards).to_have_count(1)
+    expect(cards).to_have_attribute("aria-label", "steps step")
+
+
 def test_the_steps_of_failures_are_listed(visit: Visit, serve: Any, expect: Any, tmp_path: Path) -> None:
     step = jax.jit(lambda ok, number: hcb.check(ok, "bad", step=number))
     with hcb.outfeed_receiver(record=tmp_path, on_error="warn"):
-        for number in range(40):
-            step(number not in (3, 4, 5, 30), number)
+        for number in range(2000, 2040):
+            step(number not in (2003, 2004, 2005, 2030), number)
     card = visit(serve(tmp_path).address, "Errors").get_by_role("article", name="bad")
     expect(card.locator(".error-when")).to_contain_text(
-        re.compile("first step 3 at .*last step 30 at .*at steps 3 to 5, 30")
+        re.compile("first step 2003 at .*last step 2030 at .*at steps 2003 to 2005, 2030")
     )

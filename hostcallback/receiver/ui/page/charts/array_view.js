@@ -1,7 +1,7 @@
 /** Shows the array of one message: its statistics, and its values as a picture or a table. */
 
 import { element, fill } from "../core/dom.js";
-import { count, number } from "../core/format.js";
+import { count, number, ordinal } from "../core/format.js";
 
 /** @typedef {import("../core/types.js").ArrayData} ArrayData */
 
@@ -36,7 +36,7 @@ export function showArray(host, data, name, onChoose) {
 function strip(data, onChoose) {
   if (data.strip.length < 2) return null;
   return element("div", { class: "strip-of-pictures" }, data.strip.map(([at, step, image]) => element("button", { type: "button", class: "plain", "data-key": `strip ${at}`,
-    "aria-pressed": String(at === data.at), title: `step ${number(step)}`, "aria-label": `step ${number(step)}`, onclick: () => onChoose(at) }, element("img", { src: image ?? "", alt: "" }))));
+    "aria-pressed": String(at === data.at), title: `step ${ordinal(step)}`, "aria-label": `step ${ordinal(step)}`, onclick: () => onChoose(at) }, element("img", { src: image ?? "", alt: "" }))));
 }
 
 /**

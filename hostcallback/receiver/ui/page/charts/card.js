@@ -3,7 +3,7 @@
 import { ask } from "../core/api.js";
 import { runColor } from "../core/colors.js";
 import { element, fill, foreign, sourcePlace } from "../core/dom.js";
-import { count, number, plural } from "../core/format.js";
+import { count, number, ordinal, plural } from "../core/format.js";
 import { draw, forget } from "../core/frames.js";
 import { icon } from "../core/icons.js";
 import { runIndex, runName, settings, state } from "../core/state.js";
@@ -21,6 +21,9 @@ import { ScalarChart } from "./scalar_chart.js";
 
 const COLUMNS = 200;
 const STRIP = 8;
+/** Runs that are named below a chart, and runs of which an array is shown. */
+const NAMED = 12;
+const PARTS = 8;
 
 /** What one card shows. The view asks the server for its data while it is on the screen. */
 export class Card {
@@ -147,11 +150,18 @@ export class Card {
     this.needs();
   }
 
+  /** Those of which an array is shown: the first ones. */
+  partTaps() {
+    return this.shownTaps().slice(0, PARTS);
+  }
+
   fillLegend() {
-    fill(this.legend, this.shownTaps().map((tap) => element("span", { class: "legend-item" }, swatch(tap.run), foreign(runName(tap.run)), " ",
+    const shown = this.kind === "scalar" ? this.shownTaps() : this.partTaps();
+    const rest = this.shownTaps().length - Math.min(shown.length, NAMED);
+    fill(this.legend, shown.slice(0, NAMED).map((tap) => element("span", { class: "legend-item" }, swatch(tap.run), foreign(runName(tap.run)), " ",
       this.kind === "scalar" ? element("b", {}, number(tap.last)) : plural(tap.count, "message"),
       tap.run === settings.baseline && element("span", { class: "muted" }, " baseline"),
-      tap.enabled === false && element("span", { class: "off" }, "off"))));
+      tap.enabled === false && element("span", { class: "off" }, "off"))), rest > 0 && element("span", { class: "muted" }, `and ${count(rest)} more`));
   }
 
   /** @param {[number, number]|null} view the range of x, or all */
@@ -189,7 +199,7 @@ export class Card {
 
   /** Asks the server for what is no series. */
   async load() {
-    const taps = this.shownTaps().map((tap) => tap.id);
+    const taps = this.partTaps().map((tap) => tap.id);
     if (!taps.length) return;
     if (this.kind === "histogram") {
       const { edges, taps: found } = await ask("heatmap", { tap: taps, columns: COLUMNS });
@@ -242,7 +252,7 @@ export class Card {
       const [x, kind] = wrong.reduce((first, each) => (each[0] < first[0] ? each : first));
       const all = lines.reduce((sum, line) => sum + line.series.nonfinite_count, 0);
       const marked = all > wrong.length ? ` (${wrong.length} are marked)` : "";
-      found.push(element("span", { class: "bad" }, `▲ ${plural(all, "value")} not finite, the first: ${kind} at ${number(x)}${marked}`));
+      found.push(element("span", { class: "bad" }, `▲ ${plural(all, "value")} not finite, the first: ${kind} at ${ordinal(x)}${marked}`));
     }
     if (this.look.log && lines.some((line) => line.series.min.some((value) => value !== null && value <= 0))) {
       found.push(element("span", {}, "Values that are zero or negative have no place on a log scale."));
@@ -253,7 +263,7 @@ export class Card {
 
   /** A heat map, picture or table for each run. */
   drawParts() {
-    const taps = this.shownTaps().filter((tap) => this.data.has(tap.id));
+    const taps = this.partTaps().filter((tap) => this.data.has(tap.id));
     for (const [id, part] of this.parts) {
       if (taps.some((tap) => tap.id === id)) continue;
       part.heatmap?.destroy();
@@ -283,7 +293,7 @@ export class Card {
     range.max = String(last);
     range.value = String(this.at < 0 ? last : this.at);
     range.disabled = last === 0;
-    const steps = [...new Set(shown.map((data) => number(data.step)))].join(", ");
+    const steps = [...new Set(shown.map((data) => ordinal(data.step)))].join(", ");
     /** @type {HTMLElement} */ (this.place).textContent = `step ${steps} · message ${count(Number(range.value) + 1)} of ${count(last + 1)}`;
   }
 

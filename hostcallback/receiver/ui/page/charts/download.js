@@ -1,6 +1,6 @@
 /** Saves what a card shows: its data as CSV, its picture as PNG or SVG. */
 
-import { ask } from "../core/api.js";
+import { askSeries } from "../core/api.js";
 import { color } from "../core/colors.js";
 import { element } from "../core/dom.js";
 import { runName } from "../core/state.js";
@@ -48,7 +48,7 @@ async function saveCsv(card) {
 async function seriesRows(card) {
   const [from, to] = card.view ?? [null, null];
   const taps = card.shownTaps();
-  const { series } = await ask("series", { tap: taps.map((tap) => tap.id), points: POINTS, axis: card.look.axis, from, to });
+  const series = /** @type {any[]} */ (await askSeries(taps.map((tap) => tap.id), { points: POINTS, axis: card.look.axis, from, to }));
   return [["run", series[0]?.axis ?? "x", "mean", "min", "max"], ...series.flatMap((/** @type {any} */ one, /** @type {number} */ i) =>
     one.x.map((/** @type {number} */ x, /** @type {number} */ at) => [runName(taps[i].run), x, one.mean[at], one.min[at], one.max[at]]))];
 }

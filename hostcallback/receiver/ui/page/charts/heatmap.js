@@ -2,7 +2,7 @@
 
 import { color, heat } from "../core/colors.js";
 import { element } from "../core/dom.js";
-import { count, number, short } from "../core/format.js";
+import { count, number, ordinal, short } from "../core/format.js";
 
 /** @typedef {import("../core/types.js").HeatmapData} HeatmapData */
 
@@ -139,7 +139,7 @@ export class Heatmap {
     const data = /** @type {HeatmapData} */ (this.data);
     const area = /** @type {{width: number, height: number}} */ (this.area);
     const amount = data.counts[this.column]?.[this.row] ?? 0;
-    this.tip.textContent = `step ${number(data.x[this.column])}: ${count(amount)} of ${number(data.edges[this.row])} to ${number(data.edges[this.row + 1])}`;
+    this.tip.textContent = `step ${ordinal(data.x[this.column])}: ${count(amount)} of ${number(data.edges[this.row])} to ${number(data.edges[this.row + 1])}`;
     const left = LEFT + (this.column / data.x.length) * area.width;
     const room = this.host.clientWidth - this.tip.offsetWidth;
     this.tip.style.transform = `translate(${Math.round(Math.max(Math.min(left + 12, room), 0))}px, 12px)`;

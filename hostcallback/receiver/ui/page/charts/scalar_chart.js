@@ -3,7 +3,7 @@
 import uPlot from "../vendor/uPlot.esm.js";
 import { color, faded } from "../core/colors.js";
 import { element, foreign } from "../core/dom.js";
-import { clock, duration, number, tickDurations, tickNumbers, tickTimes } from "../core/format.js";
+import { clock, count, duration, number, ordinal, tickDurations, tickNumbers, tickTimes } from "../core/format.js";
 import { smoothed } from "./smoothing.js";
 
 /**
@@ -16,13 +16,23 @@ const FONT = "12px system-ui, sans-serif";
 const CHARACTER = 6.7;
 const MARK = 5;
 const TICK_PIXELS = 34;
+const TIP_ROWS = 8;
+const FOCUS_PIXELS = 20;
+/** Values that are as near to each other, compared with the largest, are drawn as one. */
+const FLAT = 1e-11;
 
 /**
- * The range of a linear scale. uPlot itself draws a chart of zeros up to 100.
+ * The range of a linear scale: a tenth more at both ends, to zero where that is near. uPlot's own has 24 decimals, and
+ * goes to 100 for a chart of zeros.
  * @type {any}
  */
-const heights = (/** @type {any} */ _, /** @type {number} */ low, /** @type {number} */ high) =>
-  low === 0 && high === 0 ? [-1, 1] : uPlot.rangeNum(low, high, 0.1, true);
+const heights = (/** @type {any} */ _, /** @type {number|null} */ low, /** @type {number|null} */ high) => {
+  if (low === null || high === null) return [null, null];
+  const most = Math.max(-low, high);
+  if (most === 0) return [-1, 1];
+  const room = high - low > FLAT * most ? (high - low) / 10 : most;
+  return [low >= 0 && low < room ? 0 : low - room, high <= 0 && -high < room ? 0 : high + room];
+};
 
 /** uPlot wants distances between ticks to choose from; an axis that computes its ticks does not use them. */
 const ANY = [1e300];
@@ -58,6 +68,21 @@ function powers(low, high, height) {
   const digits = (last - first) * 2 * TICK_PIXELS < height ? [1, 2, 3, 4, 5, 6, 7, 8, 9] : [1];
   const exponents = Array.from({ length: last - first + 1 }, (_, i) => first + i);
   return exponents.flatMap((exponent) => digits.map((digit) => Number(`${digit}e${exponent}`))).filter((tick) => tick >= low && tick <= high);
+}
+
+/**
+ * The ticks of a linear scale: multiples of 1, 2, 2.5 or 5 times a power of ten. uPlot's own have 17 decimals.
+ * @param {number} low
+ * @param {number} high
+ * @param {number} height pixels
+ */
+function multiples(low, high, height) {
+  const least = ((high - low) * TICK_PIXELS) / height;
+  if (!(least > 1e-300 && least < 1e300)) return [];
+  const exponent = Math.floor(Math.log10(least));
+  const apart = [1, 2, 2.5, 5, 10].map((digit) => Number(`${digit}e${exponent}`)).find((each) => each >= least) ?? least;
+  const [first, last] = [Math.ceil(low / apart - 1e-9), Math.floor(high / apart + 1e-9)];
+  return Array.from({ length: last - first + 1 }, (_, i) => Number(((first + i) * apart).toPrecision(15)));
 }
 
 /** The chart; `host` gives its size. */
@@ -144,7 +169,10 @@ export class ScalarChart {
   options() {
     const series = [{}];
     const bands = [];
+    /** The places of the lines among their bands. @type {Set<number>} */
+    const places = new Set();
     for (const line of this.lines) {
+      places.add(series.length);
       const faint = { stroke: faded(line.color, 0.3), width: 1, points: { show: false } };
       series.push(/** @type {any} */ ({ stroke: line.color, width: 1.75, dash: line.dashed ? [6, 4] : undefined, points: { size: 5 } }));
       if (this.look.smooth > 0) series.push(/** @type {any} */ (faint));
@@ -159,7 +187,7 @@ export class ScalarChart {
       legend: { show: false }, padding: [8, 10, 0, 0], series, bands,
       scales: { x: { time: this.look.axis === "time", range: this.range() }, y: { distr: this.look.log ? 3 : 1, range: this.look.log ? magnitudes : heights } },
       axes: [this.axis(false), this.axis(true)],
-      cursor: this.cursor(),
+      cursor: this.cursor(places), focus: { alpha: 0.2 },
       hooks: { setCursor: [() => this.hover()], setSelect: [() => this.select()], draw: [() => this.markNonfinite()] },
     };
   }
@@ -182,15 +210,18 @@ export class ScalarChart {
     const wide = (/** @type {any} */ _plot, /** @type {string[]|null} */ labels) =>
       Math.max(40, 14 + CHARACTER * Math.max(0, ...(labels ?? []).map((label) => label.length)));
     const size = vertical ? wide : isTime ? 44 : 28;
-    const ticks = (/** @type {any} */ plot, /** @type {number} */ _, /** @type {number} */ low, /** @type {number} */ high) => powers(low, high, plot.height);
-    return { ...axisOf(size, values, vertical ? TICK_PIXELS : 70), ...(vertical && this.look.log && { splits: ticks, incrs: ANY }) };
+    const ticks = (/** @type {any} */ plot, /** @type {number} */ _, /** @type {number} */ low, /** @type {number} */ high) => (this.look.log ? powers : multiples)(low, high, plot.bbox.height / devicePixelRatio);
+    return { ...axisOf(size, values, vertical ? TICK_PIXELS : 70), ...(vertical && { splits: ticks, incrs: ANY }) };
   }
 
-  cursor() {
+  /** @param {Set<number>} places of the lines among the series */
+  cursor(places) {
+    const away = (/** @type {any} */ _plot, /** @type {number} */ index, /** @type {number} */ _, /** @type {number} */ y, /** @type {number} */ cursor) => (places.has(index) ? y - cursor : Infinity);
     return {
       y: false,
       drag: { x: true, y: false, setScale: false, dist: 4 },
       points: { size: 7 },
+      focus: { prox: this.lines.length > TIP_ROWS ? FOCUS_PIXELS : -1, dist: away }, // of few lines all are seen
       dataIdx: nearestDefined,
       bind: {
         dblclick: () => () => {
@@ -263,13 +294,27 @@ export class ScalarChart {
     const rows = this.lines.map((line) => tipRow(line, at, this.look.smooth, near)).filter((row) => row !== null);
     if (!rows.length) return;
     const nearest = rows.reduce((best, row) => (Math.abs(row.x - at) < Math.abs(best.x - at) ? row : best)).x;
-    const head = this.look.axis === "time" ? clock(nearest) : this.look.axis === "elapsed" ? `after ${duration(nearest)}` : `${this.look.axis} ${number(Math.round(nearest))}`;
-    this.tip.replaceChildren(element("div", { class: "tip-head" }, head), ...rows.map((row) => row.made));
+    const head = this.look.axis === "time" ? clock(nearest) : this.look.axis === "elapsed" ? `after ${duration(nearest)}` : `${this.look.axis} ${ordinal(Math.round(nearest))}`;
+    const shown = this.nearest(rows);
+    this.tip.replaceChildren(element("div", { class: "tip-head" }, head), ...shown.map((row) => row.made),
+      ...(shown.length < rows.length ? [element("div", { class: "tip-head" }, `and ${count(rows.length - shown.length)} more`)] : []));
     this.tip.hidden = false;
     const space = this.plot.over.clientWidth;
     const width = this.tip.offsetWidth;
     const x = left + 14 + width > space ? Math.max(left - width - 14, Math.min(0, space - width)) : left + 14;
     this.tip.style.transform = `translate(${Math.round(x)}px, 4px)`;
+  }
+
+  /**
+   * All rows if they are few; else those of the lines that are nearest to the cursor, from the highest to the lowest.
+   * @param {{y: number|null, made: HTMLElement}[]} rows
+   */
+  nearest(rows) {
+    if (rows.length <= TIP_ROWS) return rows;
+    const places = new Map(rows.map((row) => [row, row.y === null ? Infinity : this.plot.valToPos(row.y, "y")]));
+    const place = (/** @type {any} */ row) => /** @type {number} */ (places.get(row));
+    const away = (/** @type {any} */ row) => Math.abs(place(row) - this.plot.cursor.top);
+    return [...rows].sort((a, b) => away(a) - away(b)).slice(0, TIP_ROWS).sort((a, b) => place(a) - place(b));
   }
 
   /** What is drawn, in pixels, for a picture: the lines, and the ticks with their grid lines. */
@@ -367,7 +412,7 @@ function tipRow(line, at, smooth, near) {
   swatch.style.background = line.color;
   const made = element("div", { class: "tip-row" }, swatch, foreign(line.label, "tip-name"), " ",
     element("b", {}, number(value)), `${raw}${range}`);
-  return { x: x[index], made };
+  return { x: x[index], y: value, made };
 }
 
 /**

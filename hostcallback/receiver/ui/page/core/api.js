@@ -114,3 +114,20 @@ function sentence(status, body) {
 export function wasAborted(error) {
   return error instanceof DOMException && error.name === "AbortError";
 }
+
+export const TAPS_IN_A_REQUEST = 48;
+
+/**
+ * The series of taps, in as many requests as they need.
+ * @param {number[]} taps
+ * @param {Record<string, any>} parameters
+ * @returns {Promise<import("./types.js").Series[]>}
+ */
+export async function askSeries(taps, parameters) {
+  const found = [];
+  for (let at = 0; at < taps.length; at += TAPS_IN_A_REQUEST) {
+    const { series } = await ask("series", { tap: taps.slice(at, at + TAPS_IN_A_REQUEST), ...parameters });
+    found.push(...series);
+  }
+  return found;
+}

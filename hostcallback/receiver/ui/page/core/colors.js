@@ -32,7 +32,14 @@ export const dark = () => scheme.matches;
 
 /** @param {number} index place of the run among the runs */
 export function runColor(index) {
-  return color(`run-${index % RUNS}`);
+  if (index < RUNS) return color(`run-${index}`);
+  const hue = (220 + index * 137.5) % 360; // far from those of the runs before
+  const [lightness, range] = scheme.matches ? [0.68, 0.22] : [0.45, 0.3];
+  const part = (/** @type {number} */ shift) => {
+    const turned = (shift + hue / 30) % 12;
+    return lightness - range * Math.max(-1, Math.min(turned - 3, 9 - turned, 1));
+  };
+  return `#${[0, 8, 4].map((shift) => Math.round(255 * part(shift)).toString(16).padStart(2, "0")).join("")}`;
 }
 
 /**

@@ -6,7 +6,7 @@ import { request } from "./api.js";
 
 const FIRST_WAIT_MS = 500;
 const LONGEST_WAIT_MS = 5000;
-const WATCHED_AT_MOST = 256;
+const WATCHED_AT_MOST = 1024;
 
 /** One stream at a time; `watch` changes the taps whose counts it carries. */
 export class ChangeStream {

@@ -11,6 +11,14 @@ export function number(value) {
   return minus(String(Number(value.toPrecision(size >= 1000 ? 6 : 5))));
 }
 
+/**
+ * The number of a step, a call or an iteration: without commas, as reports and lists of steps have it.
+ * @param {number|null|undefined} value
+ */
+export function ordinal(value) {
+  return number(value).replaceAll(",", "");
+}
+
 /** @param {string} text */
 const minus = (text) => text.replaceAll("-", "−");
 

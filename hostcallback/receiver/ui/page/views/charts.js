@@ -1,7 +1,7 @@
 /** The charts: a card for each tap, drawn while it is on the screen. */
 
 import { Card } from "../charts/card.js";
-import { ask, send } from "../core/api.js";
+import { askSeries, send, TAPS_IN_A_REQUEST } from "../core/api.js";
 import { onScheme } from "../core/colors.js";
 import { byId, element, emptyState, fill, foreign } from "../core/dom.js";
 import { count } from "../core/format.js";
@@ -18,7 +18,6 @@ const CARDS_AT_ONCE = 60;
 const REFRESH_MS = 500;
 const SLOW_REFRESH_MS = 2000;
 const ASKED_MS = 100;
-const TAPS_IN_A_REQUEST = 48;
 const PIXELS_IN_A_POINT = 1;
 const AROUND = 10;
 /** Kinds of taps that other tabs show. */
@@ -329,8 +328,8 @@ export async function loadSeries(cards, view) {
   const points = Math.min(Math.max(Math.ceil(width / PIXELS_IN_A_POINT / 100) * 100, 200), 2000);
   const margin = view ? (view[1] - view[0]) * 0.01 : 0;
   const range = view ? { from: view[0] - margin, to: view[1] + margin } : {};
-  const answer = await ask("series", { tap: taps, points, axis: settings.axis, ...range });
-  const found = new Map(answer.series.map((/** @type {Series} */ series) => [series.tap, series]));
+  const series = await askSeries(taps, { points, axis: settings.axis, ...range });
+  const found = new Map(series.map((each) => [each.tap, each]));
   for (const card of cards) {
     if (card.view !== view) continue; // zoomed meanwhile: another answer is under way
     card.takeSeries(card.taps.flatMap((tap) => found.get(tap.id) ?? []));

@@ -5,7 +5,7 @@ import { ScalarChart } from "../charts/scalar_chart.js";
 import { ask } from "../core/api.js";
 import { color, heat, onScheme } from "../core/colors.js";
 import { byId, choices, element, emptyState, fill, foreign, shortened, sourcePlace } from "../core/dom.js";
-import { count, number, plural } from "../core/format.js";
+import { count, number, ordinal, plural } from "../core/format.js";
 import { runChoices, settings, state } from "../core/state.js";
 import { grouped, loadSeries } from "./charts.js";
 
@@ -96,7 +96,7 @@ export class Compare {
     return element("ul", { class: "strips" }, taps.slice(0, ROWS).map((tap) => {
       const canvas = element("canvas", { class: "strip", width: "800", height: "18", "aria-hidden": "true" });
       drawStrip(canvas, tap, range);
-      const told = [tap.differing > 0 && `${tap.first_step === null ? "" : `from step ${number(tap.first_step)}, `}${count(tap.differing)} of ${count(tap.compared)} differ`,
+      const told = [tap.differing > 0 && `${tap.first_step === null ? "" : `from step ${ordinal(tap.first_step)}, `}${count(tap.differing)} of ${count(tap.compared)} differ`,
         tap.missing > 0 && `${plural(tap.missing, "message")} of one run only`].filter(Boolean).join("; ");
       return element("li", {}, element("button", { type: "button", class: "strip-button", "data-key": `strip ${tap.name}`, "aria-pressed": String(tap.name === this.chosen), onclick: () => this.detail(tap) },
         element("span", { class: "strip-name" }, foreign(tap.name)), canvas,
@@ -180,7 +180,7 @@ function verdict(found) {
   if (!found.first) return element("p", { class: "verdict" }, "The runs differ.");
   const { tap, leaf, step, place, left, right } = found.first;
   return element("div", { class: "verdict" },
-    element("p", {}, "The runs first part ", step !== null && "at ", step !== null && element("b", {}, `step ${number(step)}`), " in ",
+    element("p", {}, "The runs first part ", step !== null && "at ", step !== null && element("b", {}, `step ${ordinal(step)}`), " in ",
       element("b", {}, foreign(leaf && tap.startsWith("metrics@") ? leaf : [tap, leaf].filter(Boolean).join(" "))), Boolean(place) && ", ", Boolean(place) && sourcePlace(place)),
     element("dl", {}, element("div", {}, element("dt", {}, "left"), element("dd", {}, shortened(String(left), 400))),
       element("div", {}, element("dt", {}, "right"), element("dd", {}, shortened(String(right), 400)))));

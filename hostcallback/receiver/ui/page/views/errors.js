@@ -1,7 +1,7 @@
 /** The errors: a card for each group, with the source lines around its tap. */
 
 import { byId, element, emptyState, fill, foreign, shortened, sourcePlace } from "../core/dom.js";
-import { ago, clock, count, failureName, number, plural } from "../core/format.js";
+import { ago, clock, count, failureName, ordinal, plural } from "../core/format.js";
 import { LiveView } from "../core/live_view.js";
 
 /**
@@ -102,7 +102,7 @@ function inFunction(place) {
 
 /** @param {Moment} when */
 function moment(when) {
-  const step = when.step === null ? null : element("b", {}, `step ${number(when.step)}`);
+  const step = when.step === null ? null : element("b", {}, `step ${ordinal(when.step)}`);
   const time = when.time === null ? null : element("time", { datetime: new Date(when.time * 1000).toISOString(), title: ago(when.time) }, clock(when.time));
   return element("span", {}, step, step && time ? " at " : "", time);
 }

@@ -3,7 +3,7 @@
 import { swatch } from "../charts/card.js";
 import { ask } from "../core/api.js";
 import { byId, choices, element, emptyState, fill, foreign, shortened, sourcePlace } from "../core/dom.js";
-import { clock, count, failureName, number } from "../core/format.js";
+import { clock, count, failureName, ordinal } from "../core/format.js";
 import { debounced, throttled } from "../core/frames.js";
 import { runChoices, runName } from "../core/state.js";
 
@@ -72,7 +72,7 @@ export class Texts {
   async loadSenders() {
     try {
       const { devices } = await ask("devices");
-      const names = (/** @type {"process"|"device"} */ key) => [...new Set(devices.map((/** @type {Device} */ device) => device[key]))].sort().map((name) => /** @type {[string, string]} */ ([name, name]));
+      const names = (/** @type {"process"|"device"} */ key) => [...new Set(devices.map((/** @type {Device} */ device) => device[key]))].sort((a, b) => a.localeCompare(b, "en", { numeric: true })).map((name) => /** @type {[string, string]} */ ([name, name]));
       choices(this.process, [["", "all processes"], ...names("process")]);
       choices(this.device, [["", "all devices"], ...names("device")]);
     } catch (error) {
@@ -232,7 +232,7 @@ function row(line) {
   return element("li", { class: "text-row", "data-cursor": line.cursor },
     element("div", { class: "text-meta", title: runName(line.run) }, swatch(line.run),
       element("time", {}, clock(line.time)),
-      element("span", { class: "text-step" }, line.step === null ? "" : `step ${number(line.step)}`),
+      element("span", { class: "text-step" }, line.step === null ? "" : `step ${ordinal(line.step)}`),
       element("span", { class: "text-sender" }, foreign(line.process), " ", foreign(line.device)),
       place(line)),
     element("pre", { class: "text-body", dir: "auto" }, badge(line.level), shortened(line.text, 8000)));

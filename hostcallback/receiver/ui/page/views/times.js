@@ -3,7 +3,7 @@
 import uPlot from "../vendor/uPlot.esm.js";
 import { color, dark, heat, onScheme } from "../core/colors.js";
 import { byId, choices, element, emptyState, fill, foreign } from "../core/dom.js";
-import { clock, count, number, seconds } from "../core/format.js";
+import { clock, count, number, ordinal, seconds } from "../core/format.js";
 import { LiveView } from "../core/live_view.js";
 import { runName, state } from "../core/state.js";
 import { axisOf } from "../charts/scalar_chart.js";
@@ -87,7 +87,7 @@ export class TimeView extends LiveView {
     if (this.tip.hidden || !found) return;
     const all = found.whole[idx];
     const rows = found.stacked.map((place, i) => element("div", { class: "tip-row" }, this.swatch(place), foreign(place), " ", element("b", {}, seconds(found.seconds[i][idx])), ` ${number(Math.round((1000 * found.seconds[i][idx]) / (all || 1)) / 10)} %`));
-    this.tip.replaceChildren(element("div", { class: "tip-head" }, `${found.axis} ${number(Math.round(found.x[idx]))}, ${seconds(all)}`), ...rows.reverse());
+    this.tip.replaceChildren(element("div", { class: "tip-head" }, `${found.axis} ${ordinal(Math.round(found.x[idx]))}, ${seconds(all)}`), ...rows.reverse());
     const room = this.plot.over.clientWidth - this.tip.offsetWidth;
     this.tip.style.transform = `translate(${Math.round(Math.max(Math.min(left + 14, room), 0))}px, 4px)`;
   }
@@ -114,7 +114,7 @@ export class TimeView extends LiveView {
     fill(byId("time-slowest", HTMLElement), element("table", { class: "devices" },
       element("thead", {}, element("tr", {}, [`Slowest ${found.axis}s`, "Time", "Far above its median", "Also logged"].map((head) => element("th", { scope: "col" }, head)))),
       element("tbody", {}, found.slowest.map(({ x, step, time, seconds: all, longer }) => {
-        return element("tr", {}, element("th", { scope: "row" }, x !== null ? `iteration ${number(x)}` : step === null ? clock(time) : `step ${number(step)}`),
+        return element("tr", {}, element("th", { scope: "row" }, x !== null ? `iteration ${ordinal(x)}` : step === null ? clock(time) : `step ${ordinal(step)}`),
           element("td", { "data-label": "Time" }, element("b", {}, seconds(all)), ` ${ratio(all, found.usual)} × the median`),
           element("td", { "data-label": "Far above its median" }, longer.map(([place, took, median]) => element("span", { class: "longer" }, this.swatch(place), foreign(place), ` ${seconds(took)} (${median ? `${ratio(took, median)} ×` : "seldom runs"})`))),
           element("td", { "data-label": "Also logged" }, step !== null && ["charts", "texts"].map((tab) => element("button", { type: "button", class: "plain base", "data-key": `${tab} ${step}`, onclick: () => this.showStep(tab, step) }, tab))));
