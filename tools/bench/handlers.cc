@@ -1,4 +1,5 @@
-// FFI handlers of the benchmarks: one does nothing, and one takes time without using a processor.
+// FFI handlers of the benchmarks: one does nothing, one takes time without using a processor, and one calls a
+// function.
 #include <time.h>
 
 #include <cstdint>
@@ -43,5 +44,17 @@ BENCH_EXPORT XLA_FFI_Error* hcb_bench_pace(XLA_FFI_CallFrame* frame) {
   void* operand = static_cast<const XLA_FFI_Buffer*>(frame->args.args[0])->data;
   void* result = static_cast<const XLA_FFI_Buffer*>(frame->rets.rets[0])->data;
   if (result != operand) std::memcpy(result, operand, sizeof(float));
+  return nullptr;
+}
+
+// Calls the function at the address in its only attribute, an int64, with the addresses of the operands and
+// of the result, which are two scalars and one.
+BENCH_EXPORT XLA_FFI_Error* hcb_bench_call(XLA_FFI_CallFrame* frame) {
+  if (AnswerMetadataQuery(frame) || frame->stage != XLA_FFI_ExecutionStage_EXECUTE) return nullptr;
+  int64_t address;
+  std::memcpy(&address, static_cast<const XLA_FFI_Scalar*>(frame->attrs.attrs[0])->value, sizeof(address));
+  const auto data = [](void* buffer) { return static_cast<const XLA_FFI_Buffer*>(buffer)->data; };
+  reinterpret_cast<void (*)(void*, void*, void*)>(address)(
+      data(frame->args.args[0]), data(frame->args.args[1]), data(frame->rets.rets[0]));
   return nullptr;
 }

@@ -1,4 +1,4 @@
-"""FFI calls for comparison: one does nothing in place of a tap, and one keeps a device waiting."""
+"""FFI calls for comparison: one does nothing in place of a tap, one keeps a device waiting, and one calls Python."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import functools
 import shlex
 import subprocess
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from tools.build_native import FLAGS, SOURCE_DIR, find_compiler
 
 EMPTY_TARGET = "hostcallback_bench_empty"
 PACE_TARGET = "hostcallback_bench_pace"
+CALL_TARGET = "hostcallback_bench_call"
 SOURCE = Path(__file__).with_suffix(".cc")
 
 
@@ -36,7 +38,8 @@ def _register() -> None:
                 f"compiling the benchmarks' handlers failed:\n{shlex.join(line)}\n{done.stderr}"
             )
         library = ctypes.CDLL(str(path))
-    for target, handler in ((EMPTY_TARGET, library.hcb_bench_empty), (PACE_TARGET, library.hcb_bench_pace)):
+    for target in (EMPTY_TARGET, PACE_TARGET, CALL_TARGET):
+        handler = getattr(library, target.replace("hostcallback", "hcb"))
         jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(handler), platform="cpu")
 
 
@@ -69,3 +72,27 @@ def pace(x: Any, sleep_sec: float) -> Any:
     _register()
     call = jax.ffi.ffi_call(PACE_TARGET, jax.ShapeDtypeStruct((), np.float32), has_side_effect=True)
     return call(x, sleep_ns=np.int64(round(sleep_sec * 1e9)))
+
+
+_Called = ctypes.CFUNCTYPE(None, *[ctypes.POINTER(ctypes.c_int32)] * 3)
+_called: list[Any] = []  # programs hold addresses of these
+
+
+def bare_callback(function: Callable[[int, int], int | None], result: Any, first: Any, second: Any) -> Any:
+    """`io_callback` of two int32 scalars by the least C: XLA's thread takes the interpreter lock and calls; CPU only.
+
+    The result is an int32; a function without one leaves it as it is, and so must `result` be None. The function must
+    not use JAX, whose threads may all wait for it.
+    """
+
+    def call(first: Any, second: Any, out: Any) -> None:
+        found = function(first[0], second[0])
+        if found is not None:
+            out[0] = found
+
+    _register()
+    _called.append(_Called(call))
+    address = ctypes.cast(_called[-1], ctypes.c_void_p).value
+    ffi_call = jax.ffi.ffi_call(CALL_TARGET, jax.ShapeDtypeStruct((), np.int32), has_side_effect=True)
+    found = ffi_call(np.int32(first), jax.numpy.int32(second), address=np.int64(address))
+    return None if result is None else found

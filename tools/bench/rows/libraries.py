@@ -18,8 +18,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.experimental import io_callback
 
 import hostcallback as hcb
+from tools.bench.handlers import bare_callback
 from tools.bench.row import Figure, Row, measure
 from tools.bench.separate_process import rows_of_process
 
@@ -45,7 +47,8 @@ def numpyro(rounds: int) -> list[Row]:
     """Two chains of numpyro's HMC on two devices with `progress_rate=1`: an `io_callback` with a result in each step.
 
     numpyro compiles in every run, so the clock starts when the first chain tells its bar that it begins. The floors are
-    chains whose bars are updated in the last step only, and the updates of two bars alone.
+    chains whose bars are updated in the last step only, the updates of two bars alone, and a callback of a few lines of
+    C, which calls on XLA's thread: a function that uses JAX could wait there without end.
     """
     return _rows("numpyro", rounds, devices=2)
 
@@ -167,6 +170,13 @@ def numpyro_here(rounds: int) -> list[Row]:
         assert [callback.reason for callback in acceleration.callbacks] == [None] * 3
         return time
 
+    def run_bare() -> float:
+        numpyro.util.io_callback = bare_callback
+        try:
+            return run()
+        finally:
+            numpyro.util.io_callback = io_callback
+
     def update_bars() -> float:
         bars = [tqdm(range(STEPS), position=chain) for chain in range(2)]
         start = perf_counter()
@@ -178,7 +188,7 @@ def numpyro_here(rounds: int) -> list[Row]:
             bar.close()
         return _since(start)
 
-    figures = measure([run_accelerated, run, partial(run, STEPS), update_bars], rounds)
+    figures = measure([run_accelerated, run, partial(run, STEPS), update_bars, run_bare], rounds)
     return _versus("numpyro's bars of two chains, `progress_rate=1`, accelerated", figures)
 
 
@@ -207,7 +217,7 @@ def _since(start: float) -> float:
 def _versus(name: str, figures: Sequence[Figure]) -> list[Row]:
     accelerated, itself, *floors = figures
     rows = [accelerated.versus(itself, name, UNIT, "itself, not accelerated", None)]
-    names = ("without the bar", "the bar's updates alone")
+    names = ("without the bar", "the bar's updates alone", "a C function that calls the update")
     rows += [
         accelerated.versus(figure, "the same", UNIT, peer, None)
         for figure, peer in zip(floors, names, strict=False)
