@@ -1,11 +1,11 @@
 """Environment of every test: four CPU devices, one transport, and no deadline on property tests.
 
 `make test` runs the whole suite with HOSTCALLBACK_TRANSPORT=native, and the folders in which a transport makes a
-difference with =callback. Tests of the native transport
-itself carry the `native_only` marker and are left out of the second run; so are tests that do not depend on a
-transport. Tests that take more than about a second are marked `slow` and run in CI only; of those marked
-`slow_variants`, the first variant runs always, or with `every=N` each Nth. In the first run, tests without jit, one
-operation at a time, run only in two folders; in the second run, examples and libraries are slow.
+difference with =callback. Tests of the native transport itself carry the `native_only` marker and are left out of the
+second run; so are tests that do not depend on a transport. Tests that take more than about a second are marked `slow`
+and run in CI only; of those marked `slow_variants`, the first variant runs always, or with `every=N` each Nth. In the
+first run, tests without jit, one operation at a time, run only in two folders; in the second run, examples and
+libraries are slow, and those that are slow in the first are left out.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if eager:
             item.add_marker(pytest.mark.eager)
         small = native and room in SMALL
-        if (eager and not small) or (not native and room.name in ("examples", "libraries")):
+        if eager and not small:
             item.add_marker(pytest.mark.slow)
         variants = item.get_closest_marker("slow_variants")
         if variants is not None and not item.get_closest_marker("slow"):
@@ -128,6 +128,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             if number % every if every else number:
                 item.add_marker(pytest.mark.slow)
             numbers[function] += 1
+        if not native and room.name in ("examples", "libraries"):
+            item.add_marker(pytest.mark.native_only if item.get_closest_marker("slow") else pytest.mark.slow)
     if native:
         return
 
