@@ -101,7 +101,7 @@ export class Heatmap {
       const fits = wide > 60; // below its column; else within the area
       context.textAlign = fits ? "center" : i === 0 ? "left" : i === last ? "right" : "center";
       const inside = i === 0 ? 0 : i === last ? width : (i + 0.5) * wide;
-      context.fillText(Number.isInteger(data.x[i]) && data.x[i] < 1e6 ? count(data.x[i]) : short(data.x[i]), LEFT + (fits ? (i + 0.5) * wide : inside), TOP + height + 8);
+      context.fillText(Number.isInteger(data.x[i]) && data.x[i] < 1e6 ? ordinal(data.x[i]) : short(data.x[i]), LEFT + (fits ? (i + 0.5) * wide : inside), TOP + height + 8);
     }
   }
 
