@@ -42,7 +42,7 @@ def bars(name: str, costs: Sequence[Cost]) -> list[tuple[str, float, str]]:
     for cost in costs:
         ours, peer = seconds(cost.ours), seconds(cost.peer)
         if CHARTS[name][1].search(cost.peer_name) and ours is not None and peer is not None:
-            ratio = peer / ours if name == "peers" else ours / peer
+            ratio = 1 / cost.ratio if name == "peers" else cost.ratio
             label = cost.name.replace("`", "")
             if name != "limits":
                 label += f" | {cost.peer_name.replace('`', '')}"

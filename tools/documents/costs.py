@@ -5,7 +5,7 @@ A document marks a figure with two comments, which readers do not see:
     takes <!-- bench: scalar tap in a scan, delivered to a Python function; ours -->0.98 us<!-- end --> a message
 
 The first names a row of the table by the start of its name, the figure, and if several rows fit, the start of the peer.
-The figures: `ours` and `peer` are times; `ratio` is ours over the peer's, `faster` the peer's over ours.
+The figures: `ours` and `peer` are times; `ratio` is that of the row, ours over the peer's, and `faster` its inverse.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ MARK = re.compile(r"(<!-- bench: ([^>]*?) -->)(.*?)(<!-- end -->)", re.DOTALL)
 
 
 class Cost(NamedTuple):
-    """A row of the table: what was measured, and both times with their unit."""
+    """A row of the table: what was measured, both times with their unit, and the ratio of the row."""
 
     name: str
     ours: str
     peer_name: str
     peer: str
+    ratio: float
 
 
 def read_costs(report: str) -> list[Cost]:
@@ -36,8 +37,9 @@ def read_costs(report: str) -> list[Cost]:
     for line in report.splitlines():
         cells = [cell.strip() for cell in line.split("|")[1:-1]]
         if len(cells) == 8 and re.match(r"-?[\d.]+ \S", cells[1]):
-            name, ours, _, peer_name, peer, *_ = cells
-            costs.append(Cost(costs[-1].name if name == "the same" else name, ours, peer_name, peer))
+            name, ours, _, peer_name, peer, text, *_ = cells
+            ratio = 1 / float(text[2:]) if text.startswith("1/") else float(text)
+            costs.append(Cost(costs[-1].name if name == "the same" else name, ours, peer_name, peer, ratio))
     return costs
 
 
@@ -53,15 +55,14 @@ def figure(mark: str, costs: Sequence[Cost]) -> str:
         raise ValueError(
             f"{mark!r} means {len(found)} rows of {REPORT.name}, expected one: {[c[:3] for c in found]}"
         )
-    ours, theirs = (float(text.partition(" ")[0]) for text in (found[0].ours, found[0].peer))
     units = {"ours": found[0].ours, "peer": found[0].peer}
     if kind in units:
         number, _, unit = units[kind].partition(" ")
         return f"{rounded(float(number))} {unit.partition('/')[0]}"
     if kind == "ratio":
-        return rounded(ours / theirs)
+        return rounded(found[0].ratio)
     if kind == "faster":
-        return rounded(theirs / ours)
+        return rounded(1 / found[0].ratio)
     raise ValueError(f"{mark!r}: the figure is {kind!r}, expected ours, peer, ratio or faster")
 
 
