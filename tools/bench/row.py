@@ -50,18 +50,21 @@ class Figure:
         median: in the unit of the measurement.
         spread: half the interquartile range over the median.
         values: those of the rounds, where the median is of a side that took turns with others.
+        turns: the same object for sides that took turns.
     """
 
     median: float
     spread: float
     values: tuple[float, ...] = ()
+    turns: object = None
 
     def versus(self, peer: Figure, name: str, unit: str, peer_name: str, bound: float | None) -> Row:
         """A row that compares this figure, which is ours, with a peer's.
 
-        The ratio is the median of the rounds' where both took turns, and that of the medians otherwise.
+        The ratio is the median of the rounds' where both took turns, and that of the medians otherwise, also if a
+        round's figure of the peer, which may be a difference, is not positive.
         """
-        if not self.values or len(self.values) != len(peer.values) or not all(peer.values):
+        if self.turns is None or self.turns is not peer.turns or min(peer.values) <= 0:
             return Row(name, unit, self.median, peer.median, peer_name, bound, self.spread)
         ratio = figure([mine / theirs for mine, theirs in zip(self.values, peer.values, strict=True)])
         return Row(name, unit, self.median, peer.median, peer_name, bound, ratio.spread, ratio.median)
@@ -89,10 +92,8 @@ def measure(sides: Sequence[Callable[[], float]], rounds: int) -> list[Figure]:
 def measure_together(once: Callable[[], Sequence[float]], rounds: int) -> list[Figure]:
     """As `measure`, for sides that take turns within a round: `once` returns a figure for each."""
     once()  # compiled and warm
-    return [
-        replace(figure(values), values=values)
-        for values in zip(*[once() for _ in range(rounds)], strict=True)
-    ]
+    turns, found = object(), [once() for _ in range(rounds)]
+    return [replace(figure(values), values=values, turns=turns) for values in zip(*found, strict=True)]
 
 
 def compare(
@@ -112,7 +113,7 @@ def compare(
 def table(rows: list[Row]) -> str:
     """The rows as a Markdown table."""
     lines = [
-        "| what | ours | spread | peer or limit | its figure | ratio | must be at most | |",
+        "| what | ours | spread of the ratio | peer or limit | its figure | ratio | must be at most | |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:

@@ -154,6 +154,10 @@ class _Which(NamedTuple):
     call: int
     iterations: tuple[int, ...]
 
+    def is_of_call(self, other: _Which) -> bool:
+        """Whether both are of one call and iteration, as far as is known: devices may be in different steps."""
+        return self[1:] == other[1:] and len({self.step.number, other.step.number} - {None}) < 2
+
     def text(self, calls: int) -> str:
         """Says it, of a place that was called that often."""
         parts = []
@@ -161,8 +165,7 @@ class _Which(NamedTuple):
             # A call with a loop may have a step for each iteration, and its message only the last one.
             knows_step = self.step.number is not None and not self.iterations
             parts.append(f"step {self.step.number}" if knows_step else f"call {self.call}")
-        if self.iterations:
-            parts.append(f"iteration {'/'.join(map(str, self.iterations))}")
+        parts += [f"iteration {'/'.join(map(str, self.iterations))}"] if self.iterations else []
         return ", ".join(parts)
 
 
@@ -243,8 +246,8 @@ class _Slowest:
 
     def _keep(self, seconds: float, which: _Which, parts: dict[str, float]) -> None:
         # Devices may have a message each of one call.
-        others = [one for one in self.found if one[1][1:] != which[1:]]
-        mine = [one for one in self.found if one[1][1:] == which[1:]] + [(seconds, which, parts)]
+        others = [one for one in self.found if not which.is_of_call(one[1])]
+        mine = [one for one in self.found if which.is_of_call(one[1])] + [(seconds, which, parts)]
         found = [*others, max(mine, key=lambda one: one[0])]
         self.found = sorted(found, key=lambda one: -one[0])[: self.most]
 
@@ -255,10 +258,8 @@ class _Slowest:
         calls, usual = max((one.calls for one in whole.values()), default=0), _percentile(_bins_of(whole), 50)
         medians = {place: self._median(place, _count(whole), places[place]) for place in places}
         return [
-            SlowStep(
-                which.text(calls) or f"call {which.call}", None if which.iterations else which.step.number,
-                seconds, usual, slow_places(parts, medians, usual),
-            )
+            SlowStep(which.text(calls) or f"call {which.call}", None if which.iterations else which.step.number,
+                     seconds, usual, slow_places(parts, medians, usual))
             for seconds, which, parts in self.found
         ]  # fmt: skip
 
@@ -459,9 +460,8 @@ def _row(place: str, by_device: Mapping[str, _Distribution]) -> TimeRow:
     longest, which = max((one.longest for one in by_device.values()), key=lambda one: one[0])
     shortest = min(one.shortest for one in by_device.values())
     # The middle of a bin may be longer or shorter than all that is in it.
-    p50, p90, p99 = (
-        float(np.clip(_percentile(both.bins, percent), shortest, longest)) for percent in (50, 90, 99)
-    )
+    middles = [_percentile(both.bins, percent) for percent in (50, 90, 99)]
+    p50, p90, p99 = np.clip(middles, shortest, longest).tolist()
     at = "" if which is None else which.text(max(one.calls for one in by_device.values()))
     longest = math.nan if which is None else longest
     return TimeRow(place, both.count, mean, p50, p90, p99, longest, at, math.nan, slowest, spread)
@@ -472,10 +472,10 @@ def slowest_table(steps: Sequence[SlowStep]) -> str:
     if not steps:
         return ""
     head = ("slowest", "time", "to median", "places far above their median")
-    lines = [
-        (one.which, duration_text(one.seconds), _ratio_text(one.seconds, one.median), ", ".join(map(str, one.places)))
-        for one in steps
-    ]  # fmt: skip
+    lines = []
+    for one in steps:
+        to_median, places = _ratio_text(one.seconds, one.median), ", ".join(map(str, one.places))
+        lines.append((one.which, duration_text(one.seconds), to_median, places))
     return "\n".join(text_table(head, lines, left=(0, 3)))
 
 

@@ -162,6 +162,14 @@ def test_devices_with_a_message_each_of_one_call_are_one_step() -> None:
     ]
 
 
+def test_devices_that_run_calls_of_their_own_have_a_step_each() -> None:
+    times = Times()
+    for number in range(12):
+        for device, step in ("cpu:0", 2 * number), ("cpu:1", 2 * number + 1):
+            times.add({PROGRAM: {device: np.float32(step + 1)[np.newaxis]}}, step=step)
+    assert [(each.step, each.seconds) for each in times.slowest()] == [(n, n + 1) for n in range(23, 18, -1)]
+
+
 def test_places_are_slow_against_their_own_median() -> None:
     medians = {"a": 1.0, "b": 0.1, "c": 5.0, "d": 0.001, "evaluate": 0.0}
     seconds = {"a": 1.1, "b": 0.5, "c": 7.0, "d": 0.004, "evaluate": 0.9}

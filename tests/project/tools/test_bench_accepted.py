@@ -58,5 +58,11 @@ def test_the_ratio_is_that_of_rounds_so_that_a_slower_machine_does_not_change_it
 
 def test_a_side_that_did_not_take_turns_is_compared_by_medians() -> None:
     (mine,) = measure([iter([2.0, 2.0, 3.0, 4.0]).__next__], rounds=3)
-    (peer,) = measure([iter([9.0, 1.0, 2.0]).__next__], rounds=2)
-    assert mine.versus(peer, "tap", "us", "peer", None).ratio == 2.0
+    (peer,) = measure([iter([9.0, 1.0, 1.5, 1.0]).__next__], rounds=3)
+    assert mine.versus(peer, "tap", "us", "peer", None).ratio == 3.0  # of rounds it would be 2
+
+
+def test_a_difference_that_was_negative_in_a_round_is_compared_by_medians() -> None:
+    sides = [iter([2.0, 2.0, 3.0, 4.0]).__next__, iter([9.0, 1.0, 1.5, -8.0]).__next__]
+    mine, peer = measure(sides, rounds=3)
+    assert mine.versus(peer, "tap", "ns", "peer", None).ratio == 3.0

@@ -82,7 +82,7 @@ def ring_in_file_here(rounds: int) -> list[Row]:
                 copied, few = floors
                 rows.append(ours.versus(copied, "the same", "us/message", "numpy's copies into a file", None))
                 title = "numpy's copies of arrays of 256 KiB into a file"
-                rows.append(copied.versus(few, title, "us/message", "into a few blocks of memory", None))
+                rows.append(copied.versus(few, title, "us/message", "into eight blocks of memory", None))
     return rows
 
 

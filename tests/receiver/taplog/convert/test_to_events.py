@@ -210,7 +210,6 @@ with hcb.outfeed_receiver(record=sys.argv[1]), hcb.observe(what="time", tap_func
 """
 
 
-@pytest.mark.slow
 def test_perfetto_is_another_name_of_the_trace(tmp_path: Path) -> None:
     log = record_train(tmp_path / "log")
     convert(log, "trace", tmp_path / "trace.json")
@@ -218,6 +217,7 @@ def test_perfetto_is_another_name_of_the_trace(tmp_path: Path) -> None:
     assert (tmp_path / "trace.json").read_bytes() == (tmp_path / "perfetto.json").read_bytes()
 
 
+@pytest.mark.slow
 def test_trace_merged_with_a_profile_of_jax(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log, profile = tmp_path / "log", tmp_path / "profile"
     python_output("-c", PROFILED, log, profile)

@@ -124,10 +124,7 @@ export const TAPS_IN_A_REQUEST = 48;
  * @returns {Promise<import("./types.js").Series[]>}
  */
 export async function askSeries(taps, parameters) {
-  const found = [];
-  for (let at = 0; at < taps.length; at += TAPS_IN_A_REQUEST) {
-    const { series } = await ask("series", { tap: taps.slice(at, at + TAPS_IN_A_REQUEST), ...parameters });
-    found.push(...series);
-  }
-  return found;
+  const starts = Array.from({ length: Math.ceil(taps.length / TAPS_IN_A_REQUEST) }, (_, i) => i * TAPS_IN_A_REQUEST);
+  const parts = await Promise.all(starts.map((at) => ask("series", { tap: taps.slice(at, at + TAPS_IN_A_REQUEST), ...parameters })));
+  return parts.flatMap((part) => part.series);
 }
