@@ -19,7 +19,7 @@ class Row:
         peer_name: description of the peer.
         bound: the ratio ours/peer must not exceed; None for a figure that has no bound.
         spread: half the interquartile range of the ratio, over its median; against a limit, that of ours.
-        of_rounds: median of the ratios of rounds, where both sides ran in each round.
+        ratio_of_rounds: median of the ratios of rounds, where both sides ran in each round.
     """
 
     name: str
@@ -29,12 +29,12 @@ class Row:
     peer_name: str
     bound: float | None
     spread: float
-    of_rounds: float | None = None
+    ratio_of_rounds: float | None = None
 
     @property
     def ratio(self) -> float:
         """Ours over the peer; in a round, where both ran in it: a machine that becomes slower then changes little."""
-        return self.ours / self.peer if self.of_rounds is None else self.of_rounds
+        return self.ours / self.peer if self.ratio_of_rounds is None else self.ratio_of_rounds
 
     @property
     def reached(self) -> bool:

@@ -40,8 +40,8 @@ UNIT, LOOP_IN_LOOP = "us/step", "a loop in a loop, with an empty FFI call"
 def progress_bar(rounds: int) -> list[Row]:
     """`hcb.scan` against `lax.scan`, and against `jax_tqdm.scan_tqdm` by default and at `print_rate=1`.
 
-    The floor is a loop in a loop, as every loop needs that looks at a clock now and then: the inner one runs for about
-    as long as ours between two looks, to a number that it is given, and then comes an empty FFI call.
+    The floor is two nested loops without our code. The inner loop runs to a number that it is given, about as many
+    steps as ours takes between two readings of the clock; an empty FFI call follows it.
     """
     return rows_of_process(__name__, "progress_bar_here", rounds, devices=1)
 
