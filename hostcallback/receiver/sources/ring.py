@@ -31,6 +31,9 @@ def _c_text(message: str) -> bytes:
     return message.replace("\0", "").encode(errors="replace")
 
 
+_QUICK_BYTES = 1 << 16
+"""Results of a call that are copied without giving up the interpreter lock, in bytes."""
+
 # Programs may call these functions until the process ends, so they are never freed.
 _host_calls: list[Any] = []
 
@@ -347,16 +350,18 @@ class RingSource:
             The handle for `resume`; None if no program waits for the reply (any more).
         """
         raw = [pack_subbyte(a) if is_subbyte(a.dtype) else a for a in results]
-        replied: int | None = self._library.hcb_call_reply(self.device, seq, *_raw(raw))
+        library = self._quick if sum(a.nbytes for a in raw) <= _QUICK_BYTES else self._library
+        replied: int | None = library.hcb_call_reply(self.device, seq, *_raw(raw))
         return replied
 
-    def resume(self, replied: int | None) -> None:
+    def resume(self, replied: int | None, *, is_own: bool = False) -> None:
         """Continues the program on the calling thread until it ends or waits again.
 
-        For its next call see `read_call`.
+        For its next call see `read_call`. A call of the calling thread's program (`is_own`) only ends: its program
+        continues when the thread returns to it.
         """
         if replied is not None:
-            self._library.hcb_call_resume(replied)
+            (self._quick if is_own else self._library).hcb_call_resume(replied)
 
     def fail(self, seq: int, message: str) -> None:
         """Fails the program that waits for the reply to message `seq`, if one does. Does not wait. Any thread."""

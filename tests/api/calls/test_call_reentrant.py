@@ -14,6 +14,7 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
 import hostcallback as hcb
+from hostcallback.lifecycle import reentrant_calls
 from hostcallback.lifecycle.reentrant_calls import call_inside_callback
 from recorder import Recorder
 from threads import in_threads
@@ -204,6 +205,28 @@ def test_a_host_function_may_read_and_make_any_array() -> None:
 
     f = hcb.jit(lambda x: hcb.call(host, x, result_shape=x))
     assert float(f(jnp.float32(2))) == 12
+
+
+@pytest.mark.native_only
+def test_a_loop_on_several_devices_stays_in_one_callback(monkeypatch: pytest.MonkeyPatch) -> None:
+    entered: list[jax.Device] = []
+    program = reentrant_calls._program
+
+    def counted(device: jax.Device) -> Callable[[], object]:
+        entered.append(device)
+        return program(device)
+
+    monkeypatch.setattr(reentrant_calls, "_program", counted)
+
+    def host(x: Any) -> Any:
+        return work(x[:, None])[:, 0] * 0 + x + 1  # uses JAX, though the thread is in the same callback
+
+    def step(x: Any, _: Any) -> Any:
+        return hcb.call(host, x, result_shape=x), None
+
+    f = jax.jit(on_every_device(lambda x: lax.scan(step, x, length=50)[0]))
+    np.testing.assert_array_equal(f(np.zeros(4, np.float32)), np.full(4, 50, np.float32))
+    assert len(entered) <= 40  # of 200 calls; XLA may begin a program on several threads
 
 
 @pytest.mark.native_only  # on the other transport it runs in XLA's floating-point mode, as JAX's own callbacks do

@@ -122,9 +122,8 @@ class Calls:
 
     def running_on(self, thread: threading.Thread) -> Consumer | None:
         """Returns the consumer whose host function runs on that thread, or for it on a `ThreadFor`; else None."""
-        while isinstance(thread, ThreadFor):
-            thread = thread.waiting
-        return next((r.consumer for r in list(self.running.values()) if r.thread is thread), None)
+        thread = _served(thread)
+        return next((r.consumer for r in list(self.running.values()) if _served(r.thread) is thread), None)
 
     def wait(self, calls: Collection[int], timeout_sec: float) -> bool:
         """Waits until the host functions of these calls have returned. Returns False after `timeout_sec`."""
@@ -209,10 +208,21 @@ class CallThreads(Calls):
     so calls in a loop change threads once.
     """
 
-    def __init__(self, device_name: str, source: RingSource, deliver: Callable[[Batch], None]) -> None:
-        """See `Calls`."""
+    def __init__(
+        self,
+        device_name: str,
+        source: RingSource,
+        deliver: Callable[[Batch], None],
+        inside: Callable[[Callable[[], None]], None] | None = None,
+    ) -> None:
+        """See `Calls`.
+
+        `inside` calls a function in such a way that the host functions that it calls may run programs. A daemon thread
+        runs the host function and then the program in it, until the program waits on another thread or ends.
+        """
         super().__init__(device_name, deliver)
         self._source = source
+        self._inside = inside
         source.call_on_own_threads(self._call_here)
 
     def refuse(self, seq: int, consumer_id: int) -> None:
@@ -273,12 +283,19 @@ class CallThreads(Calls):
             )
 
     def _serve(self, first: list[Call]) -> None:
-        self._answer(first.pop())
+        self._answer_inside(first)
         while (batch := self._source.read_call(IDLE_SEC)) is not None:
             call = self._take(batch, self._source.end_read_call)
-            if call is not None:
-                self._answer(call)
-            del batch, call
+            taken = [] if call is None else [call]
+            del batch, call  # the program may continue on this thread for long
+            if taken:
+                self._answer_inside(taken)
+
+    def _answer_inside(self, taken: list[Call]) -> None:
+        if self._inside is None:
+            self._answer(taken.pop())
+        else:
+            self._inside(lambda: self._answer(taken.pop()))
 
     def _answer(self, call: Call, interrupts: HeldInterrupts | None = None) -> None:
         seq = call.message.seq
@@ -293,7 +310,7 @@ class CallThreads(Calls):
             return
         # The program continues on this thread, perhaps for long, so no object of the call may stay alive.
         del call
-        self._source.resume(replied)
+        self._source.resume(replied, is_own=interrupts is not None)
 
 
 class CallsInPlace(Calls):
@@ -320,6 +337,12 @@ class CallsInPlace(Calls):
         # The receiver thread reads a call only after the program's thread has given up.
         self._note(call, threading.current_thread())
         self._end(call, failed=True)
+
+
+def _served(thread: threading.Thread) -> threading.Thread:
+    while isinstance(thread, ThreadFor):
+        thread = thread.waiting
+    return thread
 
 
 def _unknown(consumer_id: int) -> str:
