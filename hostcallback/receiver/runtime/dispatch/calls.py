@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
@@ -24,6 +25,9 @@ from hostcallback.receiver.wire.frame import Flags, decode_header
 
 IDLE_SEC = 10.0
 """Seconds without a call after which a thread that runs host functions ends."""
+
+STAY_SEC = 0.002
+"""Seconds without a call after which it leaves `inside`, which holds a place among the device's programs."""
 
 LOOK_SEC = 0.05
 """Seconds between the checks for an interrupt of a thread that waits for its call's turn."""
@@ -199,6 +203,10 @@ class Calls:
         call.scope.call_ended(self._device_name, perf_counter() - running.since, failed=failed)
 
 
+def _call(function: Callable[[], None]) -> None:
+    function()
+
+
 class CallThreads(Calls):
     """The calls of programs that call through a ring.
 
@@ -213,12 +221,12 @@ class CallThreads(Calls):
         device_name: str,
         source: RingSource,
         deliver: Callable[[Batch], None],
-        inside: Callable[[Callable[[], None]], None] | None = None,
+        inside: Callable[[Callable[[], None]], None] = _call,
     ) -> None:
         """See `Calls`.
 
-        `inside` calls a function in such a way that the host functions that it calls may run programs. A daemon thread
-        runs the host function and then the program in it, until the program waits on another thread or ends.
+        `inside` calls a function so that the host functions in it may run programs. A daemon thread runs in it while
+        calls come, and the programs between them.
         """
         super().__init__(device_name, deliver)
         self._source = source
@@ -283,19 +291,26 @@ class CallThreads(Calls):
             )
 
     def _serve(self, first: list[Call]) -> None:
-        self._answer_inside(first)
-        while (batch := self._source.read_call(IDLE_SEC)) is not None:
-            call = self._take(batch, self._source.end_read_call)
-            taken = [] if call is None else [call]
-            del batch, call  # the program may continue on this thread for long
+        taken: list[Call] | None = first
+        while taken is not None:
             if taken:
-                self._answer_inside(taken)
+                self._inside(functools.partial(self._serve_inside, taken))
+            taken = self._read(IDLE_SEC)
 
-    def _answer_inside(self, taken: list[Call]) -> None:
-        if self._inside is None:
-            self._answer(taken.pop())
-        else:
-            self._inside(lambda: self._answer(taken.pop()))
+    def _serve_inside(self, taken: list[Call] | None) -> None:
+        while taken is not None:
+            if taken:
+                self._answer(taken.pop())
+            taken = self._read(STAY_SEC)
+
+    def _read(self, timeout_sec: float) -> list[Call] | None:
+        # The next call, taken out of the list before it is answered: the program may continue on this thread for long.
+        # Empty if the call has no consumer; None if none came.
+        batch = self._source.read_call(timeout_sec)
+        if batch is None:
+            return None
+        call = self._take(batch, self._source.end_read_call)
+        return [] if call is None else [call]
 
     def _answer(self, call: Call, interrupts: HeldInterrupts | None = None) -> None:
         seq = call.message.seq
