@@ -15,7 +15,6 @@ import numpy as np
 
 from hostcallback import _jax_compat as compat
 from hostcallback.lifecycle.job import this_job
-from hostcallback.lifecycle.reentrant_calls import call_inside_callback
 from hostcallback.receiver import environment, errors, processes
 from hostcallback.receiver.control.endpoints import endpoints
 from hostcallback.receiver.log import logger
@@ -105,19 +104,11 @@ def start(platform: str) -> None:
         for device in devices:
             make_source = functools.partial(_make_source, device, platform if native else None)
             runtime.exported.is_first_process = not jax.process_index()
-            runtime.start(
-                device_name(device), device, make_source, _calls_on(device) if native else CallsInPlace
-            )
+            runtime.start(device_name(device), device, make_source, CallThreads if native else CallsInPlace)
         _started.add(platform)
     signals.watch_interrupt.start(runtime)
     this_job.start()
     endpoints.start()
-
-
-def _calls_on(device: jax.Device) -> Callable[..., CallThreads]:
-    if not calls_natively(device.platform):
-        return CallThreads
-    return functools.partial(CallThreads, inside=functools.partial(call_inside_callback, device))
 
 
 def _deliver(timeout_sec: float) -> None:

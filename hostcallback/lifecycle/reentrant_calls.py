@@ -32,15 +32,7 @@ callback_scope_p.multiple_results = True
 
 
 class _Inside(threading.local):
-    """The calling thread.
-
-    Attributes:
-        function: what the program that this thread starts is to call.
-        is_in_callback: whether the thread is in the callback of such a program.
-    """
-
-    function: Callable[[], None] | None = None
-    is_in_callback = False
+    function: Callable[[], None] | None = None  # the function that the program started by this thread calls
 
 
 _inside = _Inside()
@@ -83,8 +75,6 @@ class ReentrantSink:
 def call_inside_callback(device: jax.Device, function: Callable[[], Any]) -> Any:
     """Calls a function inside a callback of a program on `device`, a CPU; on the calling thread if possible.
 
-    If the thread is in such a callback already, the function is called as it is.
-
     If XLA does not run that program at once, another thread calls the function. XLA delays a program until the earlier
     programs of the same thread have ended. Before JAX 0.12 it confuses a thread with an ended one that had the same id,
     which may have dispatched the very program that waits for the function.
@@ -92,8 +82,6 @@ def call_inside_callback(device: jax.Device, function: Callable[[], Any]) -> Any
     Returns:
         The result of the function. Its exceptions are raised.
     """
-    if _inside.is_in_callback:
-        return function()
     outcome: Future[Any] = Future()
     _inside.function = functools.partial(_call_into, outcome, function)
     try:
@@ -149,11 +137,7 @@ def _call() -> None:
 def _call_in_default_float_mode() -> None:
     # XLA sets the float mode of its threads to flush denormals to zero, also for functions that its programs call.
     native_library.load_holding_lock().hcb_default_float_mode()
-    was, _inside.is_in_callback = _inside.is_in_callback, True
-    try:
-        _call()
-    finally:
-        _inside.is_in_callback = was
+    _call()
 
 
 def _program(device: jax.Device) -> Callable[[], object]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
@@ -25,9 +24,6 @@ from hostcallback.receiver.wire.frame import Flags, decode_header
 
 IDLE_SEC = 10.0
 """Seconds without a call after which a thread that runs host functions ends."""
-
-STAY_SEC = 0.002
-"""Seconds without a call after which it leaves `inside`, which holds a place among the device's programs."""
 
 LOOK_SEC = 0.05
 """Seconds between the checks for an interrupt of a thread that waits for its call's turn."""
@@ -126,8 +122,9 @@ class Calls:
 
     def running_on(self, thread: threading.Thread) -> Consumer | None:
         """Returns the consumer whose host function runs on that thread, or for it on a `ThreadFor`; else None."""
-        thread = _served(thread)
-        return next((r.consumer for r in list(self.running.values()) if _served(r.thread) is thread), None)
+        while isinstance(thread, ThreadFor):
+            thread = thread.waiting
+        return next((r.consumer for r in list(self.running.values()) if r.thread is thread), None)
 
     def wait(self, calls: Collection[int], timeout_sec: float) -> bool:
         """Waits until the host functions of these calls have returned. Returns False after `timeout_sec`."""
@@ -203,10 +200,6 @@ class Calls:
         call.scope.call_ended(self._device_name, perf_counter() - running.since, failed=failed)
 
 
-def _call(function: Callable[[], None]) -> None:
-    function()
-
-
 class CallThreads(Calls):
     """The calls of programs that call through a ring.
 
@@ -216,21 +209,10 @@ class CallThreads(Calls):
     so calls in a loop change threads once.
     """
 
-    def __init__(
-        self,
-        device_name: str,
-        source: RingSource,
-        deliver: Callable[[Batch], None],
-        inside: Callable[[Callable[[], None]], None] = _call,
-    ) -> None:
-        """See `Calls`.
-
-        `inside` calls a function so that the host functions in it may run programs. A daemon thread runs in it while
-        calls come, and the programs between them.
-        """
+    def __init__(self, device_name: str, source: RingSource, deliver: Callable[[Batch], None]) -> None:
+        """See `Calls`."""
         super().__init__(device_name, deliver)
         self._source = source
-        self._inside = inside
         source.call_on_own_threads(self._call_here)
 
     def refuse(self, seq: int, consumer_id: int) -> None:
@@ -291,26 +273,16 @@ class CallThreads(Calls):
             )
 
     def _serve(self, first: list[Call]) -> None:
-        taken: list[Call] | None = first
-        while taken is not None:
+        taken = first
+        while True:
             if taken:
-                self._inside(functools.partial(self._serve_inside, taken))
-            taken = self._read(IDLE_SEC)
-
-    def _serve_inside(self, taken: list[Call] | None) -> None:
-        while taken is not None:
-            if taken:
-                self._answer(taken.pop())
-            taken = self._read(STAY_SEC)
-
-    def _read(self, timeout_sec: float) -> list[Call] | None:
-        # The next call, taken out of the list before it is answered: the program may continue on this thread for long.
-        # Empty if the call has no consumer; None if none came.
-        batch = self._source.read_call(timeout_sec)
-        if batch is None:
-            return None
-        call = self._take(batch, self._source.end_read_call)
-        return [] if call is None else [call]
+                self._answer(taken.pop())  # not kept here: the program may continue on this thread for long
+            batch = self._source.read_call(IDLE_SEC)
+            if batch is None:
+                return
+            call = self._take(batch, self._source.end_read_call)
+            taken = [] if call is None else [call]
+            del batch, call
 
     def _answer(self, call: Call, interrupts: HeldInterrupts | None = None) -> None:
         seq = call.message.seq
@@ -352,12 +324,6 @@ class CallsInPlace(Calls):
         # The receiver thread reads a call only after the program's thread has given up.
         self._note(call, threading.current_thread())
         self._end(call, failed=True)
-
-
-def _served(thread: threading.Thread) -> threading.Thread:
-    while isinstance(thread, ThreadFor):
-        thread = thread.waiting
-    return thread
 
 
 def _unknown(consumer_id: int) -> str:
