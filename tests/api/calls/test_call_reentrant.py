@@ -144,24 +144,43 @@ def test_more_programs_than_a_device_takes_at_a_time() -> None:
     assert float(x[0, 0]) == 51
 
 
+class _HeldProgram:
+    """A program that waits in its host function. XLA queues later programs of the same thread behind it.
+
+    Attributes:
+        run: the program, compiled.
+        held: whether its host function waits.
+        go: lets it return.
+        was_released: for each run, whether `go` was set within a minute.
+    """
+
+    def __init__(self) -> None:
+        self.held, self.go = threading.Event(), threading.Event()
+        self.was_released: list[bool] = []
+
+        def hold(x: Any) -> Any:
+            self.held.set()
+            self.was_released.append(self.go.wait(60))
+            return x
+
+        self.run = jax.jit(lambda x: hcb.call(hold, x[:1, 0], result_shape=x[:1, 0]))
+        self._large = jnp.ones((2048, 2048))
+        self._compute = jax.jit(lambda x: lax.fori_loop(0, 3, lambda _, c: jnp.sin(c @ c), x))
+        self.go.set()
+        self.run(self.argument()).block_until_ready()
+        self.go.clear()
+        self.held.clear()
+        self.was_released.clear()
+
+    def argument(self) -> jax.Array:
+        """An argument that is still to be computed."""
+        return self._compute(self._large)
+
+
 @pytest.mark.native_only
 def test_a_host_function_finds_another_thread_where_xla_holds_its_own_back() -> None:
-    held, go = threading.Event(), threading.Event()
+    program = _HeldProgram()
     errors: list[BaseException] = []
-
-    def hold(x: Any) -> Any:
-        held.set()
-        go.wait(60)
-        return x
-
-    # XLA queues the same thread's later programs behind this one.
-    holding = jax.jit(lambda x: hcb.call(hold, x[:1, 0], result_shape=x[:1, 0]))
-    large = jnp.ones((2048, 2048))
-    computed = jax.jit(lambda x: lax.fori_loop(0, 3, lambda _, c: jnp.sin(c @ c), x))
-    go.set()
-    holding(computed(large)).block_until_ready()
-    go.clear()
-    held.clear()
 
     def function() -> Any:
         try:
@@ -171,8 +190,8 @@ def test_a_host_function_finds_another_thread_where_xla_holds_its_own_back() -> 
         return np.asarray(work(np.ones((256, 256), np.float32)))
 
     def host(x: Any) -> Any:
-        holding(computed(large))  # its argument is still to be computed
-        held.wait(60)
+        program.run(program.argument())
+        program.held.wait(60)
         made = call_inside_callback(jax.devices()[0], function)
         return made[0] * 0 + x
 
@@ -181,41 +200,26 @@ def test_a_host_function_finds_another_thread_where_xla_holds_its_own_back() -> 
     try:
         assert np.asarray(f(zeros)).tolist() == [0]
     finally:
-        go.set()
+        program.go.set()
     assert len(errors) == 1
     hcb.barrier_wait()
 
 
 @pytest.mark.native_only
 def test_a_later_host_function_finds_another_thread_if_an_earlier_one_left_a_program_behind() -> None:
-    held, go = threading.Event(), threading.Event()
-    was_released: list[bool] = []
-
-    def hold(x: Any) -> Any:
-        held.set()
-        was_released.append(go.wait(60))
-        return x
-
-    holding = jax.jit(lambda x: hcb.call(hold, x[:1, 0], result_shape=x[:1, 0]))
-    large = jnp.ones((1024, 1024))
-    computed = jax.jit(lambda x: lax.fori_loop(0, 3, lambda _, c: jnp.sin(c @ c), x))
-    go.set()
-    holding(computed(large)).block_until_ready()
-    go.clear()
-    held.clear()
-    was_released.clear()
+    program = _HeldProgram()
 
     def host(operands: Any, device: Any) -> Any:
         x, step = operands
         if device.id == 0 and step == 0:
             made: list[jax.Array] = []
-            in_threads(lambda _: made.append(computed(large)), 1)  # so it is still to be computed
-            holding(made[0])
-            held.wait(60)
+            in_threads(lambda _: made.append(program.argument()), 1)  # here it would be computed at once
+            program.run(made[0])
+            program.held.wait(60)
         elif device.id == 0:
             # It runs on the thread of the last call if XLA continued the program there, behind that program.
             np.asarray(work(np.ones((256, 256), np.float32)))
-            go.set()
+            program.go.set()
         return x
 
     def step(x: Any, i: Any) -> Any:
@@ -225,9 +229,9 @@ def test_a_later_host_function_finds_another_thread_if_an_earlier_one_left_a_pro
     try:
         np.testing.assert_array_equal(f(np.zeros(4, np.float32)), np.zeros(4, np.float32))
     finally:
-        go.set()
+        program.go.set()
     hcb.barrier_wait()
-    assert was_released == [True]
+    assert program.was_released == [True]
 
 
 def test_programs_that_follow_a_call_do_not_shut_out_its_host_function() -> None:
