@@ -145,11 +145,13 @@ def test_more_programs_than_a_device_takes_at_a_time() -> None:
 
 
 class _HeldProgram:
-    """A program that waits in its host function. XLA queues later programs of the same thread behind it.
+    """A program that waits in a callback of JAX. XLA queues later programs of the same thread behind it.
+
+    A program with a call would not do: without fast dispatch its dispatch returns when the program has ended.
 
     Attributes:
         run: the program, compiled.
-        held: whether its host function waits.
+        held: whether its callback waits.
         go: lets it return.
         was_released: for each run, whether `go` was set within a minute.
     """
@@ -163,7 +165,7 @@ class _HeldProgram:
             self.was_released.append(self.go.wait(60))
             return x
 
-        self.run = jax.jit(lambda x: hcb.call(hold, x[:1, 0], result_shape=x[:1, 0]))
+        self.run = jax.jit(lambda x: jax.pure_callback(hold, x[:1, 0], x[:1, 0]))
         self._large = jnp.ones((2048, 2048))
         self._compute = jax.jit(lambda x: lax.fori_loop(0, 3, lambda _, c: jnp.sin(c @ c), x))
         self.go.set()
