@@ -94,11 +94,17 @@ class Outcome:
 
 
 def interrupted(folder: Path, loop: str, *kinds: str, again: bool = False) -> Outcome:
-    """Runs the program, sends SIGINT once it taps, and a second one when the first one is announced if `again`."""
+    """Runs the program, sends SIGINT once it taps, and a second one when the first one is announced if `again`.
+
+    A program that has not ended after 90 s is ended, and shows what its threads do.
+    """
     lines: list[tuple[float, str]] = []
     first, sent_again = 0.0, False
-    with start_python("-c", PROGRAM, loop, folder, *kinds, stderr=subprocess.STDOUT, XLA_FLAGS="") as process:
+    variables = {"XLA_FLAGS": "", "PYTHONFAULTHANDLER": "1"}
+    with start_python("-c", PROGRAM, loop, folder, *kinds, stderr=subprocess.STDOUT, **variables) as process:
         assert process.stdout is not None
+        hangs = threading.Timer(90, process.send_signal, [signal.SIGABRT])
+        hangs.start()
         try:
             for line in process.stdout:
                 lines.append((time.monotonic(), line.rstrip("\n")))
@@ -110,7 +116,9 @@ def interrupted(folder: Path, loop: str, *kinds: str, again: bool = False) -> Ou
                     process.send_signal(signal.SIGINT)
             status = process.wait(60)
         finally:
+            hangs.cancel()
             process.kill()
+    assert status != -signal.SIGABRT, "\n".join(line for _, line in lines)
     emitted = int((folder / "emitted").read_text())
     return Outcome([(when - first, line) for when, line in lines], status, emitted)
 
