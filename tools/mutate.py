@@ -44,6 +44,10 @@ ALSO = {
     "receiver/failures": ("api/checks",),
     "receiver/sinks": ("api/outputs", "api/loops", "api/taps"),
     "receiver/runtime": ("lifecycle",),
+    "receiver/native": ("api/taps", "api/calls", "api/checks"),
+    "receiver/native/handlers": ("api/taps", "api/calls", "api/checks"),
+    "receiver/native/reductions": ("api/checks", "api/observe"),
+    "receiver/native/ring": ("api/taps", "api/calls"),
     "": ("host_callback", "testing", "api/taps", "receiver/wire", "receiver/taplog"),
 }
 """Further folders in tests/ that notice a change in a room; the first is that of its name, if there is one."""

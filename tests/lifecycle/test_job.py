@@ -16,8 +16,6 @@ from python_process import start_python
 
 PROGRAM = Path(__file__).with_name("job_program.py")
 
-pytestmark = pytest.mark.slow
-
 WITHIN_SEC = 5.0
 
 
@@ -58,6 +56,7 @@ def run_job(processes: int, how: str, bad: int) -> list[Ended]:
     return [Ended(p.returncode, ends[n], outputs[n]) for n, p in enumerate(started)]
 
 
+@pytest.mark.slow_variants
 @pytest.mark.parametrize(("processes", "bad"), [(2, 1), (4, 2)])
 def test_a_failed_check_is_raised_by_all_processes_with_its_process_and_line(
     processes: int, bad: int
@@ -74,7 +73,8 @@ def test_a_failed_check_is_raised_by_all_processes_with_its_process_and_line(
         assert "(each.<locals>.body)" in line
 
 
-@pytest.mark.parametrize("processes", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [2, 4])
 def test_a_process_that_waits_for_one_that_failed_and_lives_is_ended_with_the_reason(processes: int) -> None:
     # The first process has JAX's coordinator, so it lives until the others have ended, and these wait in a collective
     # for it, from which Python cannot come back.
@@ -91,6 +91,7 @@ def test_a_process_that_waits_for_one_that_failed_and_lives_is_ended_with_the_re
         assert each.at - failed_at < 15, each.output
 
 
+@pytest.mark.slow
 def test_an_exception_that_ends_a_process_ends_the_others() -> None:
     first, second = run_job(2, "exception", 1)
     assert (first.status, second.status) == (1, 1), (first, second)
@@ -99,6 +100,7 @@ def test_an_exception_that_ends_a_process_ends_the_others() -> None:
     assert re.fullmatch(r"job_program.py:\d+ \(<module>\)", first.said("raised")[2])
 
 
+@pytest.mark.slow
 def test_a_killed_process_is_named_and_the_others_do_not_wait_for_it() -> None:
     found = run_job(4, "killed", 2)
     assert found[2].status == -9
@@ -109,13 +111,15 @@ def test_a_killed_process_is_named_and_the_others_do_not_wait_for_it() -> None:
         assert each.at - failed_at < 15, each.output
 
 
+@pytest.mark.slow
 def test_processes_that_end_well_end_as_without_a_listener() -> None:
     found = run_job(2, "none", -1)
     assert [each.status for each in found] == [0, 0], found
     assert not any("FATAL" in each.output for each in found)
 
 
-@pytest.mark.parametrize("processes", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [2, 4])
 def test_a_request_to_stop_reaches_all_processes(processes: int) -> None:
     found = run_job(processes, "stop", 1)
     assert [each.status for each in found] == [0] * processes, found
@@ -125,6 +129,7 @@ def test_a_request_to_stop_reaches_all_processes(processes: int) -> None:
         assert f"stop requested ({by})" in each.output
 
 
+@pytest.mark.slow
 def test_a_loop_on_devices_of_several_processes_cannot_be_stopped_and_says_what_can_be_done() -> None:
     found = run_job(2, "stop together", -1)
     for each in found:

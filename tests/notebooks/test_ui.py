@@ -53,5 +53,7 @@ def test_the_page_of_this_process_is_shown_in_a_frame_and_controls_it(tmp_path: 
 
 
 def test_what_cannot_be_shown_is_an_error_with_its_reason(tmp_path: Path) -> None:
-    with pytest.raises(hcb.HostCallbackError, match="nowhere: no such tap log: give the folder"):
+    with pytest.raises(
+        hcb.HostCallbackError, match=r"^hcb\.ui: /.*nowhere: no such tap log: give the folder"
+    ):
         hcb.ui(tmp_path / "nowhere")

@@ -43,5 +43,5 @@ def test_tests_of_the_room_notice_a_change(tmp_path: Path) -> None:
     harmless = mutate.Mutation(path, 1, 0, 0, "\n")
     copy = mutate.Copy(tmp_path)
     tests = ["tests/receiver/wire/test_frames.py"]
-    assert copy.notices(changed, tests)
-    assert not copy.notices(harmless, tests)
+    assert copy.noticed_by(changed, tests).startswith(tests[0])
+    assert copy.noticed_by(harmless, tests) == ""
