@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -11,16 +10,10 @@ from typing import Any
 
 import pytest
 
-WANTED = os.environ.get("HOSTCALLBACK_TEST_BROWSER") == "required"
-"""Set where a missing browser is a failure."""
+from browser_needs import missing
 
 NAMES = "chromium", "chromium-browser", "google-chrome"
 REFUSED = "net::ERR_"
-
-
-def missing(text: str) -> Any:
-    """Skips the test, or fails it where the browser is required."""
-    return pytest.fail(text) if WANTED else pytest.skip(text)
 
 
 @pytest.fixture(scope="session")

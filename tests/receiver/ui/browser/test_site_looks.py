@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import missing
 
+from browser_needs import missing
 from checkout import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # some hundred pages

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import missing
 
+from browser_needs import missing
 from checkout import ROOT
 from tools.website.__main__ import finish
 
