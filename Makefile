@@ -68,7 +68,7 @@ quick: $(INSTALLED) ## run the fast native tests of one folder or file: make qui
 	HOSTCALLBACK_TRANSPORT=native $(BIN)/python -m pytest -q -p no:xdist -m "not slow and not eager" $(if $(K),-k "$(K)") tests/$(ROOM)
 
 lint: $(INSTALLED) ## ruff, clang-format, the order of imports between rooms, and the project's own rules
-	$(BIN)/ruff check .
+	$(BIN)/ruff check --no-cache .
 	$(BIN)/ruff format --check .
 	$(BIN)/clang-format --dry-run --Werror $(FORMATTED)
 	$(BIN)/lint-imports --no-logo

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from firefox import Firefox, running_firefox
 from test_live import hcb_ui, running
+
+from firefox import Firefox, running_firefox
 
 pytestmark = pytest.mark.slow
 
