@@ -3,9 +3,10 @@
 `make test` runs the whole suite with HOSTCALLBACK_TRANSPORT=native, and the folders in which a transport makes a
 difference with =callback. Tests of the native transport itself carry the `native_only` marker and are left out of the
 second run; so are tests that do not depend on a transport. Tests that take more than about a second are marked `slow`
-and run in CI only; of those marked `slow_variants`, the first variant runs always, or with `every=N` each Nth. In the
-first run, tests without jit, one operation at a time, run only in two folders; in the second run, examples and
-libraries are slow, and those that are slow in the first are left out.
+and run in CI only; of those marked `slow_variants`, the first variant runs always, or with `every=N` each Nth. The
+others are mostly transformations, which are no matter of the transport: CI runs them on the native one. In the first
+run, tests without jit, one operation at a time, run only in two folders; in the second run, examples and libraries are
+slow, and those that are slow in the first are left out.
 """
 
 from __future__ import annotations
@@ -127,6 +128,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             number, every = numbers[function], variants.kwargs.get("every", 0)
             if number % every if every else number:
                 item.add_marker(pytest.mark.slow)
+                item.add_marker(pytest.mark.later_variant)
             numbers[function] += 1
         if not native and room.name in ("examples", "libraries"):
             item.add_marker(pytest.mark.native_only if item.get_closest_marker("slow") else pytest.mark.slow)

@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -64,6 +65,17 @@ def find_compiler(compiler: str | None = None) -> list[str]:
     raise BuildError(_cure(f"no C++ compiler was found (looked for $CXX, {', '.join(COMPILERS)})"))
 
 
+def as_one_source(folder: Path) -> Path:
+    """Writes a file that includes all sources, and returns its path.
+
+    Compiled as one they take a third to a half of the time: most of each is the standard library's headers.
+    """
+    one = folder / "hostcallback.cc"
+    names = sorted(path.relative_to(SOURCE_DIR).as_posix() for path in SOURCE_DIR.rglob("*.cc"))
+    one.write_text("".join(f'#include "{name}"\n' for name in names), encoding="utf-8")
+    return one
+
+
 def compile_native(output: Path, compiler: str | None = None, extra_flags: Sequence[str] = ()) -> Path:
     """Compiles all sources into the shared library `output` and returns its path.
 
@@ -79,10 +91,11 @@ def compile_native(output: Path, compiler: str | None = None, extra_flags: Seque
     output.parent.mkdir(parents=True, exist_ok=True)
     # Under a temporary name first: a running process may have the old file mapped.
     partial = output.with_name(f".{output.name}.{os.getpid()}")
-    sources = sorted(str(path) for path in SOURCE_DIR.rglob("*.cc"))
-    line = [*command, *FLAGS, *extra_flags, f"-I{SOURCE_DIR}", *sources, *LIBRARIES, "-o", str(partial)]
     try:
-        done = subprocess.run(line, capture_output=True, text=True, check=False)
+        with tempfile.TemporaryDirectory(prefix="hostcallback-build-") as folder:
+            source = str(as_one_source(Path(folder)))
+            line = [*command, *FLAGS, *extra_flags, f"-I{SOURCE_DIR}", source, *LIBRARIES, "-o", str(partial)]
+            done = subprocess.run(line, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise BuildError(
                 _cure(f"compiling the native transport failed:\n{shlex.join(line)}\n{done.stderr.strip()}\n")

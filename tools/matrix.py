@@ -34,7 +34,8 @@ ROOMS = (
     "primitives",
     "host_callback",
 )
-"""Folders of tests in which JAX's version matters. A new Python runs the others too, on the native transport."""
+"""Folders of tests in which JAX's version matters. A new Python runs the others too, on the native transport, but for
+those of the documents and of the project's own tools."""
 CALLBACK_ROOMS = tuple(room for room in ROOMS if room not in ("primitives", "host_callback", "api/debug"))
 """Those in which it matters to the callback transport: in the others, what depends on it is no transport."""
 NEWEST_MINOR = 20
@@ -228,7 +229,9 @@ def run_tests(pair: Pair, wheel: Path, pytest_arguments: Sequence[str]) -> None:
         command = [python, "-P", "-m", "pytest", "-q", "-n", "2", "--dist", "worksteal", "-m", "not slow"]
         everything = transport == "native" and pair.interpreter.version != sys.version_info[:2]
         rooms = ROOMS if transport == "native" else CALLBACK_ROOMS
-        command += pytest_arguments or ([] if everything else [f"tests/{room}" for room in rooms])
+        command += pytest_arguments or (
+            ["--ignore=tests/project"] if everything else [f"tests/{room}" for room in rooms]
+        )
         environment = {
             "HOSTCALLBACK_TRANSPORT": transport,
             "TEST_COMPILATION": "full",

@@ -108,8 +108,8 @@ def test_the_header_is_plain_c(tmp_path):
 
 
 @pytest.fixture(scope="session")
-def library_objects(tmp_path_factory, worker_id):
-    """Compiles the library's sources with flags. All processes that run tests share the objects."""
+def library_object(tmp_path_factory, worker_id):
+    """Compiles the library's sources with flags. All processes that run tests share the object."""
     shared = tmp_path_factory.getbasetemp()
     shared = shared if worker_id == "master" else shared.parent
 
@@ -119,16 +119,15 @@ def library_objects(tmp_path_factory, worker_id):
         with (folder / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not (folder / "done").exists():
-                for number, source in enumerate(SOURCES.rglob("*.cc")):
-                    compile_program([source], folder / f"{number}.o", "-c", *flags)
+                compile_program([build_native.as_one_source(folder)], folder / "library.o", "-c", *flags)
                 (folder / "done").touch()
-        return sorted(folder.glob("*.o"))
+        return folder / "library.o"
 
     return compiled
 
 
-def run_under_load(library_objects, program, tmp_path, sanitizer, library_sources=(), count=2000):
-    """Links a stress program with the library's objects, and runs it with a library of other sources."""
+def run_under_load(library_object, program, tmp_path, sanitizer, library_sources=(), count=2000):
+    """Links a stress program with the library's object, and runs it with a library of other sources."""
     flags = ["-O1", "-pthread", *([f"-fsanitize={sanitizer}"] if sanitizer else [])]
     empty = tmp_path / "empty.cc"
     empty.write_text("int main() {}\n")
@@ -138,7 +137,7 @@ def run_under_load(library_objects, program, tmp_path, sanitizer, library_source
     except subprocess.CalledProcessError:
         pytest.skip(f"the sanitizer {sanitizer!r} does not work here")
     stress = tmp_path / "stress"
-    compile_program([*library_objects(flags), Path(__file__).parent / program], stress, *flags)
+    compile_program([library_object(flags), Path(__file__).parent / program], stress, *flags)
     arguments = [stress, str(count), tmp_path / "file"]
     if library_sources:
         arguments[-1] = tmp_path / "library.so"
@@ -155,16 +154,15 @@ def run_under_load(library_objects, program, tmp_path, sanitizer, library_source
 @pytest.mark.parametrize(
     "program", ["ring/ring_stress.cc", "handlers/call_stress.cc", "rules/rule_stress.cc"]
 )
-def test_rings_calls_and_rules_hold_under_load(library_objects, tmp_path, program, sanitizer):
-    # A sanitizer takes ten times as long, and finds a race in few runs.
-    run_under_load(library_objects, program, tmp_path, sanitizer, count=1000 if sanitizer else 2000)
+def test_rings_calls_and_rules_hold_under_load(library_object, tmp_path, program, sanitizer):
+    run_under_load(library_object, program, tmp_path, sanitizer, count=1000)
 
 
 @needs_compiler
 @pytest.mark.slow
 @pytest.mark.parametrize("sanitizer", ["", "thread", "address,undefined"])
-def test_gpu_rings_hold_under_load(library_objects, tmp_path, sanitizer):
-    run_under_load(library_objects, "gpu/gpu_stress.cc", tmp_path, sanitizer, DRIVER_SOURCES)
+def test_gpu_rings_hold_under_load(library_object, tmp_path, sanitizer):
+    run_under_load(library_object, "gpu/gpu_stress.cc", tmp_path, sanitizer, DRIVER_SOURCES)
 
 
 def test_a_missing_library_is_named_with_the_cure(tmp_path):

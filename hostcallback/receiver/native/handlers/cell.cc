@@ -171,14 +171,14 @@ class Cell {
 };
 
 // Open addressing. Cells are never removed, so that lookups need no lock.
-constexpr size_t kSlots = 4096;  // a power of two, at most half of it used
-std::atomic<Cell*> cells[kSlots];
+constexpr size_t kCellSlots = 4096;  // a power of two, at most half of it used
+std::atomic<Cell*> cells[kCellSlots];
 std::mutex making;  // protects writing
 size_t made = 0;
 
 std::atomic<Cell*>& SlotOf(uint64_t id) {
-  size_t i = static_cast<size_t>(id * 0x9e3779b97f4a7c15 >> 52) & (kSlots - 1);
-  for (;; i = (i + 1) & (kSlots - 1)) {
+  size_t i = static_cast<size_t>(id * 0x9e3779b97f4a7c15 >> 52) & (kCellSlots - 1);
+  for (;; i = (i + 1) & (kCellSlots - 1)) {
     const Cell* cell = cells[i].load(std::memory_order_acquire);
     if (cell == nullptr || cell->id == id) return cells[i];
   }
@@ -190,7 +190,7 @@ Cell* FindOrMake(uint64_t id, uint64_t type, const uint8_t* value, size_t nbytes
   std::lock_guard<std::mutex> lock(making);
   std::atomic<Cell*>& slot = SlotOf(id);
   Cell* cell = slot.load(std::memory_order_acquire);
-  if (cell != nullptr || made == kSlots / 2) return cell;
+  if (cell != nullptr || made == kCellSlots / 2) return cell;
   cell = new (std::nothrow) Cell(id, type, value, nbytes);
   if (cell == nullptr) return nullptr;
   ++made;

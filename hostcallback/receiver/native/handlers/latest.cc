@@ -91,7 +91,7 @@ void WaitLocked(Timer* timer, std::unique_lock<std::mutex>* lock) {
   timer->earlier.wait_for(*lock, std::chrono::nanoseconds(wait));
 }
 
-void* Run(void* argument) {
+void* RunTimer(void* argument) {
   Timer* timer = static_cast<Timer*>(argument);
   std::unique_lock<std::mutex> lock(timer->mutex);
   for (;;) {
@@ -124,7 +124,7 @@ void Schedule(LatestSlot* slot) {
     timer->slots.push_back(slot);
     if (!timer->running) {
       pthread_t thread;
-      timer->running = pthread_create(&thread, nullptr, Run, timer) == 0;
+      timer->running = pthread_create(&thread, nullptr, RunTimer, timer) == 0;
       if (timer->running) pthread_detach(thread);
     }
     if (timer->wakes_at <= slot->due + kShortestWaitNs) return;

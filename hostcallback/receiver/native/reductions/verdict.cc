@@ -16,7 +16,7 @@ struct History {
   std::vector<uint8_t> failed;  // the tests of the last call
 };
 
-std::mutex mutex;  // protects `histories`
+std::mutex judging;  // protects `histories`
 std::unordered_map<int32_t, History>& Histories() {
   // threads may outlive static destructors
   static auto* const histories = new std::unordered_map<int32_t, History>;
@@ -37,7 +37,7 @@ XLA_FFI_Error* Judge(const XLA_FFI_CallFrame& frame) {
     return Invalid(frame, "hostcallback: a verdict takes a bool[n] and makes a uint32[2]");
   }
   const uint8_t* const flags = static_cast<const uint8_t*>(operand.data);
-  const std::lock_guard<std::mutex> lock(mutex);
+  const std::lock_guard<std::mutex> lock(judging);
   History& history = Histories()[*static_cast<const int32_t*>(program->data)];
   if (history.failed.size() != failed.nbytes) history.failed.assign(failed.nbytes, 0);
   bool any = false, any_new = false;
@@ -55,7 +55,7 @@ XLA_FFI_Error* Judge(const XLA_FFI_CallFrame& frame) {
 }  // namespace hcb
 
 void hcb_verdict_forget(void) {
-  const std::lock_guard<std::mutex> lock(hcb::mutex);
+  const std::lock_guard<std::mutex> lock(hcb::judging);
   for (auto& [program, history] : hcb::Histories()) history.failed.assign(history.failed.size(), 0);
 }
 

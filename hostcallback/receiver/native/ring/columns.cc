@@ -11,7 +11,7 @@ namespace {
 using namespace hcb;
 
 constexpr uint32_t kNone = ~0u;
-constexpr uint32_t kSlots = 4 * HCB_BATCH_GROUPS;  // a power of two
+constexpr uint32_t kKindSlots = 4 * HCB_BATCH_GROUPS;  // a power of two
 
 // The properties that alike messages share.
 struct Kind {
@@ -36,7 +36,7 @@ struct Kind {
     uint64_t rest = 0;
     std::memcpy(&rest, metadata + (meta_bytes & ~7ull), meta_bytes & 7);
     hash = (hash ^ rest) * 0xff51afd7ed558ccd;
-    return static_cast<uint32_t>(hash >> 40) & (kSlots - 1);
+    return static_cast<uint32_t>(hash >> 40) & (kKindSlots - 1);
   }
 };
 
@@ -62,7 +62,7 @@ class Groups {
     if (!Stacks(header)) return kNone;
     const Kind kind = KindOf(header);
     if (last_ != kNone && kind == kinds_[last_]) return Count(last_);
-    for (uint32_t slot = kind.Hash();; slot = (slot + 1) & (kSlots - 1)) {
+    for (uint32_t slot = kind.Hash();; slot = (slot + 1) & (kKindSlots - 1)) {
       const uint32_t found = slots_[slot];
       if (found != kNone && !(kinds_[found] == kind)) continue;
       if (found != kNone) return Count(found);
@@ -83,7 +83,7 @@ class Groups {
 
   hcb_columns* const columns_;
   uint32_t last_ = kNone;
-  uint32_t slots_[kSlots];
+  uint32_t slots_[kKindSlots];
   Kind kinds_[HCB_BATCH_GROUPS];
 };
 

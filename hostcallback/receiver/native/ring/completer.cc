@@ -25,7 +25,7 @@ Pool* ThePool() {
   return pool;
 }
 
-void* Run(void* argument) {
+void* RunPool(void* argument) {
   Pool* pool = static_cast<Pool*>(argument);
   std::unique_lock<std::mutex> lock(pool->mutex);
   for (;;) {
@@ -46,7 +46,7 @@ void* Run(void* argument) {
 
 bool StartThread(Pool* pool) {
   pthread_t thread;
-  if (pthread_create(&thread, nullptr, Run, pool) != 0) return false;
+  if (pthread_create(&thread, nullptr, RunPool, pool) != 0) return false;
   pthread_detach(thread);
   return true;
 }

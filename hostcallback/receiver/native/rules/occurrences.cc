@@ -12,7 +12,7 @@ namespace {
 
 constexpr size_t kLaunches = 256;
 
-struct Launch {
+struct CountedLaunch {
   int64_t run_id;
   std::unordered_map<uint64_t, int64_t> counts;  // by consumer id
 };
@@ -50,8 +50,8 @@ struct DecidedLaunch {
 
 struct State {
   std::mutex mutex;
-  std::unordered_map<int32_t, std::deque<Launch>> launches;  // by device, the most recently used last
-  std::deque<DecidedLaunch> decided;                         // of all devices, the most recently used last
+  std::unordered_map<int32_t, std::deque<CountedLaunch>> launches;  // by device, the most recently used last
+  std::deque<DecidedLaunch> decided;  // of all devices, the most recently used last
 };
 
 State* state = new State;  // never freed: a program may run while the process ends

@@ -10,18 +10,18 @@
 namespace hcb {
 namespace {
 
-constexpr size_t kSlots = 1 << 16;                  // a power of two, at most half of it used
+constexpr size_t kRuleSlots = 1 << 16;              // a power of two, at most half of it used
 constexpr uint64_t kAborting = 0x61626f7274696e67;  // used in place of a consumer id
 
 // Open addressing. Keys are never removed, so that lookups need no lock.
-struct Slot {
+struct RuleSlot {
   std::atomic<uint64_t> key;  // 0: free
   std::atomic<bool> on;       // of keys that are not consumers
   std::atomic<Control*> control;
 };
 
-std::mutex mutex;  // protects writing
-std::atomic<Slot*> slots;
+std::mutex writing;  // protects writing
+std::atomic<RuleSlot*> slots;
 size_t used = 0;
 std::atomic<bool> checks_off;
 std::atomic<bool> single_devices;  // whether anything was ever switched off on one device only
@@ -37,25 +37,26 @@ uint64_t Key(uint64_t consumer_id, int32_t device) {
   return key == 0 ? 1 : key;
 }
 
-Slot* Find(Slot* table, uint64_t key) {
-  size_t i = static_cast<size_t>(key * 0x9e3779b97f4a7c15 >> 48) & (kSlots - 1);
-  for (;; i = (i + 1) & (kSlots - 1)) {
+RuleSlot* Find(RuleSlot* table, uint64_t key) {
+  size_t i = static_cast<size_t>(key * 0x9e3779b97f4a7c15 >> 48) & (kRuleSlots - 1);
+  for (;; i = (i + 1) & (kRuleSlots - 1)) {
     const uint64_t found = table[i].key.load(std::memory_order_acquire);
     if (found == key || found == 0) return &table[i];
   }
 }
 
-// The slot of a key, taken if it is free. Null if the table is full. Needs `mutex`.
-Slot* Take(uint64_t key) {
-  Slot* table = slots.load(std::memory_order_relaxed);
+// The slot of a key, taken if it is free. Null if the table is full. Needs `writing`.
+RuleSlot* Take(uint64_t key) {
+  RuleSlot* table = slots.load(std::memory_order_relaxed);
   if (table == nullptr) {
-    table = new (std::nothrow) Slot[kSlots]();  // never freed: a program may run while the process ends
+    table =
+        new (std::nothrow) RuleSlot[kRuleSlots]();  // never freed: a program may run while the process ends
     if (table == nullptr) return nullptr;
     slots.store(table, std::memory_order_release);
   }
-  Slot* slot = Find(table, key);
+  RuleSlot* slot = Find(table, key);
   if (slot->key.load(std::memory_order_relaxed) == 0) {
-    if (used == kSlots / 2) return nullptr;
+    if (used == kRuleSlots / 2) return nullptr;
     ++used;
     slot->key.store(key, std::memory_order_release);
   }
@@ -63,17 +64,17 @@ Slot* Take(uint64_t key) {
 }
 
 bool Get(uint64_t key) {
-  Slot* table = slots.load(std::memory_order_acquire);
+  RuleSlot* table = slots.load(std::memory_order_acquire);
   if (table == nullptr) return false;
-  const Slot* slot = Find(table, key);
+  const RuleSlot* slot = Find(table, key);
   return slot->key.load(std::memory_order_acquire) == key && slot->on.load(std::memory_order_relaxed);
 }
 
 // Switching to the current value needs no slot.
 bool Set(uint64_t key, bool on) {
   if (Get(key) == on) return true;
-  std::lock_guard<std::mutex> lock(mutex);
-  Slot* slot = Take(key);
+  std::lock_guard<std::mutex> lock(writing);
+  RuleSlot* slot = Take(key);
   if (slot != nullptr) slot->on.store(on, std::memory_order_relaxed);
   return slot != nullptr;
 }
@@ -81,7 +82,7 @@ bool Set(uint64_t key, bool on) {
 }  // namespace
 
 Control* FindControl(uint64_t consumer_id) {
-  Slot* table = slots.load(std::memory_order_acquire);
+  RuleSlot* table = slots.load(std::memory_order_acquire);
   if (table == nullptr) return nullptr;
   // A free slot has no control.
   return Find(table, Key(consumer_id, kEveryDevice))->control.load(std::memory_order_acquire);
@@ -89,8 +90,8 @@ Control* FindControl(uint64_t consumer_id) {
 
 Control* MakeControl(uint64_t consumer_id) {
   if (Control* control = FindControl(consumer_id)) return control;
-  std::lock_guard<std::mutex> lock(mutex);
-  Slot* slot = Take(Key(consumer_id, kEveryDevice));
+  std::lock_guard<std::mutex> lock(writing);
+  RuleSlot* slot = Take(Key(consumer_id, kEveryDevice));
   if (slot == nullptr) return nullptr;
   Control* control = slot->control.load(std::memory_order_relaxed);
   if (control == nullptr) {
@@ -124,8 +125,8 @@ bool IsPoisoned(int64_t run_id) {
   return false;
 }
 
-// The switches stay as they are. The mutex may be held by a thread that does not exist in the child.
-void ResetSwitchesAfterFork() { new (&mutex) std::mutex; }
+// The switches stay as they are. `writing` may be held by a thread that does not exist in the child.
+void ResetSwitchesAfterFork() { new (&writing) std::mutex; }
 
 }  // namespace hcb
 
