@@ -16,20 +16,20 @@ namespace {
 // One entry per ring, newest first. Entries and rings are never freed, because programs may emit at any time,
 // so readers of the list need no lock. A process has few devices; a list is as fast as a table and has no
 // limit.
-struct Node {
+struct RingEntry {
   int32_t device;
   Ring* ring;
-  Node* next;
+  RingEntry* next;
 };
 
-std::atomic<Node*> entries{nullptr};
+std::atomic<RingEntry*> entries{nullptr};
 std::mutex entries_mutex;  // protects insertion
 
 // Null if the device has no ring.
 Ring* FindRing(int32_t device) {
   // Without the lock: entries are only ever prepended, and live as long as the process. The acquire pairs
   // with the release in OpenRing.
-  for (Node* entry = entries.load(std::memory_order_acquire); entry != nullptr; entry = entry->next) {
+  for (RingEntry* entry = entries.load(std::memory_order_acquire); entry != nullptr; entry = entry->next) {
     if (entry->device == device) return entry->ring;
   }
   return nullptr;
@@ -46,7 +46,7 @@ Ring* OpenRing(int32_t device, const hcb_config& config, bool* made) {
   std::unique_ptr<Ring> ring = Ring::Make(device, config);
   if (!ring) return nullptr;
   *made = true;
-  entries.store(new Node{device, ring.get(), entries.load(std::memory_order_relaxed)},
+  entries.store(new RingEntry{device, ring.get(), entries.load(std::memory_order_relaxed)},
                 std::memory_order_release);
   return ring.release();
 }
@@ -105,21 +105,22 @@ Ring* RingForEmission(int32_t device) {
 
 uint64_t SumOfHeads() {
   uint64_t sum = 0;
-  for (Node* entry = entries.load(std::memory_order_acquire); entry != nullptr; entry = entry->next) {
+  for (RingEntry* entry = entries.load(std::memory_order_acquire); entry != nullptr; entry = entry->next) {
     sum += entry->ring->head();
   }
   return sum;
 }
 
 void WaitUntilDelivered(std::chrono::nanoseconds stall) {
-  for (Node* entry = entries.load(std::memory_order_acquire); entry != nullptr; entry = entry->next) {
+  for (RingEntry* entry = entries.load(std::memory_order_acquire); entry != nullptr; entry = entry->next) {
     WaitFor(entry->ring, entry->ring->head(), stall);
   }
 }
 
 void ResetRingsAfterFork() {
   new (&entries_mutex) std::mutex;
-  for (Node* entry = entries.load(); entry != nullptr; entry = entry->next) entry->ring->ResetAfterFork();
+  for (RingEntry* entry = entries.load(); entry != nullptr; entry = entry->next)
+    entry->ring->ResetAfterFork();
 }
 
 }  // namespace hcb
