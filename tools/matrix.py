@@ -36,6 +36,8 @@ ROOMS = (
 )
 """Folders of tests in which JAX's version matters. A new Python runs the others too, on the native transport, but for
 those of the documents and of the project's own tools."""
+LATER = ("examples", "hostile", "libraries", "receiver/cli", "receiver/remote", "receiver/ui")
+"""Of those others, what `--quick` leaves out on a new Python: they use it as the rest of the receiver does."""
 CALLBACK_ROOMS = tuple(room for room in ROOMS if room not in ("primitives", "host_callback", "api/debug"))
 """Those in which it matters to the callback transport: in the others, what depends on it is no transport."""
 NEWEST_MINOR = 20
@@ -213,7 +215,7 @@ def install(pair: Pair, wheel: Path) -> Path:
     return python
 
 
-def run_tests(pair: Pair, wheel: Path, pytest_arguments: Sequence[str]) -> None:
+def run_tests(pair: Pair, wheel: Path, pytest_arguments: Sequence[str], is_quick: bool = False) -> None:
     """Installs one pair and runs the tests on it, on every transport; stores the outcome in the pair."""
     started = time.monotonic()
     try:
@@ -229,8 +231,11 @@ def run_tests(pair: Pair, wheel: Path, pytest_arguments: Sequence[str]) -> None:
         command = [python, "-P", "-m", "pytest", "-q", "-n", "2", "--dist", "worksteal", "-m", "not slow"]
         everything = transport == "native" and pair.interpreter.version != sys.version_info[:2]
         rooms = ROOMS if transport == "native" else CALLBACK_ROOMS
+        left_out = ("project", *(LATER if is_quick else ()))
         command += pytest_arguments or (
-            ["--ignore=tests/project"] if everything else [f"tests/{room}" for room in rooms]
+            [f"--ignore=tests/{room}" for room in left_out]
+            if everything
+            else [f"tests/{room}" for room in rooms]
         )
         environment = {
             "HOSTCALLBACK_TRANSPORT": transport,
@@ -264,6 +269,11 @@ def main() -> int:
     parser.add_argument(
         "--only", choices=["oldest", "default", "newest"], action="append", help="run these pairs"
     )
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help=f"on a new Python leave out tests/{{{','.join(LATER)}}}, as CI does",
+    )
     parser.add_argument("pytest_arguments", nargs="*", help="passed to pytest, after --")
     options = parser.parse_args()
 
@@ -278,7 +288,7 @@ def main() -> int:
     wheel = build_wheel()
     for pair in pairs:
         print(f"\n==== {pair.name}: Python {pair.interpreter}, {' '.join(pair.jax)}", flush=True)
-        run_tests(pair, wheel, options.pytest_arguments)
+        run_tests(pair, wheel, options.pytest_arguments, options.quick)
     print(f"\n{table(pairs)}")
     failed = [pair.name for pair in pairs if pair.failed]
     print(f"matrix: {len(pairs) - len(failed)} of {len(pairs)} pairs passed")

@@ -151,6 +151,31 @@ def test_a_bare_loop_ends_with_its_traceback(tmp_path: Path) -> None:
     assert abs(int(lost[1].replace(",", "")) + got - outcome.emitted) <= 2
 
 
+SIGNAL_TO_ANOTHER_THREAD = """
+import signal, threading
+import jax
+import hostcallback as hcb
+
+jax.jit(lambda x: hcb.id_tap(lambda v: None, x))(1.0)
+hcb.barrier_wait()
+
+def send():
+    threading.Event().wait(0.5)
+    signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+
+threading.Thread(target=send, daemon=True).start()
+try:
+    print(threading.Event().wait(50))
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+def test_a_wait_that_misses_its_signal_ends() -> None:
+    # As with a signal that comes between Python's check for signals and the beginning of the wait.
+    assert python_output("-c", SIGNAL_TO_ANOTHER_THREAD, timeout_sec=40) == "interrupted\n"
+
+
 @pytest.mark.slow_variants
 @pytest.mark.parametrize("kinds", [["receiver", "stuck"], ["stuck"]], ids="-".join)
 def test_a_tap_that_does_not_return_keeps_nobody(tmp_path: Path, kinds: list[str]) -> None:

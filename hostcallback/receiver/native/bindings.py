@@ -17,7 +17,7 @@ from hostcallback.receiver import environment, processes
 from hostcallback.receiver.errors import NativeLibraryError
 
 # Equal to the library's `hcb_abi_version`: a stale library would be called with other structures.
-ABI_VERSION = 26
+ABI_VERSION = 27
 DIRECTORY = Path(__file__).parent
 
 BATCH_FRAMES = 1024
@@ -224,6 +224,7 @@ _FUNCTIONS = {
     "hcb_unwatch_termination": (None, ()),
     "hcb_watch_interrupt": (c_int32, (c_int32,)),
     "hcb_hold_interrupt": (c_int32, (c_int32,)),
+    "hcb_end_wait": (None, (c_uint64,)),
     "hcb_unwatch_interrupt": (None, ()),
     "hcb_call_reply": (c_void_p, (c_int32, c_uint64, *_ARRAYS)),
     "hcb_call_resume": (None, (c_void_p,)),

@@ -169,8 +169,12 @@ class InterruptWatch:
     def _wait_for_main_thread(self, receivers: Interrupted, read: int) -> None:
         back = _main_thread_is_back()
         seconds, skips, let_go_at = BACK_SEC, False, math.inf
+        library, main_thread = native_library.load(), threading.main_thread().ident or 0
         while not back.wait(seconds):
             seconds = POLL_SEC
+            # Python checks for signals, then begins a wait: it sleeps through a signal that came in between, or to
+            # another thread.
+            library.hcb_end_wait(main_thread)
             if monotonic() > let_go_at and receivers.holds_programs():
                 let_go_at = math.inf
                 receivers.let_go(True)

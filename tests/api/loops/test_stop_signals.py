@@ -14,7 +14,6 @@ import pytest
 
 from checkout import ROOT
 from hcb_command import hcb
-from hostcallback.receiver.native import bindings as native
 from python_process import python_output, start_python
 
 PROGRAM = Path(__file__).with_name("stopped_program.py")
@@ -22,7 +21,7 @@ EXAMPLE = ROOT / "examples" / "stop_and_resume.py"
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not native.available(), reason="signals are watched by the native library"),
+    pytest.mark.native_only,  # the native library watches signals on each transport
 ]
 
 

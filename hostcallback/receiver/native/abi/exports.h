@@ -124,6 +124,9 @@ HCB_EXPORT int32_t hcb_watch_interrupt(int32_t fd);
 /* Whether the next SIGINT only writes the byte, without a call of the handler before ours. Returns what was
  * set before; it is 0 again once there was such a signal. */
 HCB_EXPORT int32_t hcb_hold_interrupt(int32_t on);
+/* Has an interruptible wait of a thread, a pthread_t, return with EINTR; no other handler sees a signal.
+ * Python then looks for signals. Does nothing while SIGINT is not watched, or without glibc. */
+HCB_EXPORT void hcb_end_wait(uint64_t thread);
 HCB_EXPORT void hcb_unwatch_interrupt(void);
 
 /* Brings the results of the call whose frame has the sequence number `seq`: row-major arrays, elements of

@@ -1,5 +1,6 @@
 // Handlers of SIGTERM and SIGINT that run before the other handlers: a byte in a pipe wakes a thread of the
 // host.
+#include <pthread.h>
 #include <signal.h>
 #include <unistd.h>
 
@@ -31,11 +32,17 @@ bool IsHandler(const struct sigaction& action) {
          (action.sa_handler != SIG_DFL && action.sa_handler != SIG_IGN);
 }
 
+// The value of a signal that only ends a wait.
+char wake;
+
+bool IsWake(const siginfo_t* info) { return info->si_code == SI_QUEUE && info->si_value.sival_ptr == &wake; }
+
 bool IsDefault(const struct sigaction& action) {
   return (action.sa_flags & SA_SIGINFO) == 0 && action.sa_handler == SIG_DFL;
 }
 
 void OnSignal(int number, siginfo_t* info, void* context) {
+  if (IsWake(info)) return;
   const int saved_errno = errno;
   Watch& watch = number == SIGINT ? interrupt : termination;
   const struct sigaction next = watch.previous[watch.current.load()];
@@ -122,5 +129,17 @@ int32_t hcb_watch_interrupt(int32_t fd) {
 }
 
 int32_t hcb_hold_interrupt(int32_t on) { return holds_interrupt.exchange(on); }
+
+void hcb_end_wait(uint64_t thread) {
+#ifdef __GLIBC__
+  struct sigaction found;
+  if (sigaction(SIGINT, nullptr, &found) != 0 || !IsOurs(found)) return;
+  union sigval value;
+  value.sival_ptr = &wake;
+  pthread_sigqueue(static_cast<pthread_t>(thread), SIGINT, value);
+#else
+  (void)thread;
+#endif
+}
 
 void hcb_unwatch_interrupt(void) { Restore(SIGINT, interrupt); }

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from checkout import HELPERS, ROOT
-from compiling import SOURCES, compile_program, needs_compiler
+from compiling import build_native, compile_program, needs_compiler
 from hostcallback.receiver.errors import CorruptStreamError, UnknownConsumerError
 from hostcallback.receiver.messages import Consumer, Registry
 from hostcallback.receiver.native import bindings as native
@@ -257,7 +257,9 @@ def test_closing_fails_the_calls_that_wait_and_those_to_come() -> None:
 def test_without_futures_the_handler_holds_its_thread_until_the_reply(tmp_path: Path) -> None:
     program = tmp_path / "handler"
     compile_program(
-        [*SOURCES.rglob("*.cc"), Path(__file__).with_name("call_handler_test.cc")], program, "-pthread"
+        [build_native.as_one_source(tmp_path), Path(__file__).with_name("call_handler_test.cc")],
+        program,
+        "-pthread",
     )
     done = subprocess.run([program], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr

@@ -14,7 +14,7 @@ from collecting import CollectorProcess, all_stored, wait_for
 from python_process import start_python
 
 PROGRAM = REMOTE_HELPERS / "many_clients_program.py"
-CLIENTS, HOSTS, MESSAGES, KILLED = 64, 8, 10_000, 16
+CLIENTS, HOSTS, MESSAGES, KILLED = 64, 8, 3_000, 16
 
 
 def start(address: str, folder: Path, number: int) -> subprocess.Popen[str]:
