@@ -113,6 +113,22 @@ EXPLAINED = (
     ),
     *(
         Explained(
+            program,
+            "time",
+            ("stderr",),
+            "A place whose results nothing needs is computed nowhere: that it has no time is told once.",
+        )
+        for program in ("dynamiqs_mesolve", "lineax_solves", "optimistix_solvers")
+    ),
+    Explained(
+        "numpyro_mcmc",
+        "time",
+        ("stderr",),
+        "It emits a message for each iteration of its loops, and ends before they are delivered: an exit that waits "
+        "for longer than three seconds says so.",
+    ),
+    *(
+        Explained(
             "numpyro_mcmc",
             feature,
             ("programs", "cache keys"),
