@@ -53,7 +53,7 @@ WAITS_BY_ITSELF = [name for name in PROGRAMS if name != "blackjax_nuts"]
 RUN_SEC = 200
 """Most of it is compilation."""
 
-# The test is about late delivery; and a program takes seconds to compile.
+# A program takes seconds to compile.
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.native_only,
@@ -84,9 +84,8 @@ def ran(program: str, how: str, end: str = "blocking") -> Output:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     # numpyro shows no bar where it sees one of these.
     environment = {k: v for k, v in environment.items() if k != "CI" and not k.startswith("PYTEST_")}
-    if (
-        program == "numpyro_chains"
-    ):  # a sampler amplifies last bits, which the tests' quick compilation changes
+    # A sampler amplifies last bits, which the tests' quick compilation changes.
+    if program == "numpyro_chains":
         environment["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4"
     result = subprocess.run(
         [sys.executable, str(HERE / "bar_programs.py"), program, how, end],
