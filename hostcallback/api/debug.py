@@ -381,7 +381,8 @@ def breakpoint(
     compute values that do not depend on it.
 
     Under vmap each element stops, one after the other, and on several devices each device stops. One stop at a time
-    has the debugger, over all threads. Under grad and jvp it shows the primal values. Outside of jit and of all
+    has the debugger, over all threads; the next one takes it during code that you evaluate in it for half a second,
+    which may wait for that stop. Under grad and jvp it shows the primal values. Outside of jit and of all
     transformations it stops the calling thread.
 
     `q`, or the end of the input (Ctrl-D), ends the program: using its results raises a `jax.errors.JaxRuntimeError`

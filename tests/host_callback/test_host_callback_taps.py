@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import functools
 import inspect
+import threading
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -28,11 +29,13 @@ class Received:
         self.args: list[Any] = []
         self.transforms: list[Any] = []
         self.devices: list[Any] = []
+        self._lock = threading.Lock()  # receiver threads of several devices call it
 
     def __call__(self, arg: Any, transforms: Any, *, device: Any = None) -> None:
-        self.args.append(arg)
-        self.transforms.append(transforms)
-        self.devices.append(device)
+        with self._lock:
+            self.args.append(arg)
+            self.transforms.append(transforms)
+            self.devices.append(device)
 
     def lists(self) -> list[Any]:
         """The values as nested Python lists."""

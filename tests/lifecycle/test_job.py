@@ -118,7 +118,7 @@ def test_processes_that_end_well_end_as_without_a_listener() -> None:
     assert not any("FATAL" in each.output for each in found)
 
 
-@pytest.mark.slow
+@pytest.mark.slow_variants
 @pytest.mark.parametrize("processes", [2, 4])
 def test_a_request_to_stop_reaches_all_processes(processes: int) -> None:
     found = run_job(processes, "stop", 1)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import cmd
 import contextlib
+import math
 import os
 import pprint
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -358,21 +360,38 @@ def _place(frame: Frame) -> str:
     return f"{frame.file}({frame.line}){frame.function}()"
 
 
+INSIDE_SEC = 0.5
+"""Seconds after which code that the user evaluates counts as waiting for a stop that waits for its turn."""
+
+
 class DebugSession:
     """One stop at a breakpoint. As a context manager it marks the time in which user code runs in its debugger."""
 
     def __init__(self) -> None:
-        self.evaluating = False
+        self._evaluates_since = math.inf
+        self._thread: threading.Thread | None = None
 
     def __enter__(self) -> None:
         with _changed:
-            self.evaluating = True
+            self._evaluates_since, self._thread = time.monotonic(), threading.current_thread()
+            _changed.notify_all()
+
+    def goes_on(self) -> None:
+        """Starts the time again: a stop in its code is over."""
+        if self._thread is not None:
+            self._evaluates_since = time.monotonic()
+
+    def wait_sec(self) -> float:
+        """Seconds after which a stop of this thread is taken for one in the code that the user evaluates."""
+        if self._thread is threading.current_thread():
+            return 0.0
+        return max(self._evaluates_since + INSIDE_SEC - time.monotonic(), 0.0)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         with _changed:
-            self.evaluating = False
+            self._evaluates_since, self._thread = math.inf, None
             _changed.wait_for(lambda: _stack[-1] is self)
 
 
@@ -388,7 +407,9 @@ def open_session(
 ) -> None:
     """Opens the debugger when it is this stop's turn, and waits until the user resumes the program.
 
-    A stop in code that the user evaluates in the debugger gets its turn at once, because the debugger waits for it.
+    A stop in code that the user evaluates in the debugger gets its turn then, because the debugger waits for it. On
+    another thread it cannot be told from a stop of another device, so any stop that waits gets its turn when the code
+    has run for `INSIDE_SEC`.
 
     Args:
         frames: the frames, innermost first, at least one.
@@ -432,14 +453,8 @@ def _take_turn(where: str) -> DebugSession:
     turn = DebugSession()
     with _changed:
         before = _quits
-        inside = _stack[-1] if _stack and _stack[-1].evaluating else None
-        _changed.wait_for(
-            lambda: (
-                _quits != before
-                or not _stack
-                or (_stack[-1] is inside and inside is not None and inside.evaluating)
-            )
-        )
+        while _stack and _quits == before and (wait := _stack[-1].wait_sec()):
+            _changed.wait(None if math.isinf(wait) else wait)
         if _quits != before:
             raise BreakpointQuit(
                 f"the program was ended while it waited at the breakpoint at {where}: by q(uit) at a stop before it"
@@ -452,5 +467,7 @@ def _leave(turn: DebugSession, *, quitted: bool = False) -> None:
     global _quits
     with _changed:
         _stack.remove(turn)
+        if _stack:
+            _stack[-1].goes_on()
         _quits += quitted
         _changed.notify_all()

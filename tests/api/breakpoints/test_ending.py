@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import sys
+import threading
+import traceback
 import types
 from typing import Any
 
@@ -13,8 +15,8 @@ import pytest
 
 import hostcallback as hcb
 from scripted import Script
-from threads import in_threads
-from transforming import PROGRAM_FAILED, Jit
+from threads import in_threads, wait_for
+from transforming import PROGRAM_FAILED, Jit, no_jit
 
 EITHER = (*PROGRAM_FAILED, hcb.HostCallbackError)
 
@@ -132,6 +134,32 @@ def test_an_evaluated_expression_may_stop_itself(jit: Jit) -> None:
 
     assert float(jit(f)(jnp.float32(2))) == 2
     assert script.answers[1:] == ["20.0", "20.0", "2.0", ""]
+
+
+def test_evaluated_code_may_wait_for_a_stop_that_came_before_it() -> None:
+    class Hesitating(Script):
+        def readline(self) -> str:
+            if self.commands[0] == "p thread.join()":
+                wait_for(waits_for_its_turn, "the other stop")
+            return super().readline()
+
+    def waits_for_its_turn() -> bool:
+        frame = sys._current_frames().get(thread.ident or 0)
+        return frame is not None and "_take_turn" in [
+            f.f_code.co_name for f, _ in traceback.walk_stack(frame)
+        ]
+
+    script = Hesitating("thread.start()", "p thread.join()", "p float(x)", "c", "c")
+    thread = threading.Thread(target=lambda: stopping(script, no_jit)(3.0))
+
+    def f(x: Any) -> Any:
+        assert thread
+        hcb.breakpoint(**script.streams)
+        return x
+
+    assert float(jax.jit(f)(jnp.float32(2))) == 2
+    assert len(script.stops) == 2
+    assert script.answers[2:] == ["3.0", "None", ""]
 
 
 def test_ctrl_c_while_python_is_evaluated_returns_to_the_prompt() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time  # noqa: F401, for the code that is evaluated in the debugger
 from typing import Any
 
 import jax
@@ -197,7 +198,8 @@ def test_the_rules_of_custom_derivatives_may_stop(jit: Jit) -> None:
 
 
 def test_on_several_devices_one_stops_at_a_time() -> None:
-    script = Script(*["p float(x[0])", "c"] * 4)
+    # The others arrive while one evaluates, and do not take this for code that waits for them.
+    script = Script(*["p (time.sleep(0.1), float(x[0]))[1]", "c"] * 4)
     together = threading.Barrier(4)
 
     def meet(x: Any) -> Any:

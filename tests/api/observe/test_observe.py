@@ -340,6 +340,7 @@ def test_by_default_a_table_is_printed(capsys: Any) -> None:
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["value", "mean", "std", "min", "max", "norm", "zeros", "nonfinite"]
     assert [line.split()[0] for line in lines[1:]] == ["layer_0", "layer_1"]
+    assert len({len(line) for line in lines}) == 1  # names stand above their columns
 
 
 def test_a_selection_that_matches_nothing_names_the_nearest_scopes() -> None:
