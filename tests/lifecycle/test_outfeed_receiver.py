@@ -188,6 +188,24 @@ def test_a_tap_error_after_its_receiver_gave_up_is_in_the_next_report() -> None:
     hcb.barrier_wait()
 
 
+def test_a_tap_error_after_an_interrupt_left_its_receiver_is_in_the_next_report() -> None:
+    release = threading.Event()
+
+    def stuck(x: Any) -> None:
+        release.wait()
+        raise ValueError("too late")
+
+    f = hcb.jit(lambda x: hcb.id_tap(stuck, x))
+    with pytest.raises(KeyboardInterrupt), hcb.outfeed_receiver(timeout_sec=0.2):  # noqa: PT012
+        f(1.0)
+        raise KeyboardInterrupt
+    release.set()
+    with pytest.raises(hcb.TapFunctionException) as info:
+        hcb.barrier_wait()
+    assert [str(e) for e in info.value.exceptions] == ["too late"]
+    hcb.barrier_wait()
+
+
 def test_a_second_receiver_on_a_device_is_refused_and_the_first_goes_on(
     tmp_path: Path, rec: Recorder
 ) -> None:

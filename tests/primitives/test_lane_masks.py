@@ -286,6 +286,17 @@ def test_a_vmap_over_which_the_predicate_does_not_vary_stays(jit: Jit, rec: Reco
     assert delivered_parts(rec) == [((batch(0), batch(0), elements([1, 2])), [[10, 20], [20, 40]])]
 
 
+def test_a_vmap_within_a_branch_sends_all_of_the_elements_that_take_part(jit: Jit, rec: Recorder) -> None:
+    def f(taken: Any, x: Any) -> Any:
+        inner = jax.vmap(lambda y: hcb.id_tap(rec, (y, 2 * y))[0])
+        return lax.cond(taken, inner, lambda x: x, x)
+
+    jit(jax.vmap(f))(jnp.array([True, False, True]), jnp.arange(6.0).reshape(3, 2))
+    hcb.barrier_wait()
+    ((once, twice),) = rec.values
+    assert (once.tolist(), twice.tolist()) == ([[0, 1], [4, 5]], [[0, 2], [8, 10]])
+
+
 def test_nothing_is_sent_if_no_element_takes_part(jit: Jit, rec: Recorder) -> None:
     def f(x: Any) -> Any:
         return lax.cond(x > 9, lambda x: hcb.id_tap(rec, x), lambda x: x, x)

@@ -20,7 +20,7 @@ import pytest
 import hostcallback as hcb
 from checkout import ROOT
 from hostcallback.receiver.cli import main
-from hostcallback.receiver.sinks.progress.bars import LineDisplay, TqdmDisplay
+from hostcallback.receiver.sinks.progress.bars import Bars, LineDisplay, Look, Phase, Place, Step, TqdmDisplay
 from terminals import screen
 
 pytest.importorskip("tqdm")  # environments of other JAX versions may lack it
@@ -151,6 +151,42 @@ def test_the_bar_of_a_loop_that_goes_on_begins_where_the_last_one_ended(loop: st
         bar = functools.partial(hcb.Progress, "train")
         jax.jit(lambda first: LOOPS[loop](first, lambda first, **more: bar(initial=first, **more)))(first)
     assert (steps[0], steps[-1]) == ((700, 1000), (1000, 1000))
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_bars_of_devices_that_are_open_together_name_their_devices(
+    terminal: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
+    bars, look = Bars(), Look("train", "it", "tqdm", leave=True)
+    for phase, step in (Phase.BEGIN, 0), (Phase.UPDATE, 20), (Phase.END, 40):
+        for number in range(3):
+            device = f"cpu:{number}"
+            place = Place("loop", device, ())
+            bars.take(place, look, number, Step(phase, step, 40, {}), device, 10**9 * (step + 1))
+    lines = screen(capsys.readouterr().err)[-3:]
+    names = [line.partition("]:")[0] for line in lines]
+    assert names == ["train [cpu:0", "train [cpu:1", "train [cpu:2"]
+    assert all("40/40 " in line for line in lines)
+
+
+def test_a_display_whose_package_is_missing_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for module in [name for name in sys.modules if name.partition(".")[0] == "rich"]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, "rich", None)  # type: ignore[arg-type]
+    bars = Bars()
+    for step in range(3):
+        place = Place("loop", "cpu:0", ())
+        bars.take(
+            place, Look("train", "it", "rich", leave=True), 1, Step(Phase.UPDATE, step, 3, {}), "cpu:0", 1
+        )
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert (
+        "progress bars are not shown: they need the package rich: pip install 'hostcallback[top]' (" in said
+    )
+    assert not bars.open
 
 
 def test_steps_that_were_done_before_are_not_in_the_rate(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -118,6 +120,24 @@ def test_texts_of_metrics_are_texts_and_float_pictures_are_pictures(tmp_path: Pa
     strip = client.get("/api/array", params={"tap": shown, "strip": 3}).json()["strip"]
     assert [(number, step) for number, step, _ in strip] == [(0, 0), (2, 2), (4, 4)]
     assert all(image.startswith("data:image/png;base64,") for _, _, image in strip)
+
+
+def test_pictures_are_as_bright_as_their_numbers(tmp_path: Path, serve: Serve) -> None:
+    with hcb.outfeed_receiver(record=tmp_path):
+        hcb.metrics({"shown": hcb.image(jnp.array([[-1.0, 0, 0.5], [1, 2, jnp.nan]]))}, step=1)
+        hcb.metrics({"bytes": hcb.image(jnp.array([[0, 1, 128], [254, 255, 255]], jnp.uint8))}, step=1)
+    client = serve(tmp_path)
+    taps = {tap["title"]: tap["id"] for tap in client.get("/api/overview").json()["taps"]}
+    bright = {}
+    for title in ("shown", "bytes"):
+        ((_, _, image),) = client.get("/api/array", params={"tap": taps[title], "strip": 1}).json()["strip"]
+        data = base64.b64decode(image.partition(",")[2])
+        length = int.from_bytes(data[33:37])
+        assert data[37:41] == b"IDAT"
+        rows = zlib.decompress(data[41 : 41 + length])
+        assert (rows[0], rows[4], len(rows)) == (0, 0, 8)  # the filter of each row
+        bright[title] = [*rows[1:4], *rows[5:8]]
+    assert bright == {"shown": [0, 0, 127, 255, 255, 0], "bytes": [0, 1, 128, 254, 255, 255]}
 
 
 def test_exceptions_of_tap_functions_are_in_the_log(tmp_path: Path, serve: Serve) -> None:

@@ -412,7 +412,11 @@ class Bars:
             display = make(self._label(place, look), look.unit)
         except ModuleNotFoundError as error:
             if look.display not in self._refused:
-                logger.warning("progress bars are not shown: %s", error)
+                package, extra = ("rich", "top") if look.display == "rich" else ("tqdm", "progress")
+                logger.warning(
+                    "progress bars are not shown: they need the package %s: pip install 'hostcallback[%s]' (%s)",
+                    package, extra, error,
+                )  # fmt: skip
                 self._refused.add(look.display)
             return None
         if look.display != "rich":

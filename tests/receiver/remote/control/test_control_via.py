@@ -26,8 +26,6 @@ from hostcallback.receiver.remote.options import Forward
 from hostcallback.receiver.runtime.rules.rule_table import Rules
 from hostcallback.receiver.runtime.runtime import runtime
 
-pytestmark = pytest.mark.slow
-
 
 class Everywhere:
     """Processes that forward to a collector, and the `hcb` command to control them with."""
@@ -152,6 +150,7 @@ def test_rules_take_effect_in_all_processes(everywhere: Everywhere) -> None:
     assert done.stderr.startswith("hcb: exp1 p0; exp2 p0: no program with a loop with stop=True, or with")
 
 
+@pytest.mark.slow
 def test_a_wrong_name_and_impossible_settings(everywhere: Everywhere) -> None:
     collector = everywhere.collect()
     process = everywhere.start(collector, "exp")
@@ -174,6 +173,7 @@ def test_a_wrong_name_and_impossible_settings(everywhere: Everywhere) -> None:
         assert (done.returncode, said in done.stderr) == (status, True), done.stderr
 
 
+@pytest.mark.slow
 def test_a_stopped_process_is_named_and_follows_later(everywhere: Everywhere) -> None:
     collector = everywhere.collect()
     one, two = (everywhere.start(collector, run) for run in ("exp1", "exp2"))
@@ -192,6 +192,7 @@ def test_a_stopped_process_is_named_and_follows_later(everywhere: Everywhere) ->
     assert ctl(collector).returncode == 0
 
 
+@pytest.mark.slow
 def test_late_processes_get_earlier_rules_though_the_collector_was_killed(everywhere: Everywhere) -> None:
     collector = everywhere.collect()
     done = ctl(collector, "loss", "--every", 10, "--run", "exp*")
@@ -219,6 +220,7 @@ def test_late_processes_get_earlier_rules_though_the_collector_was_killed(everyw
     assert "truncate=7 (1)" in done.stdout
 
 
+@pytest.mark.slow
 def test_the_rules_in_force_are_the_ones_the_collector_remembers(everywhere: Everywhere) -> None:
     collector = everywhere.collect()
     process = everywhere.start(collector, "exp")
@@ -243,6 +245,7 @@ def test_the_rules_in_force_are_the_ones_the_collector_remembers(everywhere: Eve
     check_sends(process, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_processes_keep_remembered_rules_after_any_kill_and_stop(everywhere: Everywhere, seed: int) -> None:
     rng = random.Random(seed)
@@ -286,6 +289,7 @@ def test_processes_keep_remembered_rules_after_any_kill_and_stop(everywhere: Eve
     wait_for(lambda: held() == expected, f"{expected}")
 
 
+@pytest.mark.slow
 def test_a_token_that_may_write_may_not_control(everywhere: Everywhere, tmp_path: Path) -> None:
     tokens = tmp_path / "tokens"
     tokens.write_text("writer exp*\nboss +control exp1 exp2\nboss *\nroot +control\n")
@@ -314,6 +318,7 @@ def test_a_token_that_may_write_may_not_control(everywhere: Everywhere, tmp_path
     check_sends(two, 3)
 
 
+@pytest.mark.slow
 def test_figures_of_all_processes(everywhere: Everywhere) -> None:
     collector = everywhere.collect()
     one, two = (everywhere.start(collector, name) for name in ("exp1", "exp2"))
@@ -342,6 +347,7 @@ def test_figures_of_all_processes(everywhere: Everywhere) -> None:
     assert run("top").returncode == run("top", one.pid, "--via", collector.address).returncode == 2
 
 
+@pytest.mark.slow
 def test_figures_are_counted_while_a_client_watches(everywhere: Everywhere) -> None:
     collector = everywhere.collect()
     program = hostcallback.jit(lambda x: hostcallback.id_tap(lambda value: None, x, name="looked at"))
@@ -364,6 +370,7 @@ def test_figures_are_counted_while_a_client_watches(everywhere: Everywhere) -> N
         )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="makes certificates with openssl")
 def test_over_tls(everywhere: Everywhere, tmp_path: Path) -> None:
     authority = Authority(tmp_path / "authority")
@@ -380,6 +387,7 @@ def test_over_tls(everywhere: Everywhere, tmp_path: Path) -> None:
     check_sends(process, 10)
 
 
+@pytest.mark.slow
 def test_beyond_this_machine_permission_to_control_is_required(
     everywhere: Everywhere, tmp_path: Path
 ) -> None:
@@ -396,6 +404,7 @@ def test_beyond_this_machine_permission_to_control_is_required(
         assert any("can also control" in line for line in collector.errors) is said
 
 
+@pytest.mark.slow
 def test_a_collector_that_does_not_control(everywhere: Everywhere) -> None:
     collector = everywhere.collect("--no-control")
     process = everywhere.start(collector, "exp")
