@@ -109,7 +109,6 @@ def section(output: str, test: str) -> str:
     return found[1]
 
 
-@pytest.mark.slow
 def test_failures_of_taps_and_checks_are_those_of_their_test(tmp_path: Path) -> None:
     (tmp_path / "test_suite.py").write_text(SUITE)
     output = run_pytest(tmp_path, "-v", "test_suite.py")

@@ -37,9 +37,11 @@ class TestRing:
         self.library = native.load()
         self.handle = self.library.hcb_ring_get(self.device)
 
-    def send(self, payload: bytes = b"12345678", consumer_id: int = 1, run_id: int = 0) -> int:
+    def send(
+        self, payload: bytes = b"12345678", consumer_id: int = 1, run_id: int = 0, flags: int = 0
+    ) -> int:
         """Emits one uint8 array; waits if the policy requires it."""
-        prefix = encode_prefix(consumer_id, 0, (ArraySpec.of(np.dtype(np.uint8), (len(payload),)),))
+        prefix = encode_prefix(consumer_id, flags, (ArraySpec.of(np.dtype(np.uint8), (len(payload),)),))
         address = (ctypes.c_void_p * 1)(ctypes.cast(ctypes.c_char_p(payload), ctypes.c_void_p))
         nbytes = (ctypes.c_uint64 * 1)(len(payload))
         return self.library.hcb_ring_send(self.handle, prefix, len(prefix), 1, address, nbytes, run_id)

@@ -13,6 +13,7 @@ from hostcallback.receiver.native import bindings as native
 from hostcallback.receiver.runtime.device_receiver import DeviceReceiver
 from hostcallback.receiver.runtime.dispatch.scope import Scope
 from hostcallback.receiver.sources.back_pressure import Policy
+from hostcallback.receiver.wire.frame import Flags
 from rings import TestRing
 
 pytestmark = pytest.mark.native_only
@@ -86,6 +87,18 @@ def test_metadata_that_contradicts_its_payload_is_reported_and_the_stream_goes_o
     assert listener.seen == [b"first", b"good", b"more"]
     (error,) = listener.errors()
     assert "undecodable frame on cpu:900" in str(error)
+
+
+def test_a_truncated_message_without_its_shapes_is_reported_and_the_stream_goes_on(held: Any) -> None:
+    ring, listener = held
+    ring.send(b"good")
+    ring.send(b"bad!", flags=Flags.TRUNCATED)
+    ring.send(b"more")
+    listener.drained(ring)
+    assert listener.seen == [b"first", b"good", b"more"]
+    (error,) = listener.errors()
+    assert "undecodable frame on cpu:900" in str(error)
+    assert "1 message(s) lost" in str(error)
 
 
 def test_a_fully_overwritten_ring_hangs_no_thread(held: Any) -> None:
