@@ -6,7 +6,7 @@ import itertools
 import math
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -30,6 +30,8 @@ SHOWN_SLOWEST = 5
 LISTED_FROM = 10
 
 SHORTEST = 1e-9
+
+ByDevice = Mapping[str, np.ndarray[Any, Any]]  # the seconds of a place; NaN where it did not run
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +191,13 @@ def _percentile(bins: Counter[int], percent: int) -> float:
     return math.nan
 
 
+def _sum_and_bounds(seconds: np.ndarray[Any, Any]) -> tuple[float, float, float]:
+    if seconds.size == 1:
+        return (seconds.item(),) * 3
+    ran = seconds[~np.isnan(seconds)]
+    return float(ran.sum(dtype=np.float64)), float(ran.min()), float(ran.max())
+
+
 class _Distribution:
     def __init__(self) -> None:
         self.total, self.count, self.calls = 0.0, 0, 0
@@ -198,19 +207,20 @@ class _Distribution:
 
     def add(self, seconds: np.ndarray[Any, Any], step: _Step) -> None:
         """Adds the times of one call, by iteration; NaN where it did not run."""
-        ran = seconds[~np.isnan(seconds)]
-        self.total += float(ran.sum(dtype=np.float64))
-        self.count += ran.size
-        self.bins.update(_bins(seconds))
-        if ran.size and (most := float(ran.max())) > self.longest[0]:
-            at = np.unravel_index(int(np.nanargmax(seconds)), seconds.shape)
-            self.longest = most, _Which(step, self.calls, tuple(map(int, at)))
-        self.shortest = min(self.shortest, float(ran.min(initial=np.inf)))
+        if bins := _bins(seconds):
+            total, least, most = _sum_and_bounds(seconds)
+            self.total += total
+            self.count += len(bins)
+            self.shortest = min(self.shortest, least)
+            self.bins.update(bins)
+            if most > self.longest[0]:
+                at = np.unravel_index(int(np.nanargmax(seconds)), seconds.shape)
+                self.longest = most, _Which(step, self.calls, tuple(map(int, at)))
         self.calls += 1
 
 
-def _calls(by_device: Mapping[str, _Distribution]) -> int:
-    return max((one.calls for one in by_device.values()), default=0)
+def _calls(known: Mapping[str, _Distribution], devices: Iterable[str]) -> int:
+    return max((known[device].calls for device in devices if device in known), default=0)
 
 
 class _Slowest:
@@ -221,12 +231,7 @@ class _Slowest:
         self.found: list[tuple[float, _Which, dict[str, float]]] = []  # the slowest first
         self.sums: dict[str, Counter[int]] = {}  # of the places that run several times in one, where they run
 
-    def add(
-        self,
-        whole: Mapping[str, np.ndarray[Any, Any]],
-        parts: Mapping[str, Mapping[str, np.ndarray[Any, Any]]],
-        which: Callable[[int], _Which],
-    ) -> None:
+    def add(self, whole: ByDevice, parts: Mapping[str, ByDevice], which: Callable[[int], _Which]) -> None:
         """Adds those of a message: the seconds of each by device, those of the places in it, and which one it is."""
         count = max((each.size for each in whole.values()), default=0)
         if not self.most or not count:
@@ -255,7 +260,7 @@ class _Slowest:
         self, whole: Mapping[str, _Distribution], places: Mapping[str, Mapping[str, _Distribution]]
     ) -> list[SlowStep]:
         """The slowest ones, the slowest first; `whole` has the times of all, and `places` those of each place."""
-        calls, usual = max((one.calls for one in whole.values()), default=0), _percentile(_bins_of(whole), 50)
+        calls, usual = _calls(whole, whole), _percentile(_bins_of(whole), 50)
         medians = {place: self._median(place, _count(whole), places[place]) for place in places}
         return [
             SlowStep(which.text(calls) or f"call {which.call}", None if which.iterations else which.step.number,
@@ -278,7 +283,7 @@ def _bins_of(by_device: Mapping[str, _Distribution]) -> Counter[int]:
     return sum((one.bins for one in by_device.values()), Counter())
 
 
-def _means(by_device: Mapping[str, np.ndarray[Any, Any]], count: int) -> np.ndarray[Any, Any]:
+def _means(by_device: ByDevice, count: int) -> np.ndarray[Any, Any]:
     # The seconds of each call or iteration, shape (count,): of several devices the mean; those of inner loops added.
     sums = [
         each.ravel() if each.size == count else np.nansum(each.reshape(count, -1), axis=1)
@@ -297,9 +302,9 @@ class _LoopTimes:
     by_device: dict[str, _Distribution] = field(default_factory=dict)
 
 
-def _add(known: dict[str, _Distribution], by_device: Mapping[str, np.ndarray[Any, Any]], step: _Step) -> None:
+def _add(known: dict[str, _Distribution], by_device: ByDevice, step: _Step) -> None:
     for device, times in by_device.items():
-        known.setdefault(device, _Distribution()).add(times, step)
+        (known.get(device) or known.setdefault(device, _Distribution())).add(times, step)
 
 
 class Times:
@@ -315,7 +320,7 @@ class Times:
 
     def add(
         self,
-        seconds: Mapping[str, Mapping[str, np.ndarray[Any, Any]]],
+        seconds: Mapping[str, ByDevice],
         is_printed: bool = False,
         step: int | None = None,
         loops: Sequence[Loop] = (),
@@ -345,10 +350,10 @@ class Times:
                     _add(idle.by_device, dict.fromkeys(idle.by_device, np.full((), np.nan)), at)
             self._is_new |= is_printed
 
-    def _add_call(self, seconds: Mapping[str, Mapping[str, np.ndarray[Any, Any]]], step: _Step) -> None:
+    def _add_call(self, seconds: Mapping[str, ByDevice], step: _Step) -> None:
         if (whole := seconds.get(PROGRAM)) is not None:  # not in a message of a while loop
             known = self._found.get(PROGRAM, {})
-            call = _Which(step, _calls({name: known[name] for name in whole if name in known}), ())
+            call = _Which(step, _calls(known, whole), ())
             places = {place: each for place, each in seconds.items() if place != PROGRAM}
             self._slowest.add(whole, places, lambda at: call)
 
@@ -365,8 +370,8 @@ class Times:
         with self._lock:
             slowest = [self._slowest, *(loop.slowest for loop in self._loops)]
             shown = [*self._found.values(), *(loop.by_device for loop in self._loops)]
-            named = [one.longest[1] for by_device in shown for one in by_device.values()]
-            named = [*(one[1] for each in slowest for one in each.found), *named]
+            named: list[_Which | None] = [one[1] for each in slowest for one in each.found]
+            named += [one.longest[1] for by_device in shown for one in by_device.values()]
             open_steps = [one.step for one in named if one and one.step.number is None and not one.iterations]
         unknown = {step.sent: step for step in open_steps if step.sent is not None}
         for sent, number in steps_of([*unknown]).items() if unknown else ():
@@ -377,16 +382,14 @@ class Times:
         with self._lock:
             names = (ITERATION if n == 1 else f"{ITERATION}#{n}" for n in itertools.count(1))
             free = (name for name in names if name not in self._found)
-            loops = {next(free): loop.by_device for loop in self._loops if self._is_shown(loop)}
+            several = (loop for loop in self._loops if loop.has_several and self._is_innermost(loop))
+            loops = dict(zip(free, (loop.by_device for loop in several), strict=False))
             shown = self._found | loops
             found = [_row(place, by_device) for place, by_device in shown.items()]
             totals = {place: sum(one.total for one in each.values()) for place, each in shown.items()}
         whole = totals.get(PROGRAM) or math.nan
         rows = [replace(row, share=totals[row.place] / whole) for row in found]
         return sorted(rows, key=lambda row: (row.place == PROGRAM, row.place in loops))
-
-    def _is_shown(self, loop: _LoopTimes) -> bool:
-        return loop.has_several and self._is_innermost(loop)
 
     def _is_innermost(self, loop: _LoopTimes) -> bool:
         # Of loops in each other that have the same places.
@@ -395,7 +398,7 @@ class Times:
     def slowest(self, *, has_few: bool = False) -> list[SlowStep]:
         """The slowest calls, or iterations of the outermost loop if there are few calls; the slowest first.
 
-        With `has_few` also if there are fewer than `LISTED_FROM`.
+        `has_few`: also if there are fewer than `LISTED_FROM`.
         """
         with self._lock:
             loops = [loop for loop in self._loops if self._is_innermost(loop)]
@@ -409,8 +412,7 @@ class Times:
 
     def text(self, *, has_few: bool = False) -> str:
         """The table of the places, and below it that of `slowest`, if there are any."""
-        tables = table(self.rows()), slowest_table(self.slowest(has_few=has_few))
-        return "\n\n".join(filter(None, tables))
+        return "\n\n".join(filter(None, (table(self.rows()), slowest_table(self.slowest(has_few=has_few)))))
 
     def bins(self) -> dict[str, Counter[int]]:
         """How often each place took about 2 ** (n / BINS_PER_OCTAVE) seconds, by n."""
@@ -424,7 +426,7 @@ class Times:
         return is_new
 
 
-def _only_loop(seconds: Mapping[str, Mapping[str, np.ndarray[Any, Any]]]) -> list[Loop]:
+def _only_loop(seconds: Mapping[str, ByDevice]) -> list[Loop]:
     # The loop of the only place: `TimeSink.loops` has those of several.
     places = [place for place in seconds if place != PROGRAM]
     depth = max((each.ndim for place in places for each in seconds[place].values()), default=0)
@@ -433,10 +435,8 @@ def _only_loop(seconds: Mapping[str, Mapping[str, np.ndarray[Any, Any]]]) -> lis
     return [Loop(depth, set(places), dict(seconds[places[0]]), has_several=False)]
 
 
-def _add_iterations(
-    known: _LoopTimes, loop: Loop, seconds: Mapping[str, Mapping[str, np.ndarray[Any, Any]]], step: _Step
-) -> None:
-    call = _calls({name: known.by_device[name] for name in loop.seconds if name in known.by_device})
+def _add_iterations(known: _LoopTimes, loop: Loop, seconds: Mapping[str, ByDevice], step: _Step) -> None:
+    call = _calls(known.by_device, loop.seconds)
     shape = next((each.shape for each in loop.seconds.values()), ())
 
     def which(at: int) -> _Which:

@@ -59,6 +59,8 @@ def _device(index: Sequence[int], first: int) -> str:
 
 def as_measured(seconds: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Seconds with NaN, as where a place did not run, for what no clock measures: a log may be foreign."""
+    if seconds.size == 1:  # most messages, and a fifth of the time
+        return seconds if 0 <= seconds.item() < math.inf else np.full_like(seconds, np.nan)
     return np.where((seconds >= 0) & (seconds < np.inf), seconds, np.float32(np.nan))
 
 
@@ -76,11 +78,14 @@ def runs_by_device(
     Returns:
         Arrays of shape (messages, iterations); NaN where it did not run.
     """
-    whole = as_measured(seconds).sum(axis=-1)
+    measured = as_measured(seconds)
+    whole = measured[..., 0] if measured.shape[-1] == 1 else measured.sum(axis=-1)
     where = [i + 1 for i, axis in enumerate(axes) if axis == DEVICE]
+    if not where:
+        return {device: whole.reshape(len(seconds), -1)}
     moved = np.moveaxis(whole, where, range(len(where)))
     return {
-        _device(index, first) if index else device: moved[index].reshape(len(seconds), -1)
+        _device(index, first): moved[index].reshape(len(seconds), -1)
         for index in np.ndindex(moved.shape[: len(where)])
     }
 
