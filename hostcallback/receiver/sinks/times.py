@@ -133,6 +133,10 @@ def _stretches(places: Iterable[Place], origin_ns: int) -> dict[str, _Stretches]
     return found
 
 
+def _sum(lengths: np.ndarray[Any, Any]) -> float:
+    return max(0.0, lengths.item()) if lengths.size == 1 else float(np.nansum(lengths))  # 0 for NaN
+
+
 def _together(found: Sequence[_Stretches]) -> np.ndarray[Any, Any]:
     """The seconds in which one of the places ran, by device and iteration; they are flat."""
     begins, lengths = (np.concatenate(each, axis=-1) for each in list(zip(*found, strict=True))[1:])
@@ -222,7 +226,7 @@ class TimeSink:
     @staticmethod
     def _loop(loop: Mapping[str, _Stretches], depth: int, first: _Stretches, message: Message) -> Loop:
         together = _together([*loop.values()])
-        most = max(float(np.nansum(one.lengths)) for one in loop.values()) / 1e9
+        most = max(_sum(one.lengths) for one in loop.values()) / 1e9
         shape = first.iterations(depth)
         devices = [
             _device(index, first_device(message)) if index else device_text(message.device)
@@ -232,7 +236,7 @@ class TimeSink:
             device: of_one.reshape(shape[first.devices :])
             for device, of_one in zip(devices, together, strict=True)
         }
-        return Loop(depth, set(loop), seconds, float(np.nansum(together)) > most * (1 + ROUNDING))
+        return Loop(depth, set(loop), seconds, _sum(together) > most * (1 + ROUNDING))
 
     def segments(self, message: Message) -> Iterator[Segment]:
         """The segments of the places of a message, for traces."""
