@@ -61,6 +61,33 @@ def test_the_device_waits_when_the_ring_is_full_and_nothing_is_lost() -> None:
     assert "dropped 0" in result.stdout
 
 
+@pytest.mark.native_only
+def test_a_receiver_gives_up_while_the_device_waits_for_room_behind_a_tap_that_stands_still() -> None:
+    result = run_with_small_queues(
+        """
+        from hostcallback.receiver.runtime.runtime import runtime
+        scan(1)(0)
+        source = runtime.receivers(["cpu:0"])[0].source
+        try:
+            with hcb.outfeed_receiver(timeout_sec=0.5):
+                program = threading.Thread(target=lambda: scan(5000)(0).block_until_ready())
+                program.start()
+                while not source.counters().waiting_producers: pass
+        except hcb.TapTimeoutError as error:
+            print("gave up:", error)
+        threading.Timer(60, os._exit, [9]).start()
+        gate.set()
+        program.join()
+        hcb.barrier_wait()
+        print(len(seen))
+        sys.stdout.flush()
+        os._exit(0)
+        """
+    )
+    assert result.stdout.startswith("gave up: device cpu:0: tap tap at "), result.stdout
+    assert result.stdout.splitlines()[-1] == "5001"
+
+
 @pytest.mark.slow_variants
 @pytest.mark.native_only
 @pytest.mark.parametrize("policy", ["drop_newest", "sample", "block_then_drop", "overwrite_oldest"])
