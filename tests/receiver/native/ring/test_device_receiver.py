@@ -11,7 +11,8 @@ from hostcallback.receiver.errors import LostMessagesError, TapFunctionException
 from hostcallback.receiver.messages import Consumer, Registry
 from hostcallback.receiver.native import bindings as native
 from hostcallback.receiver.runtime.device_receiver import DeviceReceiver
-from hostcallback.receiver.runtime.dispatch.scope import Scope
+from hostcallback.receiver.runtime.dispatch.scope import Scope, ScopeSinks
+from hostcallback.receiver.runtime.runtime import Runtime
 from hostcallback.receiver.sources.back_pressure import Policy
 from hostcallback.receiver.wire.frame import Flags
 from rings import TestRing
@@ -165,3 +166,22 @@ def test_a_stopped_receiver_has_delivered_its_queue(ring: TestRing) -> None:
     assert listener.receiver.stop(20)
     assert listener.seen == [bytes([i]) for i in range(10)]
     assert not listener.receiver.thread.is_alive()
+
+
+def test_the_taps_of_a_device_are_counted_though_it_is_used_later_than_that_is_asked_for(
+    ring: TestRing,
+) -> None:
+    seen: list[str] = []
+    runtime = Runtime()
+    runtime.count_taps(True)
+    runtime.observe(ScopeSinks([lambda message: seen.append(message.consumer.name)]), True)
+    receiver = runtime.start("cpu:901", None, lambda: ring.source)
+    lease = runtime.registry.lease(Consumer(1, "counted", "here.py:1 (f)", lambda message: None))
+    ring.send(b"one")
+    ring.send(b"two")
+    assert receiver.wait_consumed(ring.counters.emitted, 20)
+    assert receiver.dispatcher.tap_counters is not None
+    counted = [(each.name, counts.messages) for each, counts in receiver.dispatcher.tap_counters.snapshot()]
+    assert (counted, seen) == ([("counted", 2)], ["counted"] * 2)
+    assert receiver.stop(20)
+    del lease

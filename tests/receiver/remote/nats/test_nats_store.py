@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from hostcallback.receiver.remote.collector.store import Store
 from hostcallback.receiver.remote.nats.collector import NatsStore
 from hostcallback.receiver.remote.nats.publication import Publication
+from hostcallback.receiver.taplog.format.layout import NO_STEP, Kind
+from hostcallback.receiver.taplog.reading.chunk_reader import Chunk
 from hostcallback.receiver.taplog.reading.reader import LogReader
+from hostcallback.receiver.taplog.reading.segment_reader import SegmentReader
 from published_units import block_of, units
 
 
@@ -38,6 +43,19 @@ def test_messages_under_several_subjects_are_joined_in_order(tmp_path: Path) -> 
     assert not any(nats_store.has(unit, again=True) for unit in parts(30, 40))
     nats_store.close()
     store.close()
+
+
+def test_messages_know_the_step_before_them(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    nats_store = NatsStore(store)
+    nats_store.append(parts(0, 20))  # of steps 0 to 19
+    nats_store.append([replace(unit, steps=np.full_like(unit.steps, NO_STEP)) for unit in parts(20, 30)])
+    nats_store.append([replace(unit, steps=unit.steps + 40) for unit in parts(30, 40)])
+    nats_store.close()
+    store.close()
+    (path,) = (tmp_path / "run").iterdir()
+    chunks = [chunk for chunk in SegmentReader(path).chunks() if isinstance(chunk, Chunk)]
+    assert [chunk.step_before for chunk in chunks if chunk.kind is Kind.FRAMES] == [NO_STEP, 19, 19]
 
 
 def test_another_collector_in_its_place_knows_the_stored_messages(tmp_path: Path) -> None:
