@@ -15,6 +15,7 @@ from hostcallback.receiver.runtime.dispatch.scope import Scope, ScopeSinks
 from hostcallback.receiver.runtime.runtime import Runtime
 from hostcallback.receiver.sources.back_pressure import Policy
 from hostcallback.receiver.wire.frame import Flags
+from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 from rings import TestRing
 
 pytestmark = pytest.mark.native_only
@@ -176,7 +177,9 @@ def test_the_taps_of_a_device_are_counted_though_it_is_used_later_than_that_is_a
     runtime.count_taps(True)
     runtime.observe(ScopeSinks([lambda message: seen.append(message.consumer.name)]), True)
     receiver = runtime.start("cpu:901", None, lambda: ring.source)
-    lease = runtime.registry.lease(Consumer(1, "counted", "here.py:1 (f)", lambda message: None))
+    line = "here.py:1 (f)"
+    about = TapDescriptor("counted", line, 1, "tap", {}, {}, (), ["array"], None, "global")
+    lease = runtime.registry.lease(Consumer(1, "counted", line, lambda message: None, describe=lambda: about))
     ring.send(b"one")
     ring.send(b"two")
     assert receiver.wait_consumed(ring.counters.emitted, 20)
