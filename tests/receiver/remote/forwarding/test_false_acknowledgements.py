@@ -74,3 +74,18 @@ def test_sent_messages_are_acknowledged(tmp_path: Path) -> None:
     assert not sender.refused
     sender.stop()
     spool.log.close()
+
+
+def test_what_waits_is_what_is_not_acknowledged(tmp_path: Path) -> None:
+    spool = Spool(Forward("localhost:7070", spool=tmp_path, run="r"))
+    written = spool.waiting_bytes
+    assert written == sum(path.stat().st_size for path in spool.folder.path.glob("*.hcblog")) > 100
+    spool.acked(StreamOffset(1, 100))
+    assert spool.waiting_bytes == written - 100
+    spool.acked(StreamOffset(1, 60))  # late
+    assert spool.waiting_bytes == written - 100
+    assert not spool.is_sent()
+    spool.acked(StreamOffset(1, written))
+    assert spool.waiting_bytes == 0
+    assert spool.is_sent()
+    spool.log.close()
