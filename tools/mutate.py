@@ -44,7 +44,7 @@ ALSO = {
     "receiver/failures": ("api/checks",),
     "receiver/sinks": ("api/outputs", "api/loops", "api/taps", "api/observe"),
     "receiver/taplog": ("api/outputs",),
-    "receiver/runtime": ("lifecycle",),
+    "receiver/runtime": ("lifecycle", "receiver/native/ring/test_device_receiver.py"),
     "receiver/native": ("api/taps", "api/calls", "api/checks"),
     "receiver/native/handlers": ("api/taps", "api/calls", "api/checks"),
     "receiver/native/reductions": ("api/checks", "api/observe"),
@@ -184,14 +184,11 @@ def in_order(path: Path, tests: list[str]) -> list[str]:
 
 
 def tests_of(path: Path) -> list[str]:
-    """The folders and files of tests of a module's room."""
-    room = "/".join(path.relative_to(PACKAGE).parts[:-1])
-    while True:
-        own = [f"tests/{room}"] if room not in ("", "api") and (ROOT / "tests" / room).exists() else []
-        known = own + [f"tests/{folder}" for folder in ALSO.get(room, ())]
-        if known:
-            return known
-        room = room.rpartition("/")[0]
+    """The folders and files of tests of a module's room: of the nearest folder that has some, and of those around."""
+    rooms = [room.as_posix() for room in path.relative_to(PACKAGE).parents][:-1]
+    own = [f"tests/{room}" for room in rooms if room != "api" and (ROOT / "tests" / room).exists()][:1]
+    also = [f"tests/{folder}" for room in rooms for folder in ALSO.get(room, ())]
+    return list(dict.fromkeys(own + also)) or [f"tests/{folder}" for folder in ALSO[""]]
 
 
 class Copy:

@@ -138,6 +138,7 @@ def test_failures_of_taps_and_checks_are_those_of_their_test(tmp_path: Path) -> 
     ), check
     assert f"test_suite.py:{line_of('# the check')}: CheckError" in check
     assert "jax.jit(step)(jnp.float32(-1))" in check
+    assert "FAILED test_suite.py::test_checks_without_waiting - CheckError: x is -1" in output
     assert "hostcallback/" not in tap + check
     assert "x is -2" in section(output, "test_waits_itself")
     assert "OSError: disk full" in section(output, "test_fails_anyway")
