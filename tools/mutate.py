@@ -44,7 +44,7 @@ ALSO = {
     "receiver/failures": ("api/checks",),
     "receiver/sinks": ("api/outputs", "api/loops", "api/taps", "api/observe"),
     "receiver/taplog": ("api/outputs",),
-    "receiver/runtime": ("lifecycle", "receiver/native/ring/test_device_receiver.py"),
+    "receiver/runtime": ("lifecycle", "receiver/native/ring"),
     "receiver/native": ("api/taps", "api/calls", "api/checks"),
     "receiver/native/handlers": ("api/taps", "api/calls", "api/checks"),
     "receiver/native/reductions": ("api/checks", "api/observe"),
