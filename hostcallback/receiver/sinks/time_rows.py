@@ -192,7 +192,7 @@ def _percentile(bins: Counter[int], percent: int) -> float:
 
 
 def _sum_and_bounds(seconds: np.ndarray[Any, Any]) -> tuple[float, float, float]:
-    if seconds.size == 1:
+    if seconds.size == 1:  # it ran
         return (seconds.item(),) * 3
     ran = seconds[~np.isnan(seconds)]
     return float(ran.sum(dtype=np.float64)), float(ran.min()), float(ran.max())
