@@ -15,13 +15,16 @@ from python_process import start_python
 
 COUNT = 300
 
-SLOW = """
+SLOW = r"""
+import sys
 import threading
+
 pause = threading.Event()
 
 def take(value, *, device):
     pause.wait(0.01)
-    print("took", int(value["step"]), flush=True)
+    sys.stdout.write(f"took {int(value['step'])}\n")  # one write: no half line is left when the process ends at once
+    sys.stdout.flush()
 
 TAPS = {"loss": take}
 """
