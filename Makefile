@@ -17,7 +17,8 @@ FORMATTED := $(NATIVE) $(wildcard tests/receiver/native/*/*.cc tests/receiver/na
 # The whole suite runs on the native transport, and on the callback transport the folders in which it makes a difference; .ci/run runs
 # the others on it too, and the slow tests (here: `make test SLOW=1`).
 CALLBACK := $(addprefix tests/api/,taps calls checks)
-PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal --durations=20 $(if $(SLOW),,-m "not slow")
+# Three processes, for two cores: a test waits for a fifth of its time.
+PYTEST := $(BIN)/python -m pytest -n 3 --dist worksteal --durations=20 $(if $(SLOW),,-m "not slow")
 
 # Hundreds of tests start Python, which would compile JAX each time. Empty is off.
 export PYTHONDONTWRITEBYTECODE :=

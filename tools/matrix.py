@@ -228,7 +228,7 @@ def run_tests(pair: Pair, wheel: Path, pytest_arguments: Sequence[str], is_quick
         return
     for transport in TRANSPORTS:
         # Safe path: the tests must find the installed wheel, not the checkout that contains them.
-        command = [python, "-P", "-m", "pytest", "-q", "-n", "2", "--dist", "worksteal", "-m", "not slow"]
+        command = [python, "-P", "-m", "pytest", "-q", "-n", "3", "--dist", "worksteal", "-m", "not slow"]
         everything = transport == "native" and pair.interpreter.version != sys.version_info[:2]
         rooms = ROOMS if transport == "native" else CALLBACK_ROOMS
         left_out = ("project", *(LATER if is_quick else ()))

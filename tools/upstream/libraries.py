@@ -22,6 +22,7 @@ class Library:
         selected: files or tests that run by default, which print, call back, compile, export or loop.
         chosen: which of the selected tests run by default, as `-k` takes it; empty for all.
         excluded: tests that run in no setting, as `--deselect` takes them: they take very long or need a network.
+        by_file: whether each file runs in other processes: there is a limit to the programs of one process.
         requirements: further packages that its tests import.
         environment: variables for its tests.
     """
@@ -32,6 +33,7 @@ class Library:
     selected: tuple[str, ...] = ()
     chosen: str = ""
     excluded: tuple[str, ...] = ()
+    by_file: bool = False
     requirements: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
 
@@ -49,15 +51,7 @@ LIBRARIES = {
         Library(
             "jax",
             JAX,
-            (
-                "tests/python_callback_test.py",
-                "tests/debugging_primitives_test.py",
-                "tests/jaxpr_effects_test.py",
-                "tests/checkify_test.py",
-                "tests/export_test.py",
-                "tests/pjit_test.py",
-                "tests/lax_control_flow_test.py",
-            ),
+            ("tests",),
             (
                 "tests/debugging_primitives_test.py",
                 "tests/jaxpr_effects_test.py",
@@ -66,7 +60,8 @@ LIBRARIES = {
                 "tests/pjit_test.py",
             ),
             "debugging_primitives_test or jaxpr_effects_test or python_callback_test or mesh or kwargs or cache",
-            requirements=("absl-py==2.5.1", "cloudpickle==3.1.2", "scipy==1.17.1"),
+            by_file=True,
+            requirements=("absl-py==2.5.1", "cloudpickle==3.1.2", "hypothesis==6.170.17", "scipy==1.17.1"),
         ),
         Library("chex", "0.1.92", ("chex",), ("chex/_src/asserts_chexify_test.py",)),
         Library(

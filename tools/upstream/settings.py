@@ -58,13 +58,26 @@ class Run:
             tests: files, folders or ids, as pytest takes them.
         """
         outcomes = self.folder / f"{setting}.jsonl"
-        while True:
-            before = read_outcomes(outcomes)
-            ended = self._pytest(setting, tests, outcomes, sorted(before), self.workers, self.chosen)
-            after = read_outcomes(outcomes)
-            # pytest's own end: 0 passed, 1 failures, 5 nothing left to run. Others, such as a crash, go on after it.
-            if ended in (0, 1, 5) or len(after) == len(before):
-                return after
+        for part in self._parts(tests):
+            while True:
+                before = read_outcomes(outcomes)
+                ended = self._pytest(setting, part, outcomes, sorted(before), self.workers, self.chosen)
+                # pytest's own end: 0 passed, 1 failures, 5 nothing left to run. Others, such as a crash, go on
+                # after it.
+                if ended in (0, 1, 5) or len(read_outcomes(outcomes)) == len(before):
+                    break
+        return read_outcomes(outcomes)
+
+    def _parts(self, tests: Sequence[str]) -> list[Sequence[str]]:
+        # What runs in one process each. A folder of a library with `by_file` is many parts.
+        if not self.library.by_file:
+            return [tests]
+        parts: list[Sequence[str]] = []
+        for test in tests:
+            folder = self.source / test
+            files = sorted(folder.rglob("*_test.py")) if folder.is_dir() else []
+            parts += [[str(file.relative_to(self.source))] for file in files] or [[test]]
+        return parts
 
     def run_alone(self, test: str) -> dict[str, Outcome]:
         """Runs one test in a new process in each setting; returns the outcomes by setting."""
