@@ -109,3 +109,17 @@ def test_what_is_left_out_is_dropped_also_where_there_is_room() -> None:
     assert batch is not None
     assert [decode_header(*frame[:2]).seq for frame in batch.frames] == [0, 4, 5]
     assert queue.counters().dropped == 3
+
+
+def test_messages_count_as_queued_until_they_are_delivered() -> None:
+    queue, prefix = QueueSource(0), encode_prefix(1, 0, ())
+    for _ in range(3):
+        queue.emit(prefix, ())
+    before = queue.counters()
+    assert before.queued_messages == 3
+    assert before.queued_bytes == before.emitted_bytes > 0
+    batch = queue.read(0)
+    assert batch is not None
+    assert queue.counters().queued_messages == 3
+    batch.release()
+    assert (queue.counters().queued_messages, queue.counters().queued_bytes) == (0, 0)

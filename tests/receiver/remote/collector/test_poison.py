@@ -280,6 +280,24 @@ def test_forgotten_streams_go_on_where_they_were(tmp_path: Path, monkeypatch: py
         assert [seq for device, seq in seen if f"p{process} " in device] == [*range(40)]
 
 
+def test_what_was_delivered_is_saved_while_other_streams_are_delivered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A collector that dies then does not deliver it again."""
+    store = store_with(tmp_path, BAD, GOOD)
+    monkeypatch.setattr(module, "SAVE_SEC", 0.0)
+    saved: dict[str, StreamOffset] = {}  # when the first message of a stream is delivered
+
+    def sink(message: Message) -> None:
+        known = cursor.Cursor(tmp_path)
+        saved.setdefault(str(message.device), max(known.position(BAD), known.position(GOOD)))
+
+    Delivery(store, sinks=[sink], prints=False).close()
+    store.close()
+    before, between = saved.values()
+    assert before == StreamOffset(0, 0) < between
+
+
 def test_segments_of_another_process_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     store = store_with(tmp_path, BAD)
     for number, process in ((2, "another"), (3, BAD.epoch)):

@@ -64,3 +64,20 @@ def test_reopening_validates_only_changed_files(
     path.unlink()
     assert store.open(KEY).stored == StreamOffset(0, 0)
     store.close()
+
+
+def test_a_damaged_file_is_removed_with_a_warning_and_stored_again(
+    segment: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = Store(tmp_path / "stored")
+    store.folder(KEY.run).mkdir()
+    path = store.folder(KEY.run) / KEY.segment_name(1)
+    path.write_bytes(bytes(len(segment)))  # as after a crash of the machine
+    stream = store.open(KEY)
+    assert stream.stored == StreamOffset(1, 0)
+    (told,) = caplog.messages
+    assert told.startswith(f"{path} is damaged (")
+    assert told.endswith(") and was removed; the stream continues at its beginning")
+    stream.append(StreamOffset(1, 0), segment)
+    assert path.read_bytes() == segment
+    store.close()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hostcallback.receiver.runtime.rules.rule_table import FILE, Rules
+from hostcallback.receiver.runtime.rules.rule_table import FILE, MAX_KNOWN, Rules
 from hostcallback.receiver.runtime.rules.rules import DEFAULT, Rule, When, settings_text
 
 
@@ -55,6 +55,13 @@ def test_globs_match_whole_names_and_case_counts() -> None:
     rules = Rules().with_setting("layer?/gr[ae]d", {"every": 2})
     names = ("layer1/grad", "layer12/grad", "Layer1/grad", "layer1/grads")
     assert [name for name in names if rules.of(name).every == 2] == ["layer1/grad"]
+
+
+def test_the_rules_of_many_names_are_not_remembered_without_bound() -> None:
+    rules = Rules().with_setting("*7", {"every": 2})
+    for number in range(MAX_KNOWN + 8):
+        assert rules.of(f"tap{number}").every == (2 if number % 10 == 7 else 1)
+    assert len(rules._known) <= MAX_KNOWN
 
 
 @pytest.mark.parametrize(

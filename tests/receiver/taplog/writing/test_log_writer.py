@@ -375,7 +375,7 @@ from logged_frames import log_in, LOSS, losses
 from hostcallback.receiver.taplog.writing.log_writer import LogWriter
 log = LogWriter(sys.argv[1])
 log.describe(LOSS)
-log.append("cpu:0", losses(0, 5))
+log.append("cpu:0", losses(0, 5), at_once=AT_ONCE)
 child = os.fork()
 if not child:
     log.flush()
@@ -388,9 +388,11 @@ log.close()
 """
 
 
-def test_a_forked_child_writes_into_a_separate_segment(tmp_path: Path) -> None:
+@pytest.mark.parametrize("at_once", [False, True], ids=["with unwritten messages", "with all written"])
+def test_a_forked_child_writes_into_a_separate_segment(at_once: bool, tmp_path: Path) -> None:
     paths = [str(HELPERS), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    python_output("-W", "ignore", "-c", FORK, tmp_path, *paths, timeout_sec=60)
+    program = FORK.replace("AT_ONCE", str(at_once))
+    python_output("-W", "ignore", "-c", program, tmp_path, *paths, timeout_sec=60)
     messages, lost, damaged = read(tmp_path)
     assert (lost, damaged) == ([], [])
     by_writer: dict[Any, list[int]] = {}
