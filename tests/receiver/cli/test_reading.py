@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from hcb_command import environment, hcb
+from hostcallback.receiver.cli import main
 from hostcallback.receiver.errors import TapFailure
 from hostcallback.receiver.messages import Message
 from hostcallback.receiver.processes import own_run
@@ -278,6 +279,19 @@ def test_stats_counts_by_tap(tmp_path: Path, log: Path) -> None:
     assert found["loss"]["devices"] == {"cpu:0": 10, "cpu:1": 10}
     (chosen,) = objects(hcb(tmp_path, "stats", "--json", "--step", "3:5", log))
     assert (chosen["messages"], chosen["first_step"], chosen["last_step"]) == (3, 3, 5)
+
+
+def test_stats_takes_a_number_of_slowest_steps_up_to_a_thousand(
+    log: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number in ("0", "1000"):
+        assert main(["stats", str(log), "--slowest", number]) == 0
+        assert "loss" in capsys.readouterr().out
+    for number in ("-1", "1001", "2.5", "two"):
+        with pytest.raises(SystemExit):
+            main(["stats", str(log), "--slowest", number])
+        said = capsys.readouterr().err
+        assert f"got {number!r}, expected a whole number up to 1,000" in said
 
 
 def test_stats_tells_of_lost_messages_and_of_a_kill(tmp_path: Path, log: Path) -> None:
