@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import hostcallback as hcb
 from hostcallback.receiver.errors import TapFailure
 from hostcallback.receiver.failures.failure_report import FailureHistory
 from hostcallback.receiver.failures.told_failure import told_failures
-from hostcallback.receiver.ui.index.failures import Failures
+from hostcallback.receiver.ui.index.failures import MAX_STEPS, Failures
+from logged_frames import LOSS, block_of, frame, log_in
 
 Serve = Callable[..., Any]
+
+CHECK = replace(
+    LOSS, name="check", consumer_id=79, kind="check", source_line="train.py:20 (step)", transforms=(), kwargs={},
+    tree=["tuple", [["array"], ["tuple", []], ["dict", [["value", "step"]], [["array"]]]]],
+    params={"fmt": "bad", "has_placeholders": True, "printoptions": np.get_printoptions()},
+)  # fmt: skip
 
 
 def groups(client: Any) -> dict[str, Any]:
@@ -93,6 +102,17 @@ def test_operations_that_made_nan_have_the_steps_of_their_calls(tmp_path: Path, 
     found = groups(serve(tmp_path))["nonfinite"]
     assert (found["count"], found["steps"]) == (3, "at steps 5 to 6, 12")
     assert (found["first"]["step"], found["last"]["step"]) == (5, 12)
+
+
+def test_more_steps_of_failures_than_are_kept_are_hinted_at(tmp_path: Path, serve: Serve) -> None:
+    with log_in(tmp_path) as log:
+        log.describe(CHECK)
+        for first in range(0, MAX_STEPS + 64, MAX_STEPS // 2):  # in chunks, none of which has too many
+            steps = range(first, min(first + MAX_STEPS // 2, MAX_STEPS + 64))
+            frames = [frame(CHECK, np.bool_(False), np.int32(step), seq=step) for step in steps]
+            log.append("cpu:0", block_of(*frames), at_once=True)
+    found = groups(serve(tmp_path))["check"]
+    assert (found["count"], found["steps"]) == (MAX_STEPS + 64, f"at steps 0 to {MAX_STEPS - 1}, and more")
 
 
 def told_of(steps: Sequence[int | None]) -> list[dict[str, Any]]:

@@ -19,6 +19,7 @@ import pytest
 
 from collecting import CollectorProcess, Emitter, forwarder, only, responses, stored, wait_for
 from hostcallback.receiver.control.protocol import pack
+from hostcallback.receiver.remote.control import agent
 from hostcallback.receiver.remote.control.client import CollectorControl, ProcessAnswer
 from hostcallback.receiver.remote.control.protocol import encode_asking
 from hostcallback.receiver.remote.forwarder import Forwarder
@@ -270,6 +271,18 @@ def no_collector(*requests: bytes) -> Iterator[tuple[NoCollector, str]]:
 
 def request(number: int, line: bytes, session: int = 1) -> bytes:
     return struct.pack("<QQ", session, number) + line
+
+
+def test_as_many_clients_as_the_limit_control_a_process_and_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent, "MAX_SESSIONS", 4)
+    line = pack({"command": "process"})
+    requests = [request(number, line, session=number) for number in range(1, 6)]
+    with no_collector(*requests) as (handler, address), forwarder(address, tmp_path / "spool"):
+        *taken, last = [json.loads(handler.answers.get(timeout=60)[8:]) for _ in requests]
+    assert [answer["result"]["pid"] for answer in taken] == [os.getpid()] * 4
+    assert last["error"] == "too many clients control this process"
 
 
 @pytest.mark.slow
