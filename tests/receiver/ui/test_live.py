@@ -7,16 +7,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import hcb_command
+import hostcallback as hcb
 from checkout import ROOT
 from collecting import CollectorProcess
+from hostcallback.receiver.control.endpoints import endpoints
 from hostcallback.receiver.errors import HostCallbackError
+from hostcallback.receiver.ui.index.log_index import LogIndex
+from hostcallback.receiver.ui.live.processes import LiveProcesses, ProcessSource
 from hostcallback.receiver.ui.live.source import DEVICE_NUMBERS, TAP_NUMBERS, is_process
 from python_process import start_python
 
@@ -221,6 +225,29 @@ def test_knobs_are_set_and_loops_stopped_in_a_process(sockets: Path, tmp_path: P
     assert "(hcb ui)" in shown[-1]
 
 
+def test_the_first_answer_of_a_process_has_its_failures(
+    sockets: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hostcallback.receiver.ui.server.page_data import PageData
+
+    def fail(value: Any) -> None:
+        raise ValueError("planted in this process")
+
+    endpoints.close()
+    monkeypatch.setenv("HOSTCALLBACK_CONTROL_DIR", str(sockets))
+    monkeypatch.delenv("HOSTCALLBACK_CONTROL_SOCKET", raising=False)
+    with hcb.outfeed_receiver(on_error="warn"):
+        hcb.jit(lambda x: hcb.id_tap(fail, x, name="unlucky"))(1.0)
+        hcb.barrier_wait()
+    endpoints.start()
+    with (
+        closing(endpoints),
+        closing(PageData(LogIndex([]), [], live=LiveProcesses([ProcessSource(os.getpid())]))) as page,
+    ):
+        titles = [group["title"] for group in page.errors()["groups"]]
+    assert "ValueError: planted in this process" in titles
+
+
 def test_rules_need_control_and_a_process(log: Path, serve: Serve) -> None:
     answer = serve(log).post("/api/rules", json={"tap": "*", "enabled": False})
     assert answer.status_code == 403
@@ -230,8 +257,6 @@ def test_rules_need_control_and_a_process(log: Path, serve: Serve) -> None:
 
 
 def test_a_process_that_does_not_exist_is_an_error_of_the_command() -> None:
-    from hostcallback.receiver.ui.live.processes import ProcessSource
-
     with pytest.raises(HostCallbackError, match="no process 4194305"):
         ProcessSource(4194305)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,8 +11,10 @@ import pytest
 
 from collecting import CollectorProcess, Emitter, forwarder, only, stored, wait_for
 from hostcallback.receiver.remote.forwarding_protocol import SegmentSlice, StreamOffset
+from hostcallback.receiver.remote.options import Forward
 from hostcallback.receiver.remote.spool import spool as pace
 from hostcallback.receiver.remote.spool.spool import SEND_BYTES, SendPolicy, Spool
+from hostcallback.receiver.taplog.writing.recorder import Recorder
 
 
 @pytest.fixture
@@ -61,6 +64,22 @@ def test_large_and_urgent_data_is_sent_at_once(clock: list[float]) -> None:
     assert mine.wait_sec(1, acked=True) == 0.0
     mine.sends(everything=True)
     assert mine.wait_sec(1, acked=True) > 0.0
+
+
+def test_a_sender_waits_for_the_next_bytes_no_longer_than_its_timeout(tmp_path: Path) -> None:
+    spool = Spool(Forward("localhost:7070", spool=tmp_path, run="r"))
+    recorder = Recorder(spool.log)
+    Emitter(recorder).losses(3)
+    recorder.flush()
+    piece = spool.read(StreamOffset(1, 0), 60.0)
+    assert piece is not None
+    found: list[SegmentSlice | None] = []
+    waiting = threading.Thread(target=lambda: found.append(spool.read(piece.end, 0.02)), daemon=True)
+    waiting.start()
+    waiting.join(20)
+    assert found == [None]
+    recorder.close()
+    spool.folder.remove()
 
 
 @pytest.mark.slow
