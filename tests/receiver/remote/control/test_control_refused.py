@@ -319,6 +319,20 @@ def test_a_process_that_permits_no_control(collector: CollectorProcess, tmp_path
     assert only(stored(collector.log, "quiet")[0]) == list(range(10))
 
 
+def test_the_figures_of_a_process_are_shown_through_the_collector(
+    collector: CollectorProcess, other: Forwarder, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from hostcallback.receiver.cli import main
+
+    top = ["top", "--via", collector.address, "--run", "other", "--interval", "0.05"]
+    assert main([*top, "--once", "--json"]) == 0
+    shown = json.loads(capfd.readouterr().out)
+    assert [(one["run"], one["process"], one["pid"]) for one in shown["processes"]] == [("other", 0, os.getpid())]
+    assert shown["silent"] == []
+    assert main([*top, "--once"]) == 0
+    assert capfd.readouterr().out.startswith("1 process(es)\n")
+
+
 def test_a_process_with_two_streams_is_one_process(collector: CollectorProcess, tmp_path: Path) -> None:
     with forwarder(collector.address, tmp_path / "one", run="twice"):
         wait_for(lambda: told(collector, "process", run="twice"), "the first")
