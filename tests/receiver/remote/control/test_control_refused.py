@@ -327,7 +327,9 @@ def test_the_figures_of_a_process_are_shown_through_the_collector(
     top = ["top", "--via", collector.address, "--run", "other", "--interval", "0.05"]
     assert main([*top, "--once", "--json"]) == 0
     shown = json.loads(capfd.readouterr().out)
-    assert [(one["run"], one["process"], one["pid"]) for one in shown["processes"]] == [("other", 0, os.getpid())]
+    assert [(one["run"], one["process"], one["pid"]) for one in shown["processes"]] == [
+        ("other", 0, os.getpid())
+    ]
     assert shown["silent"] == []
     assert main([*top, "--once"]) == 0
     assert capfd.readouterr().out.startswith("1 process(es)\n")
