@@ -203,6 +203,16 @@ def test_only_the_heads_are_copied(gpu: Gpu, elements: int) -> None:
         assert getattr(head, "whole_shape", array.shape) == array.shape
 
 
+@pytest.mark.parametrize("elements", [127, 128, 255, 256, 65_535, 65_536])
+def test_the_length_of_a_head_is_in_the_form_that_readers_take(gpu: Gpu, elements: int) -> None:
+    tap = Tap(gpu)
+    tap.rule(truncate=elements)
+    gpu.tap(np.arange(elements + 1, dtype=np.int32), consumer_id=tap.consumer_id)
+    ((*_, sent),) = gpu.take(1)
+    (head,) = split_truncated(sent, 0)
+    assert (head.shape, int(head[-1]), head.whole_shape) == ((elements,), elements - 1, (elements + 1,))
+
+
 def test_nothing_changes_where_all_arrays_are_small(gpu: Gpu) -> None:
     tap = Tap(gpu)
     tap.rule(truncate=4)
