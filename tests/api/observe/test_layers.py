@@ -92,6 +92,44 @@ def test_gradients_of_parameters_of_one_shape_and_line_are_told_apart() -> None:
             )
 
 
+def gradients_observed(step: Any, *args: Any) -> dict[str, Any]:
+    """The gradients of a jitted step's parameters by label."""
+    messages: list[Any] = []
+    with hcb.outfeed_receiver():
+        with hcb.observe(where="params/*", what_of="param grad", what="value", tap_func=messages.append):
+            jax.block_until_ready(jax.jit(step)(*args))
+        hcb.barrier_wait()
+    [message] = messages
+    return dict(message)
+
+
+def test_a_frozen_parameter_does_not_get_the_gradient_of_one_of_its_shape() -> None:
+    def loss(trained: Any, frozen: Any, x: Any) -> Any:
+        return jnp.sum((trained * (frozen * x)) ** 2)
+
+    def step(params: Any, x: Any) -> Any:
+        return jax.grad(loss)(params["trained"], params["frozen"], x)
+
+    params = {"frozen": jnp.arange(1.0, 5.0), "trained": jnp.arange(2.0, 6.0)}
+    found = gradients_observed(step, params, jnp.ones(4))
+    assert [*found] == ["param grad params/trained"]
+    np.testing.assert_allclose(found["param grad params/trained"], step(params, jnp.ones(4)))
+
+
+def test_members_that_a_scan_trains_one_by_one_have_a_gradient_each() -> None:
+    def loss(w: Any, x: Any) -> Any:
+        return jnp.sum((x @ w) ** 2)
+
+    def step(params: Any, x: Any) -> Any:
+        return jax.lax.scan(lambda _, w: (None, w - 0.1 * jax.grad(loss)(w, x)), None, params["w"])[1]
+
+    members, x = PARAMS["mlp"]["up"], X[0]
+    found = gradients_observed(step, {"w": members}, x)
+    np.testing.assert_allclose(
+        found["param grad params/w"], [jax.grad(loss)(w, x) for w in members], rtol=1e-5
+    )
+
+
 def updates_of(step: Any, *args: Any, where: str = "params/**") -> tuple[dict[str, Any], Any]:
     """The updates of a jitted step's parameters by label, and what the step returns."""
     messages: list[Any] = []
