@@ -122,3 +122,15 @@ def test_metrics_and_updates_under_automatic_sharding() -> None:
         assert list(values) == ["norm", "ratio"]
         norm = 0.1 * np.linalg.norm(grad)
         np.testing.assert_allclose([*values.values()], [norm, norm / np.linalg.norm(weight)], rtol=1e-4)
+
+
+def test_a_device_without_an_element_of_an_array_adds_nothing_to_its_statistics() -> None:
+    sharding = NamedSharding(Mesh(np.array(jax.devices()[:4]), "a"), P("a"))
+
+    def five(x: Any) -> Any:  # of which the first two devices have two each, and the last none
+        x = jax.lax.with_sharding_constraint(x[:5] * 2, sharding)
+        return jax.named_scope("here")(jnp.exp)(x)
+
+    names = ["max", "mean", "std", "norm", "zeros"]
+    _, [message] = values_of(five, jax.device_put(jnp.zeros(8), sharding), where="here", what=names)
+    np.testing.assert_allclose([message["here"][name] for name in names], [1, 1, 0, np.sqrt(5), 0], rtol=1e-6)
