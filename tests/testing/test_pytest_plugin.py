@@ -21,6 +21,13 @@ def save(value):
     raise OSError("disk full")
 
 
+def collect(value):
+    try:
+        save(value)
+    except OSError as error:
+        raise ExceptionGroup("several", [ValueError("never raised"), error])
+
+
 def step(x):
     hcb.check(x > 0, "x is {}", x)  # the check
     return x
@@ -37,6 +44,10 @@ def test_taps_without_waiting():
 
 def test_after_it():
     pass
+
+
+def test_a_group():
+    jax.jit(lambda x: hcb.tap(collect, x))(jnp.float32(1))
 
 
 def test_checks_without_waiting():
@@ -116,6 +127,7 @@ def test_failures_of_taps_and_checks_are_those_of_their_test(tmp_path: Path) -> 
     assert results == {
         "test_taps_without_waiting": "FAILED",
         "test_after_it": "PASSED",
+        "test_a_group": "FAILED",
         "test_checks_without_waiting": "FAILED",
         "test_waits_itself": "FAILED",
         "test_expects_it": "PASSED",
@@ -131,6 +143,11 @@ def test_failures_of_taps_and_checks_are_those_of_their_test(tmp_path: Path) -> 
     assert 'raise OSError("disk full")' in tap
     assert "saver" in tap
     assert f"test_suite.py:{line_of('# the tap')}" in tap
+
+    group = section(output, "test_a_group")
+    assert "E       ValueError: never raised" in group
+    assert 'raise OSError("disk full")' in group
+    assert "FAILED test_suite.py::test_a_group - ValueError: never raised" in output
 
     check = section(output, "test_checks_without_waiting")
     assert re.search(
@@ -163,7 +180,7 @@ def test_with_xdist_and_the_document(tmp_path: Path) -> None:
     (tmp_path / "test_suite.py").write_text(SUITE)
     output = run_pytest(tmp_path, "-n", "1", "test_page.py", "test_suite.py")
     assert "FAILED test_page" not in output
-    assert re.search(r"5 failed, 5 passed, 1 xfailed, 1 error", output), output
+    assert re.search(r"6 failed, 5 passed, 1 xfailed, 1 error", output), output
     assert re.search(r'^>       hcb.check\(x > 0, "x is \{\}", x\)', output, re.M)
 
 
