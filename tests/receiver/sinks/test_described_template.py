@@ -95,6 +95,13 @@ def test_everything_else_is_refused_with_a_text(template: str, monkeypatch: pyte
     assert peak < 32 << 20
 
 
+@pytest.mark.parametrize(
+    ("template", "item"), [("{1[mean]}", "mean"), ("{5[norm]}", "norm"), ("{4[b]}", "b"), ("{4[0]}", "0")]
+)
+def test_an_item_that_an_argument_does_not_have_is_named(template: str, item: str) -> None:
+    assert f"is not filled: there is no item {item!r}" in fill(template, ARGS, KWARGS)
+
+
 @given(
     st.lists(
         st.sampled_from(
