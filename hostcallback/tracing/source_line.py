@@ -267,18 +267,23 @@ def is_recomputed(stack: str) -> bool:
     return _RECOMPUTED in stack
 
 
-def scope_of(stack: str) -> tuple[str, ...]:
-    """Returns the named scopes in a name stack, without the names of transformations and our marks."""
-    return tuple(part for part in _scopes(stack) if part != SPAN)
+def scope_of(stack: str, *, is_twice: bool = False) -> tuple[str, ...]:
+    """Returns the named scopes in a name stack, without the names of transformations and our marks.
+
+    Args:
+        stack: the name stack of an equation.
+        is_twice: whether the equation is a checkpoint of a backward pass that is told of by an equation around it only.
+    """
+    return tuple(part for part in _scopes(stack, is_twice) if part != SPAN)
 
 
-def spans_of(stack: str) -> tuple[int, ...]:
+def spans_of(stack: str, *, is_twice: bool = False) -> tuple[int, ...]:
     """Returns which of the scopes in a name stack (`scope_of`) are spans: for each the number of scopes up to it."""
-    found = [i for i, part in enumerate(_scopes(stack)) if part == SPAN]
+    found = [i for i, part in enumerate(_scopes(stack, is_twice)) if part == SPAN]
     return tuple(i - number + 1 for number, i in enumerate(found))
 
 
-def _scopes(stack: str) -> list[str]:
+def _scopes(stack: str, is_twice: bool) -> list[str]:
     parts = _TRANSFORM.sub("", stack).split("/")
     if is_backward(stack):
         # The backward pass of a jitted function and that of a checkpoint have the scopes around the gradient twice:
@@ -289,8 +294,10 @@ def _scopes(stack: str) -> list[str]:
             parts = parts[around:]
     parts = [p for p in parts if p and p not in _NOT_SCOPES and (p == SPAN or not p.startswith(MARK))]
     half = len(parts) // 2
-    # The backward pass of a checkpoint has its own scopes twice, too: `transpose(jvp(layer))/jvp(layer)`.
-    return parts[half:] if is_backward(stack) and half and parts[:half] == parts[half:] else parts
+    # The backward pass of a checkpoint has its own scopes twice, too: `transpose(jvp(layer))/jvp(layer)`, and
+    # `layer/layer` in the backward pass of a jitted function.
+    is_twice |= is_backward(stack)
+    return parts[half:] if is_twice and half and parts[:half] == parts[half:] else parts
 
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hostcallback import _jax_compat as compat
-from hostcallback.lowering.equations import structure_of, variables
+from hostcallback.lowering.equations import REMATS, structure_of, variables
 from hostcallback.lowering.xray import UserError
 from hostcallback.tracing import source_line
 from hostcallback.tracing.source_line import SourceLine, called_name, first_user_line, user_source_line
@@ -65,16 +65,20 @@ def site_of(equation: compat.JaxprEqn, around: Site) -> Site:
     """Describes an equation of a program that the equation of another site holds."""
     stack = str(equation.source_info.name_stack)
     calls = [called_name(code, offset) for code, offset in compat.equation_origin(equation)]
+    is_twice = around.backward and equation.primitive.name in REMATS
     return Site(
         equation.primitive.name,
-        (*around.scope, *source_line.scope_of(stack)),
+        (*around.scope, *source_line.scope_of(stack, is_twice=is_twice)),
         (*compat.equation_frames(equation), *around.frames),
         _function_of(equation),
         around.backward or source_line.is_backward(stack),
         (*around.calls, *(part for call in reversed(calls) for part in call)),
         tuple(getattr(v.aval, "shape", ()) for v in equation.outvars),
         tuple(getattr(v.aval, "dtype", None) for v in equation.outvars),
-        (*around.spans, *(len(around.scope) + count for count in source_line.spans_of(stack))),
+        (
+            *around.spans,
+            *(len(around.scope) + count for count in source_line.spans_of(stack, is_twice=is_twice)),
+        ),
     )
 
 

@@ -81,6 +81,14 @@ def test_activations_and_cotangents_of_a_training_step_arrive_in_one_message(los
     assert_same(out, jax.jit(step)(WEIGHTS, X))
 
 
+@pytest.mark.parametrize("loss", [remat_loss, jax.jit(remat_loss)], ids=["plain", "jitted"])
+def test_a_cotangent_within_a_checkpoint_has_the_scopes_of_its_output(loss: Any) -> None:
+    options = {"where": "mlp", "what": ["norm"], "what_of": ["output", "grad"]}
+    _, [message] = values_of(jax.grad(loss), WEIGHTS, X, **options)
+    labels = ["layer_0/mlp", "layer_1/mlp"]
+    assert list(message) == [*labels, *(f"grad {label}" for label in reversed(labels))]
+
+
 def test_statistics_are_those_of_numpy() -> None:
     x = jnp.array([[0.0, 1.5, -3.0], [np.nan, np.inf, 0.0]])
     scale = lambda x: jax.named_scope("scaled")(lambda x: x * 2)(x) + 1  # noqa: E731

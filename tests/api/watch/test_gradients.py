@@ -153,6 +153,21 @@ def test_what_a_checkpoint_computes_again_is_not_of_the_backward_pass() -> None:
     assert (error.primitive, error.backward) == ("log", False)
 
 
+@pytest.mark.parametrize("outer", [lambda f: f, jax.jit], ids=["plain", "jitted"])
+def test_the_scopes_around_a_checkpoint_are_named_once(outer: Any) -> None:
+    @jax.checkpoint
+    def layer(x: Any) -> Any:
+        with jax.named_scope("layer"):
+            return divided_backward(x, 0 * x)
+
+    def f(x: Any) -> Any:
+        with jax.named_scope("model"):
+            return jnp.sum(layer(x))
+
+    (error,) = errors_of(lambda: hcb.watch_nonfinite(jax.jit(jax.grad(outer(f))))(X))
+    assert (error.primitive, error.scope, error.backward) == ("div", "model/layer", True)
+
+
 def test_the_device_of_a_gradient_is_named() -> None:
     mesh = Mesh(np.array(jax.devices()), ("i",))
 
