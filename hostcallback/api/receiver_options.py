@@ -22,6 +22,7 @@ from hostcallback.receiver.runtime.signals import watch_termination
 from hostcallback.receiver.sinks.metric_writers.sink import MetricsSink
 from hostcallback.receiver.taplog.writing.recorder import Recorder
 from hostcallback.receiver.text import without_password
+from hostcallback.tracing.source_line import user_source_line
 
 RecordTo = str | os.PathLike[str] | Recorder
 """The folder of a tap log, or a recorder that writes to one."""
@@ -170,8 +171,9 @@ def error_policy(on_error: OnError | str) -> OnError:
     try:
         return OnError(on_error)
     except ValueError:
+        policies = ", ".join(repr(str(policy)) for policy in OnError)
         raise ValueError(
-            f"on_error is {on_error!r}, expected one of {', '.join(repr(str(policy)) for policy in OnError)}"
+            f"on_error is {on_error!r}, expected one of {policies}, at {user_source_line()}"
         ) from None
 
 

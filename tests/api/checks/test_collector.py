@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
+import textwrap
 import threading
 from pathlib import Path
 from time import monotonic
@@ -17,6 +19,7 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
 import hostcallback as hcb
+from python_process import python_output
 from transforming import Jit
 
 
@@ -102,6 +105,35 @@ def test_raise_soon_raises_in_the_next_call_of_a_tapped_program() -> None:
             fail_and_go_on(compiled)
         assert checks_of(caught.value)[0].explanation.text == "x is -1.0"
         compiled(2.0)
+
+
+def test_raise_soon_raises_in_a_thread_that_has_left_a_setting_of_jax_before_the_first_receiver() -> None:
+    program = """
+    import threading
+    import jax
+
+    with jax.debug_nans(False):  # from then on, JAX calls no hook on this thread
+        pass
+
+    import hostcallback as hcb
+
+    @jax.jit
+    def step(x):
+        hcb.check(x > 0, "x is {}", x)
+        return x
+
+    with hcb.outfeed_receiver(on_error="raise_soon") as receiver:
+        step(-1.0)
+        while not receiver.failed_checks:
+            threading.Event().wait(0.001)
+        try:
+            for _ in range(1000):
+                step(1.0)
+            print("went on")
+        except hcb.TapFunctionException:
+            print("raised")
+    """
+    assert python_output("-c", textwrap.dedent(program)) == "raised\n"
 
 
 def test_later_failures_of_what_raise_soon_has_raised_are_not_reported_twice(
@@ -253,11 +285,13 @@ def test_a_collector_and_a_receiver_are_refused_with_the_cure(collector_first: b
     assert 'outfeed_receiver(record=..., on_error="warn") as rx, whose rx.failed_checks' in told
 
 
-def test_an_unknown_policy_is_refused() -> None:
-    with pytest.raises(
-        ValueError, match=r"on_error is 'raise', expected one of 'defer', 'warn', 'raise_soon', 'abort'"
-    ):
-        hcb.outfeed_receiver(on_error="raise")
+@pytest.mark.parametrize("make", [hcb.outfeed_receiver, hcb.error_collector])
+def test_an_unknown_policy_is_refused_with_the_line(make: Any) -> None:
+    with pytest.raises(ValueError, match="on_error") as refused:
+        make(on_error="raise")
+    policies = r"'defer', 'warn', 'raise_soon', 'abort', 'stop'"
+    place = rf"{re.escape(__file__)}:\d+ \(test_an_unknown_policy_is_refused_with_the_line\)"
+    assert re.fullmatch(rf"on_error is 'raise', expected one of {policies}, at {place}", str(refused.value))
 
 
 @pytest.mark.slow
