@@ -356,7 +356,8 @@ class CapsuleWriter:
         """Removes the unfinished file. Does nothing after `finish`."""
         with contextlib.suppress(OSError, ValueError):  # a full disk; a member that is not finished
             self._zip.close()
-        self._file.close()
+        with contextlib.suppress(OSError):  # of a full disk too; it is closed all the same
+            self._file.close()
         self._partial.unlink(missing_ok=True)
 
 

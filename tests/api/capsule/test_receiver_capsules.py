@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ import hostcallback as hcb
 from hostcallback.api.capsule_contents import capsule_path
 from hostcallback.receiver import Capsule
 from hostcallback.receiver.cli import main
+from threads import wait_for
 
 
 def checked(x: Any) -> Any:
@@ -126,6 +130,35 @@ def test_a_folder_that_cannot_be_made_is_logged(tmp_path: Path, caplog: pytest.L
     ):
         jax.jit(checked)(jnp.float32(2))
     assert "could not be written" in caplog.text
+
+
+@contextmanager
+def files_no_longer_than(nbytes: int) -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_capsule_that_the_disk_has_no_room_for_leaves_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    step = jax.jit(checked)
+    step(jnp.float32(0))
+
+    def fail() -> None:
+        step(jnp.float32(2))
+        wait_for(lambda: "could not be written: File too large" in caplog.text)
+
+    with (
+        pytest.raises(hcb.TapFunctionException, match="x is"),
+        hcb.outfeed_receiver(on_failure="capsule", capsules=tmp_path),
+        files_no_longer_than(1000),
+    ):
+        fail()
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_file_of_an_earlier_process_is_kept(tmp_path: Path) -> None:
