@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+import hostcallback.api  # noqa: F401  (before the rooms below it, whose imports depend on its order)
+from hostcallback.primitives import effects
 from hostcallback.receiver.taplog.reading.reader import LogReader
 from python_process import run_python, start_python
 
@@ -225,12 +227,12 @@ def test_a_breakpoint_without_a_terminal_shows_no_line_of_ours() -> None:
     assert "no barrier_wait() or receiver reported it" not in result.stderr
 
 
-@pytest.mark.slow
 def test_a_tap_that_never_returns_does_not_hang_the_exit_and_the_loss_is_reported() -> None:
     result = run(
         """
-        import hostcallback.api.process_exit
-        hostcallback.api.process_exit.EXIT_STALL_SEC = 0.5
+        import hostcallback.api.process_exit as at_exit; at_exit.EXIT_STALL_SEC = 0.1
+        f(0)
+        hcb.barrier_wait()  # has compiled what waits at exit
         def stuck(x): threading.Event().wait()
         g = hcb.jit(lambda x: hcb.id_tap(stuck, x))
         for i in range(3): g(i)
@@ -239,6 +241,25 @@ def test_a_tap_that_never_returns_does_not_hang_the_exit_and_the_loss_is_reporte
     assert result.returncode == 0
     assert "tap stuck" in result.stderr
     assert "message(s) of cpu:0 were lost at exit" in result.stderr
+
+
+@pytest.mark.native_only  # elsewhere XLA's thread runs the host function
+@pytest.mark.skipif(
+    not effects.installed, reason="without fast dispatch, the call waits for the host function"
+)
+def test_a_call_that_never_returns_does_not_hang_the_exit() -> None:
+    result = run(
+        """
+        import hostcallback.api.process_exit as at_exit; at_exit.EXIT_STALL_SEC = 0.1
+        begun = threading.Event()
+        def stuck(x): begun.set(); threading.Event().wait()
+        g = jax.pmap(lambda x: hcb.call(stuck, x, result_shape=x))  # on threads of XLA
+        result = g(jnp.arange(2.0))
+        begun.wait()
+        """
+    )
+    assert result.returncode == 0
+    assert "stuck, the host function of the call at " in result.stderr
 
 
 SLOW = """
