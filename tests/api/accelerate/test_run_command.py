@@ -61,6 +61,14 @@ def test_a_script_runs_as_by_python_and_its_callbacks_are_taken_over(script: Pat
     assert f"hostcallback: taken over: jax.debug.print at {script}:10 (f)" in ours.stderr
 
 
+def test_callbacks_are_taken_over_also_if_jax_is_imported_already(script: Path, tmp_path: Path) -> None:
+    main = "import sys, jax; from hostcallback.receiver.cli import main; sys.exit(main(sys.argv[1:]))"
+    ours = python("-c", main, "run", "--verbose", script, cwd=tmp_path)
+    assert ours.returncode == 0, ours.stderr
+    assert "printed 1.0" in ours.stdout
+    assert f"hostcallback: taken over: jax.debug.print at {script}:10 (f)" in ours.stderr
+
+
 @pytest.mark.slow
 def test_an_exception_looks_the_same(script: Path, tmp_path: Path) -> None:
     alone = python(script, "fails", cwd=tmp_path)
