@@ -19,10 +19,7 @@ from python_process import python_output, start_python
 PROGRAM = Path(__file__).with_name("stopped_program.py")
 EXAMPLE = ROOT / "examples" / "stop_and_resume.py"
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.native_only,  # the native library watches signals on each transport
-]
+pytestmark = pytest.mark.native_only  # the native library watches signals on each transport
 
 
 @contextmanager
@@ -55,6 +52,7 @@ def test_the_first_ctrl_c_stops_the_loop_and_the_second_one_is_pythons() -> None
         assert "Traceback" not in said
 
 
+@pytest.mark.slow
 def test_hcb_ctl_stops_the_loop_and_ctrl_c_is_pythons_then(tmp_path: Path) -> None:
     with running(PROGRAM, first="runs") as process:
         done = hcb(tmp_path, "ctl", str(process.pid), "stop")
@@ -66,6 +64,7 @@ def test_hcb_ctl_stops_the_loop_and_ctrl_c_is_pythons_then(tmp_path: Path) -> No
         assert line_of(process) == "interrupted"
 
 
+@pytest.mark.slow
 def test_the_first_sigterm_stops_the_loop_and_the_second_one_ends_the_process() -> None:
     with running(PROGRAM, "signals", first="runs") as process:
         process.send_signal(signal.SIGTERM)
@@ -76,6 +75,7 @@ def test_the_first_sigterm_stops_the_loop_and_the_second_one_ends_the_process() 
         assert "stop requested (SIGTERM; another one ends the process)" in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "says"),
     [
@@ -98,6 +98,7 @@ def test_ctrl_c_is_pythons_while_no_loop_runs(how: str, says: str) -> None:
         process.communicate()
 
 
+@pytest.mark.slow
 def test_a_run_that_sigterm_stopped_goes_on_and_has_the_bits_of_an_uninterrupted_one(tmp_path: Path) -> None:
     whole, parts = tmp_path / "whole.npz", tmp_path / "parts.npz"
     assert "finished" in python_output(EXAMPLE, whole)
