@@ -64,3 +64,21 @@ def test_the_time_of_a_place_is_within_a_tenth_of_the_work_in_it() -> None:
     [values] = found
     assert 0.5 <= float(values["work"]["seconds"]) < 0.55
     assert 1.0 <= float(values["program"]["seconds"]) < 1.1
+
+
+def test_a_place_begins_once_it_can_go_on_to_its_end() -> None:
+    def program(x: Any) -> Any:
+        with hcb.span("sum"):
+            y = jnp.sin(x)
+        with hcb.span("wait"):
+            z = nap(x + 1, 0.05) * 2
+        with hcb.span("sum"):
+            return y + z
+
+    found: list[Any] = []
+    with hcb.observe(what="time", tap_func=found.append):
+        jax.jit(program)(jnp.ones((4, 4))).block_until_ready()
+    hcb.barrier_wait()
+    [values] = found
+    ends = int(values["wait"]["start_ns"]) + float(values["wait"]["seconds"]) * 1e9
+    assert int(values["sum"]["start_ns"]) > ends - 1e6
