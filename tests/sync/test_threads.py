@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import Any
 
 import jax
@@ -10,6 +11,7 @@ import pytest
 from jax import lax
 
 import hostcallback as hcb
+from python_process import python_output
 from recorder import Recorder
 from threads import in_threads
 from transforming import COTANGENT, PRIMAL, Jit, no_jit
@@ -118,3 +120,33 @@ def test_threads_that_wait_while_others_dispatch(rec: Recorder) -> None:
     in_threads(work, THREADS)
     assert not too_few
     assert len(rec) == THREADS * 20
+
+
+def test_a_daemon_thread_that_runs_programs_is_held_when_the_process_ends() -> None:
+    program = """
+    import atexit, threading
+
+    def tell():  # runs after the exit handlers of hostcallback
+        before = len(calls)
+        threading.Event().wait(0.1)
+        print(before > 9, len(calls) - before)
+
+    atexit.register(tell)
+    import jax
+    import hostcallback as hcb
+
+    calls, begun = [], threading.Event()
+    count = jax.jit(lambda x: hcb.id_tap(lambda value: None, x + 1))
+
+    def work():
+        x = 0.0
+        while True:
+            x = count(x)
+            calls.append(None)
+            if len(calls) == 10:
+                begun.set()
+
+    threading.Thread(target=work, daemon=True).start()
+    begun.wait()
+    """
+    assert python_output("-c", textwrap.dedent(program)) == "True 0\n"
