@@ -133,3 +133,11 @@ def test_a_program_from_no_file_has_no_source() -> None:
     exec(compile(code, "<made up>", "exec"), names)
     hcb.jit(names["f"])(1.0)
     assert script.answers[:2] == ["<no source>", "(7, 7)"]
+
+
+def test_the_names_of_a_program_from_no_file_are_those_that_it_defines() -> None:
+    script = Script("u", "p k, sorted(globals().keys() - {'__builtins__'})", "c")
+    names: dict[str, Any] = {"__name__": "made up", "hcb": hcb, "script": script}
+    code = "k = 7\ndef f(x):\n    hcb.breakpoint(**script.streams)\n    return x\nhcb.jit(f)(1.0)\n"
+    exec(compile(code, "<made up>", "exec"), names)
+    assert script.answers[1] == "(7, ['f', 'hcb', 'k', 'script'])"
