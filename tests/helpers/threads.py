@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 WAIT_SEC = 60.0
 
@@ -34,6 +37,13 @@ def in_threads(work: Callable[[int], object], count: int) -> None:
 def in_another_thread(work: Callable[[], object]) -> None:
     """Runs `work()` in a thread and waits for it; raises its error."""
     in_threads(lambda _: work(), 1)
+
+
+def run_coroutine(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Runs a coroutine in another thread, and returns its result: the browser of other tests has a loop in this one."""
+    results: list[T] = []
+    in_another_thread(lambda: results.append(asyncio.run(coroutine)))
+    return results[0]
 
 
 def wait_for(condition: Callable[[], Any], what: str = "it", timeout_sec: float = WAIT_SEC) -> Any:

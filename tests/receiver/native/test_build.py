@@ -142,7 +142,7 @@ def run_under_load(library_object, program, tmp_path, sanitizer, library_sources
     if library_sources:
         arguments[-1] = tmp_path / "library.so"
         compile_program(library_sources, arguments[-1], "-fPIC", "-shared", "-fvisibility=hidden", *flags)
-    done = subprocess.run(arguments, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == 0, done.stderr
     assert "WARNING" not in done.stderr
     assert "runtime error" not in done.stderr
@@ -150,6 +150,7 @@ def run_under_load(library_object, program, tmp_path, sanitizer, library_sources
 
 @needs_compiler
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("sanitizer", ["", "thread", "address,undefined"])
 @pytest.mark.parametrize(
     "program", ["ring/ring_stress.cc", "handlers/call_stress.cc", "rules/rule_stress.cc"]
@@ -160,6 +161,7 @@ def test_rings_calls_and_rules_hold_under_load(library_object, tmp_path, program
 
 @needs_compiler
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("sanitizer", ["", "thread", "address,undefined"])
 def test_gpu_rings_hold_under_load(library_object, tmp_path, sanitizer):
     run_under_load(library_object, "gpu/gpu_stress.cc", tmp_path, sanitizer, DRIVER_SOURCES)

@@ -195,6 +195,7 @@ class LogWriter:
             if not mask.any():
                 return
             block, steps = block.taken_out(mask), steps[mask]
+        count = len(block) + sum(number for _, number in folded)
         try:
             segment = self._open_segment()
             segment.frames(device, block, self._described, step_before=before, steps=steps, folded=folded)
@@ -202,15 +203,14 @@ class LogWriter:
                 segment.sync()
         except BaseException as error:
             self._failed(error)
-            lost = len(block) + sum(count for _, count in folded)
             reason = f"the log could not be written: {_reason(error)}"
             first, last = int(block.seqs[0]), int(block.seqs[-1])
-            self._losses.count(Lost(device, first, last, lost, block.data.size, time.time_ns(), reason))
+            self._losses.count(Lost(device, first, last, count, block.data.size, time.time_ns(), reason))
             # Such as an interrupt, which the caller must see.
             if not isinstance(error, OSError | MemoryError):
                 raise
             return
-        self._losses.counters.messages += len(block)
+        self._losses.counters.messages += count
         self._segments.wrote(segment, device, block, folded)
 
     def _rotate_if_due(self) -> None:

@@ -134,9 +134,9 @@ class LogCounters:
     """Counters of a log.
 
     Attributes:
-        messages: written messages.
+        messages: written messages, with the failures of checks that were folded into them.
         nbytes: of all segments so far, deleted ones included.
-        lost_messages: messages that could not be written, with the failures of checks that were folded into them.
+        lost_messages: those that could not be written, counted alike.
         lost_bytes: their bytes.
         lost_by_device: lost messages by the device's name.
         failure: the last error; empty if there was none.

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from hostcallback.receiver.remote.collector.access import HelloLimiter, Limits
+from threads import run_coroutine
 
 
 def test_silent_calls_make_room_for_others() -> None:
@@ -39,7 +40,7 @@ def test_silent_calls_make_room_for_others() -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
         assert not hellos._waiting
 
-    asyncio.run(run())
+    run_coroutine(run())
 
 
 def test_a_silent_call_ends_without_a_client() -> None:
@@ -50,4 +51,4 @@ def test_a_silent_call_ends_without_a_client() -> None:
                 await asyncio.Event().wait()
         assert not hellos._waiting
 
-    asyncio.run(run())
+    run_coroutine(run())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import subprocess
 import sys
 import threading
@@ -21,6 +20,7 @@ from collecting import LOSS, WAIT_SEC, Emitter, forwarder, only, stored, wait_fo
 from hostcallback.receiver.remote.nats.publication import Publication
 from nats_collecting import NatsCollectorProcess, all_messages
 from nats_server import NatsServerProcess
+from threads import run_coroutine
 
 NORM = replace(LOSS, name="grad.norm *>", consumer_id=90, tree=["array"])
 
@@ -47,7 +47,7 @@ def published(url: str, subject: str) -> list[Any]:
         await client.close()
         return found
 
-    return asyncio.run(fetch())
+    return run_coroutine(fetch())
 
 
 def test_messages_arrive_once_and_in_order_with_their_steps(
@@ -185,7 +185,7 @@ def test_messages_published_twice_are_stored_once(server: NatsServerProcess, tmp
             await client.jetstream().publish(message.subject, message.data)
         await client.close()
 
-    asyncio.run(publish_again())
+    run_coroutine(publish_again())
     assert len(published(server.url, "taps.>")) == 2 * len(messages)
     with NatsCollectorProcess(tmp_path, server.url) as collector:
         with forwarder(server.url, tmp_path / "spool", process_index=1) as sending:
@@ -205,7 +205,7 @@ def test_data_that_is_not_a_message_of_a_tap_is_left_out(server: NatsServerProce
                 await client.jetstream().publish("taps.run.0.loss", data)
             await client.close()
 
-        asyncio.run(publish())
+        run_coroutine(publish())
         with forwarder(server.url, tmp_path / "spool") as sending:
             Emitter(sending).losses(10)
         wait_for(lambda: len(all_messages(collector.log)) == 10, "the messages")

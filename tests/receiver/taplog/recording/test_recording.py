@@ -135,8 +135,12 @@ def test_calls_are_recorded_too(tmp_path: Path) -> None:
 def test_failing_checks_are_counted_exactly_however_many_were_folded(tmp_path: Path) -> None:
     program = scan(lambda x, step: hcb.check(x < 10, "x is {x} at {step}", x=x, step=step), 5_000)
     with pytest.raises(hcb.TapFunctionException) as live:
-        with hcb.outfeed_receiver(record=tmp_path):
+        with hcb.outfeed_receiver(record=tmp_path) as rx:
             program(jnp.float32(0))
+    assert rx.recorder is not None
+    assert (rx.recorder.counters.messages, rx.recorder.counters.lost_messages) == (4_990, 0)
+    found = logged(tmp_path)
+    assert len(found) + sum(message.folded for message in found) == 4_990
     with pytest.raises(hcb.TapFunctionException) as replayed:
         receiver.replay(tmp_path)
     (reported,) = live.value.exceptions
