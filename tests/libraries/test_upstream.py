@@ -69,18 +69,18 @@ def test_without_a_plain_run_what_fails_is_suspected() -> None:
 
 def test_each_file_of_a_folder_runs_in_other_processes_if_its_library_asks_for_it(tmp_path: Path) -> None:
     pytest.importorskip("pytest_timeout", reason="others' tests run under a time limit")
-    (tmp_path / "tests" / "deep").mkdir(parents=True)
+    (tmp_path / "cases" / "deep").mkdir(parents=True)
     (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --import-mode=importlib\n")
     body = "import os, pathlib\n\ndef test() -> None:\n    pathlib.Path({!r}).write_text(str(os.getpid()))\n"
     written = [tmp_path / "first", tmp_path / "second"]
     for file, name in zip(written, ("a_test.py", "deep/b_test.py"), strict=True):
-        (tmp_path / "tests" / name).write_text(body.format(str(file)))
-    library = libraries.Library("many", "1", ("tests",), by_file=True)
+        (tmp_path / "cases" / name).write_text(body.format(str(file)))
+    library = libraries.Library("many", "1", ("cases",), by_file=True)
     run = Run(library, tmp_path, Path(sys.executable), tmp_path / "outcomes", workers=1)
     outcomes = run.run("plain", library.every)
     assert {test: found.outcome for test, found in outcomes.items()} == {
-        "tests/a_test.py::test": "passed",
-        "tests/deep/b_test.py::test": "passed",
+        "cases/a_test.py::test": "passed",
+        "cases/deep/b_test.py::test": "passed",
     }
     first, second = (file.read_text() for file in written)
     assert first != second
