@@ -170,7 +170,7 @@ class Position:
         lines = (first_user_line(compat.equation_frames(each)) for each in around)
         return Place(
             next((line for line in lines if line is not None), None),
-            "/".join(self._scopes(equation)),
+            "/".join(self._scopes(equation, stacks)),
             any(map(source_line.is_backward, stacks)) and not any(map(source_line.is_recomputed, stacks)),
         )
 
@@ -194,10 +194,9 @@ class Position:
         """Whether the mark of an X-ray is on an equation of the program, or on one around it; "" is on all."""
         return not mark or any(mark in source_line.marks_in(stack) for stack in self._stacks(equation))
 
-    def _scopes(self, equation: JaxprEqn) -> Iterator[str]:
+    def _scopes(self, equation: JaxprEqn, stacks: Sequence[str]) -> Iterator[str]:
         is_backward = False
-        for each in (*self.equations, equation):
-            stack = str(each.source_info.name_stack)
+        for each, stack in zip((*self.equations, equation), stacks, strict=True):
             yield from source_line.scope_of(stack, is_twice=is_backward and each.primitive.name in REMATS)
             is_backward |= source_line.is_backward(stack)
 

@@ -1,11 +1,13 @@
-"""Runs Python in other processes."""
+"""Runs Python in other processes, and limits the files of this one."""
 
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -67,3 +69,14 @@ def run_pythons(
     outputs = [process.communicate(timeout=timeout_sec)[0] for process in processes]
     assert [process.returncode for process in processes] == [0] * len(commands), outputs
     return outputs
+
+
+@contextmanager
+def files_no_longer_than(nbytes: int) -> Iterator[None]:
+    """Lets no file of this process become longer, as on a full disk: writes fail with "File too large"."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +15,7 @@ import hostcallback as hcb
 from hostcallback.api.capsule_contents import capsule_path
 from hostcallback.receiver import Capsule
 from hostcallback.receiver.cli import main
+from python_process import files_no_longer_than
 from threads import wait_for
 
 
@@ -130,16 +128,6 @@ def test_a_folder_that_cannot_be_made_is_logged(tmp_path: Path, caplog: pytest.L
     ):
         jax.jit(checked)(jnp.float32(2))
     assert "could not be written" in caplog.text
-
-
-@contextmanager
-def files_no_longer_than(nbytes: int) -> Iterator[None]:
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_a_capsule_that_the_disk_has_no_room_for_leaves_nothing(

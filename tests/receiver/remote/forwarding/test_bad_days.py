@@ -13,6 +13,7 @@ import pytest
 
 from collecting import LOSS, CollectorProcess, Emitter, all_stored, forwarder, only, stored, wait_for
 from hostcallback.receiver.taplog.reading.reader import LogReader
+from python_process import files_no_longer_than
 
 pytestmark = pytest.mark.slow
 
@@ -59,17 +60,13 @@ def test_a_full_disk_at_the_collector_loses_nothing(tmp_path: Path) -> None:
 
 def test_a_full_disk_at_the_process_is_counted_and_noted(tmp_path: Path) -> None:
     with CollectorProcess(tmp_path, "--quiet") as collector:
-        before = resource.getrlimit(resource.RLIMIT_FSIZE)
         recorder = forwarder(collector.address, tmp_path / "spool", drain_sec=60)
         emitter = Emitter(recorder)
         emitter.losses(100)
         recorder.flush()
-        resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, before[1]))
-        try:
+        with files_no_longer_than(50_000):
             emitter.losses(1_000)
             recorder.flush()
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, before)
         assert recorder.counters.lost_messages
         recorder.close()
         collector.stop()

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-import resource
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +23,7 @@ from hostcallback.receiver.taplog.reading.selection import Selection
 from hostcallback.receiver.taplog.writing import log_writer, rotation as log_segments
 from hostcallback.receiver.taplog.writing.recorder import record
 from logged_frames import LOSS, NORM, block_of, frame, log_in, losses, read, seqs
-from python_process import python_output
+from python_process import files_no_longer_than, python_output
 from threads import in_threads, wait_for
 
 
@@ -228,16 +225,6 @@ def test_more_taps_than_the_mask_has_bits_are_distinguished(tmp_path: Path) -> N
 
 
 # Where it cannot write
-
-
-@contextmanager
-def files_no_longer_than(nbytes: int) -> Iterator[None]:
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_unwritable_messages_are_counted_and_noted_when_there_is_room_again(
