@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from hostcallback.receiver.errors import JobError
+from hostcallback.receiver.failures.check_report import FailedChecks
+from hostcallback.receiver.failures.failure_report import Deferred, report_of
 from hostcallback.receiver.log import traceback_text
 from hostcallback.receiver.text import say
 from python_process import run_python
@@ -140,3 +142,14 @@ def test_the_failure_of_another_process_survives_pickle() -> None:
     again = pickle.loads(pickle.dumps(error))
     assert (type(again), str(again)) == (JobError, str(error))
     assert (again.process, again.source_line) == (2, "train.py:3 (step)")
+
+
+def test_a_report_names_eight_taps_with_incomplete_values_and_counts_the_rest() -> None:
+    found = Deferred(FailedChecks(max_kept=1))
+    found.incomplete.update({f"loss{number}": 20 - number for number in range(9)})
+    report = report_of(found)
+    assert report is not None
+    text = str(report.exceptions[0])
+    assert text.startswith("144 value(s) of arrays")
+    assert "13 of the tap loss7 and of 1 more taps: " in text
+    assert "loss8" not in text

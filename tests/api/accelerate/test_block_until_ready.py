@@ -323,6 +323,15 @@ def test_undone_it_is_jaxs_again() -> None:
     assert places() == before
 
 
+def test_arrays_that_give_out_no_memory_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Plain:
+        pass
+
+    monkeypatch.setattr(sync, "ArrayImpl", Plain)
+    with pytest.raises(LookupError, match="give out no buffers"):
+        sync.get_buffer_slot()
+
+
 def test_a_jax_that_lacks_it_is_told_of_and_works_on(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
+import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -15,6 +19,7 @@ from hostcallback.receiver.ui.index import log_index
 from hostcallback.receiver.ui.index.log_index import LogIndex
 from hostcallback.receiver.ui.index.series import chart
 from hostcallback.receiver.ui.index.taps import MAX_NONFINITE, Tap
+from hostcallback.receiver.ui.server.page_data import Filler
 from logged_frames import LOSS, NORM, block_of, frame
 
 LOGS, POLLS = 6, 5
@@ -105,3 +110,27 @@ def test_the_first_values_that_are_not_finite_are_kept_in_any_order_of_chunks() 
         tap.note_nonfinite(np.full((80, 1), np.nan), steps, steps * 1e9)
     assert tap.nonfinite_count == 240
     assert [x for x, _ in tap.nonfinite] == [*range(200, 280), *range(300, 380)][:MAX_NONFINITE]
+
+
+def test_numbers_of_less_than_a_byte_are_found_one_by_one(tmp_path: Path) -> None:
+    narrow = np.dtype(ml_dtypes.int4)
+    with contextlib.closing(LogWriter(tmp_path / "log", LogOptions(run="one"))) as log:
+        log.describe(NORM)
+        frames = [frame(NORM, np.array(number, narrow), seq=number) for number in range(3)]
+        log.append("cpu:0", block_of(*frames), at_once=True)
+    index = LogIndex([tmp_path])
+    index.look()
+    assert not index.read_some(60.0)
+    (tap,) = index.taps.rows
+    assert (tap.count, tap.last) == (3, 2)
+
+
+def test_a_filler_with_no_page_open_uses_no_processor_time(tmp_path: Path) -> None:
+    filler = Filler(LogIndex([tmp_path]))
+    try:
+        filler.refresh()
+        before = time.process_time()
+        threading.Event().wait(0.5)
+        assert time.process_time() - before < 0.25
+    finally:
+        filler.close()

@@ -13,6 +13,7 @@ import pytest
 from hostcallback.receiver.native import bindings as native
 from hostcallback.receiver.sources.back_pressure import Policy
 from hostcallback.receiver.sources.ring_batch import RingConfig
+from hostcallback.receiver.taplog.flight.recorder import RingFileError, read_ring
 from hostcallback.receiver.wire.array_types import ArraySpec
 from hostcallback.receiver.wire.decoder import Decoder
 from hostcallback.receiver.wire.frame import encode_prefix
@@ -156,3 +157,16 @@ def test_long_metadata_travels_in_the_ring_even_without_a_payload(ring):
         consumer_id, *_, arrays = Decoder().decode(*batch.frames[0])
         assert (consumer_id, len(arrays)) == (9, 300)
         batch.release()
+
+
+def test_a_ring_in_a_file_says_where_its_blocks_end(ring, tmp_path):
+    path = tmp_path / "cpu_0.hcbring"
+    assert ring.library.hcb_ring_keep_in_file(ring.handle, bytes(path), b"cpu:0", MIB) == 0
+    ring.send(bytes(9000))
+    whole = path.read_bytes()
+    (found,) = read_ring(path).frames
+    assert found.header.payload_bytes == 9000
+    cut = tmp_path / "cut.hcbring"
+    cut.write_bytes(whole[:-4096])
+    with pytest.raises(RingFileError, match="it was truncated"):
+        read_ring(cut)

@@ -29,10 +29,13 @@ from hostcallback.receiver.remote.forwarding_protocol import (
     FORWARD,
     SERVICE,
     SliceDecoder,
+    StreamKey,
     StreamOffset,
     encode_position,
 )
 from hostcallback.receiver.remote.options import Forward
+from hostcallback.receiver.remote.sending.grpc_transport import GrpcTransport
+from ports import free_port
 
 Code = grpc.StatusCode
 EPOCH = "0123456789abcdef"
@@ -345,3 +348,21 @@ def test_a_process_with_two_streams_is_one_process(collector: CollectorProcess, 
             assert found.result["pid"] == os.getpid()
         assert len(told(collector, "process", run="twice")) == 1
     wait_for(lambda: not told(collector, "process", run="twice"), "its end")
+
+
+def test_a_collector_that_is_not_there_is_not_asked_without_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    call = GrpcTransport.call
+
+    def counted(self: GrpcTransport, method: str, *arguments: Any) -> Any:
+        asked.append(method)
+        return call(self, method, *arguments)
+
+    monkeypatch.setattr(GrpcTransport, "call", counted)
+    control = agent.ControlThread(
+        GrpcTransport(Forward(f"127.0.0.1:{free_port()}")), StreamKey("run", 0, EPOCH)
+    )
+    wait_for(lambda: len(asked) > 1, "a second attempt")
+    threading.Event().wait(0.5)
+    control.stop()
+    assert len(asked) < 20

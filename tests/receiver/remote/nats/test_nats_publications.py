@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import re
+from pathlib import Path
+from types import SimpleNamespace
 
 import msgpack
 import numpy as np
@@ -11,8 +13,10 @@ import pytest
 from hypothesis import given, strategies as st
 
 from hostcallback.receiver.errors import BadStreamError
+from hostcallback.receiver.remote.forwarding_protocol import StreamOffset
 from hostcallback.receiver.remote.nats.connection import subject, token, untoken
 from hostcallback.receiver.remote.nats.publication import Publication, gathered
+from hostcallback.receiver.remote.nats.transport import NatsStream
 from hostcallback.receiver.taplog.format.block import FrameBlock
 from published_units import KEY, block_of, units
 
@@ -92,3 +96,14 @@ def test_a_changed_byte_never_raises_another_exception(place: int, value: int) -
     data[place % len(data)] = value
     with contextlib.suppress(BadStreamError):
         Publication.decode(bytes(data))
+
+
+def test_a_message_that_the_server_would_refuse_is_published_as_lost(tmp_path: Path) -> None:
+    (unit,) = units(block_of([20_000]))
+    nbytes = unit.block.data.size
+    limits = SimpleNamespace(max_payload=nbytes)  # room for the frames, and none for what says whose they are
+    stream = NatsStream(limits, tmp_path, KEY, StreamOffset(0, 0), lambda offset: None)  # type: ignore[arg-type]
+    (sent,) = stream._fitting(unit)
+    assert sent.lost is not None
+    assert (sent.lost.first_seq, sent.lost.nbytes, len(sent.block)) == (0, nbytes, 0)
+    assert f"{nbytes} bytes exceed the NATS server's limit" in sent.lost.reason
