@@ -157,6 +157,7 @@ def test_the_observing_example_prints_a_table_of_activations_and_gradients_for_e
     assert result.stdout.count("grad layers/0") == 3
 
 
+@pytest.mark.slow
 def test_the_documented_times_of_parts_are_a_table_and_axes(tmp_path: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "time.md").read_text(), re.DOTALL)
     code = "\n".join(blocks)

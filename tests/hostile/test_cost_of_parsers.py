@@ -91,6 +91,7 @@ def check_cost(read: Callable[[], Any], size: int) -> None:
         tracemalloc.stop()
 
 
+@pytest.mark.slow_variants(every=3)
 @pytest.mark.parametrize("kind", RULE_FILES)
 def test_a_file_of_rules(kind: str, tmp_path: Path) -> None:
     data = RULE_FILES[kind](min(KIB << 10, limits.RULE_FILE_BYTES))

@@ -114,6 +114,7 @@ def in_flight(folder: Path) -> list[int]:
     return [int.from_bytes(frame[-64:][:4], "little", signed=True) for frame in frames]
 
 
+@pytest.mark.slow_variants
 @pytest.mark.parametrize(("number", "moment", "option"), CASES)
 def test_a_signal(number: signal.Signals, moment: str, option: str, tmp_path: Path, parent: Parent) -> None:
     pid = parent.start(tmp_path, option, moment)

@@ -86,6 +86,7 @@ def test_each_file_of_a_folder_runs_in_other_processes_if_its_library_asks_for_i
     assert first != second
 
 
+@pytest.mark.slow
 def test_a_sample_is_the_same_in_each_run(tmp_path: Path) -> None:
     pytest.importorskip("pytest_timeout", reason="others' tests run under a time limit")
     tests = "import pytest\n\n@pytest.mark.parametrize('n', range(40))\ndef test(n):\n    pass\n"

@@ -126,6 +126,7 @@ def test_metrics_that_nothing_writes_name_the_receiver_that_is_not_entered(
     assert (tmp_path / "metrics.csv").read_text() == "step,loss\n0,2.0\n"
 
 
+@pytest.mark.slow_variants
 @pytest.mark.parametrize("ending", ["", "raise SystemExit(3)", "1 / 0"])
 def test_the_end_of_a_program_tells_of_a_receiver_that_was_not_entered(tmp_path: Path, ending: str) -> None:
     (tmp_path / "train.py").write_text(
@@ -302,6 +303,7 @@ hcb.taps["train/loss"].reset()
 """
 
 
+@pytest.mark.slow
 def test_rules_that_come_before_the_first_tap_are_told_once_they_match_nothing() -> None:
     done = run_python("-c", EARLY)
     assert done.stdout == "0\n2\n"

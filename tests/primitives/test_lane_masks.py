@@ -153,6 +153,7 @@ def tapped(program: Program, run: Callable[[Any], Any], **options: Any) -> tuple
     return found, np.asarray(out)
 
 
+@pytest.mark.slow_variants(every=3)
 @EACH
 def test_a_batch_sends_what_its_elements_send(jit: Jit, program: Program) -> None:
     alone, expected = tapped(program, lambda f: [jit(f)(x) for x in XS])
@@ -161,6 +162,7 @@ def test_a_batch_sends_what_its_elements_send(jit: Jit, program: Program) -> Non
     np.testing.assert_allclose(out, expected)
 
 
+@pytest.mark.slow_variants(every=4)
 @EACH
 def test_two_vmaps_send_what_their_elements_send(program: Program) -> None:
     shifts = jnp.array([0.0, -1.0, 1.0])
@@ -174,6 +176,7 @@ def test_two_vmaps_send_what_their_elements_send(program: Program) -> None:
         assert tapped(program, run)[0] == alone
 
 
+@pytest.mark.slow_variants(every=5)
 @pytest.mark.parametrize(
     "program", [p for p in PROGRAMS if p not in LOOPS], ids=lambda program: program.__name__
 )
@@ -191,6 +194,7 @@ def test_gradients_send_what_their_elements_send(program: Program, order: str) -
     assert batched == alone
 
 
+@pytest.mark.slow_variants(every=4)
 @pytest.mark.parametrize(
     "program", [p for p in PROGRAMS if p is not in_custom_vjp_in_cond], ids=lambda p: p.__name__
 )
@@ -205,6 +209,7 @@ def test_tangents_are_sent_by_the_elements_that_take_part(program: Program) -> N
         assert batched == alone
 
 
+@pytest.mark.slow_variants(every=3)
 @EACH
 def test_callbacks_and_prints_run_for_the_elements_that_take_part(program: Program) -> None:
     def ran(run: Callable[[Any], Any]) -> tuple[Counter[float], Counter[str]]:
@@ -223,6 +228,7 @@ def test_callbacks_and_prints_run_for_the_elements_that_take_part(program: Progr
     assert ran(lambda f: jax.jit(jax.vmap(f))(XS)) == ran(lambda f: [jax.jit(f)(x) for x in XS])
 
 
+@pytest.mark.slow_variants(every=5)
 @EACH
 @pytest.mark.parametrize("method", ["sequential", "expand_dims"])
 def test_calls_return_what_they_return_for_each_element(program: Program, method: str) -> None:

@@ -98,6 +98,7 @@ def test_the_receiver_but_for_its_remote_part_imports_without_grpc() -> None:
     assert result.returncode == 0, result.stderr
 
 
+@pytest.mark.slow_variants(every=3)
 @pytest.mark.parametrize("planted", ["import jax", "from jax import lax", "import hostcallback.api"])
 def test_the_proof_catches_a_planted_import(copied_receiver: Path, planted: str) -> None:
     (copied_receiver / "hostcallback" / "receiver" / "planted.py").write_text(planted + "\n")
@@ -114,6 +115,7 @@ def test_the_proof_catches_a_guarded_import(copied_receiver: Path) -> None:
     assert "planted.py" in prove(copied_receiver, "jax,jaxlib,hostcallback").stderr
 
 
+@pytest.mark.slow
 def test_the_proof_passes_an_innocent_copy(copied_receiver: Path) -> None:
     result = prove(copied_receiver, "jax,jaxlib,hostcallback")
     assert result.returncode == 0, result.stderr

@@ -102,5 +102,6 @@ assert len(calls) == 1, "a tap"
 """
 
 
+@pytest.mark.slow
 def test_what_was_compiled_before_a_name_is_used_is_not_traced_again() -> None:
     python_output("-c", TRACED_ONCE)

@@ -77,6 +77,7 @@ def test_a_tap_function_may_run_such_a_program() -> None:
     assert sorted(outer)[5] < 0.9  # an unanswered wait takes a second
 
 
+@pytest.mark.slow
 def test_a_callback_that_takes_long_is_waited_for_where_jax_waits() -> None:
     seen: list[Any] = []
     pause = threading.Event()

@@ -206,6 +206,7 @@ def test_values_of_many_types_arrive() -> None:
     assert script.answers[3] == "[array(True), None, 'text', (1, array(1, dtype=uint8))]"
 
 
+@pytest.mark.slow
 def test_no_tracer_leaks(jit: Jit) -> None:
     def f(x: Any) -> Any:
         pair = [x, functools.partial(jnp.add, x)]

@@ -47,6 +47,7 @@ def capsule(tmp_path_factory: pytest.TempPathFactory) -> Capsule:
     return Capsule(path)
 
 
+@pytest.mark.slow_variants
 def test_the_operation_that_overflows_in_32_bits_is_named(
     capsule: Capsule, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -70,6 +71,7 @@ def _reduced(table: Any, tokens: Any) -> Any:
     return jnp.exp(peak.astype(jnp.float32) + windows.sum() + lax.cumsum(table).sum())
 
 
+@pytest.mark.slow_variants
 @pytest.mark.parametrize("loss", [_embedded, _reduced])
 def test_what_combines_elements_is_promoted(
     loss: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -210,6 +212,7 @@ def test_an_array_that_is_not_finite_says_how_many_values_and_where(
     assert f"       {values}, first elements 0, 0.693147, 1, -inf\n" in capsys.readouterr().out
 
 
+@pytest.mark.slow_variants
 @pytest.mark.parametrize(
     ("x", "values"),
     [

@@ -73,6 +73,7 @@ def in_both_calls(xs: Any) -> Any:
 PROGRAMS = [checked, in_scan, in_while, in_batched_while, in_cond, in_grad, in_vmap, in_both_calls]
 
 
+@pytest.mark.slow_variants(every=4)
 @native
 @pytest.mark.parametrize("donate", [False, True])
 @pytest.mark.parametrize("program", PROGRAMS, ids=[f.__name__ for f in PROGRAMS])
@@ -188,6 +189,7 @@ SETTINGS: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.slow_variants(every=3)
 @native
 @pytest.mark.parametrize("name", SETTINGS)
 def test_settings_of_jax(name: str, tmp_path: Path) -> None:

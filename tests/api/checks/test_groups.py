@@ -68,6 +68,7 @@ def test_an_unreduced_predicate_in_a_group_names_its_elements() -> None:
     assert failed_once().explanation.where == "1 of 3 values are false, the first at [1]"
 
 
+@pytest.mark.slow_variants(every=7)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "complex64", "complex128"])
 @pytest.mark.parametrize("value", [0.0, 1e4, -np.inf, np.inf, np.nan])
 @pytest.mark.parametrize("size", [0, 1, 3, 4096])

@@ -57,6 +57,7 @@ def test_export_without_permission_is_explained(name: str) -> None:
         jax.export.export(jax.jit(lambda x: x * hcb.knob(name, 1.0)))(1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.native_only
 def test_a_capsule_has_the_value_at_the_failure(name: str, tmp_path: Path) -> None:
     @jax.jit

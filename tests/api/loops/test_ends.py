@@ -122,6 +122,7 @@ hcb.barrier_wait()
 """
 
 
+@pytest.mark.slow
 def test_in_a_file_the_step_that_an_interrupted_loop_has_reached_is_shown(tmp_path: Path) -> None:
     program = tmp_path / "interrupted.py"
     program.write_text(INTERRUPTED)

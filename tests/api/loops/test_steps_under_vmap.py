@@ -60,6 +60,7 @@ def train(loop: Loop, hidden: int, key: Any) -> Any:
     return loop(0, STEPS, step, (weights, zeros, zeros))
 
 
+@pytest.mark.slow_variants
 @pytest.mark.parametrize("hidden", [1, 2, 16])
 def test_a_training_under_vmap_is_that_of_two_nested_loops(hidden: int) -> None:
     # XLA lays out dimensions of 1 otherwise in nested loops, so that a lax.fori_loop may differ in the last bits.

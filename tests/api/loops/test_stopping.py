@@ -84,6 +84,7 @@ TRANSFORMS: dict[str, tuple[Callable[[Any], Any], Any]] = {
 }
 
 
+@pytest.mark.slow_variants(every=4)
 @pytest.mark.parametrize("transform", TRANSFORMS)
 @pytest.mark.parametrize("loop", LOOPS)
 def test_without_a_request_a_loop_has_the_bits_of_jax_and_counts_all_its_steps(
@@ -251,6 +252,7 @@ def test_an_inner_loop_is_stopped_and_the_outer_one_too() -> None:
     assert total == counts.sum()
 
 
+@pytest.mark.slow_variants
 @pytest.mark.parametrize("exchanges", [False, True])
 def test_devices_of_a_shard_map_stop_after_the_same_step(exchanges: bool) -> None:
     mesh = Mesh(np.array(jax.devices()[:4]), ("i",))

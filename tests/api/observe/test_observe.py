@@ -174,6 +174,7 @@ def test_iterations_of_a_while_loop_are_messages() -> None:
     assert out == 1
 
 
+@pytest.mark.slow_variants(every=4)
 @pytest.mark.parametrize("options", [{"what": "time"}, {"where": "b"}], ids=["time", "statistics"])
 @pytest.mark.parametrize("is_batched", [False, True], ids=["one", "vmap"])
 @pytest.mark.parametrize("effect", ["ordered tap", "tap", "call", "debug.callback"])

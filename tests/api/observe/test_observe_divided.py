@@ -59,6 +59,7 @@ def structured(ws: Any, x: Any) -> Any:
     return jax.lax.fori_loop(0, ws[0].shape[0] - 1, lambda i, x: jax.named_scope("in_while")(jnp.cos)(x), x)
 
 
+@pytest.mark.slow_variants
 @pytest.mark.parametrize("spec", [P("a", "b"), P(), P("b")])
 def test_statistics_under_automatic_sharding_are_those_of_one_device(spec: Any) -> None:
     names = ["max", "histogram", "mean", "std", "min", "norm", "zeros", "nonfinite"]

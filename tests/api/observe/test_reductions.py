@@ -41,6 +41,7 @@ def expected(x: Any) -> list[Any]:
         ]
 
 
+@pytest.mark.slow_variants(every=3)
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16", "complex64", "complex128"])
 def test_any_element_that_is_not_finite_is_found(dtype: str) -> None:
     with jax.enable_x64(True):
@@ -186,6 +187,7 @@ def test_shares_where_gspmd_divides_the_program() -> None:
         jax.config.update("jax_use_shardy_partitioner", shardy)
 
 
+@pytest.mark.slow
 @pytest.mark.native_only
 def test_the_merging_handler_gives_what_xla_gives() -> None:
     x = jax.device_put(jnp.sin(jnp.arange(96.0)).reshape(8, 12), NamedSharding(mesh_of_four(), P("a")))

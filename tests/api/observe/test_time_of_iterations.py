@@ -31,6 +31,7 @@ def rows_of(function: Any, *args: Any, calls: int = 1, **options: Any) -> dict[s
     return {row.place: row for row in receiver.stats.times[function.__name__]}
 
 
+@pytest.mark.slow
 def test_the_slowest_iteration_is_not_that_of_one_of_its_places(tmp_path: Path) -> None:
     def two_places(x: Any) -> Any:
         def body(x: Any, lengths: Any) -> Any:

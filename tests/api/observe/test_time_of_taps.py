@@ -114,6 +114,7 @@ def lead_to(end: Callable[[Any], None], x: Any) -> Any:
     return y
 
 
+@pytest.mark.slow_variants(every=3)
 @pytest.mark.parametrize("end", [*ENDS, *AROUND])
 def test_work_for_a_tap_is_in_its_place_and_in_the_program(end: Callable[[Any], None]) -> None:
     seen.clear()

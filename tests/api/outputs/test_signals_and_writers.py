@@ -89,6 +89,7 @@ with hcb.outfeed_receiver(writers=[Slow()]):
 """
 
 
+@pytest.mark.slow
 def test_an_interrupt_tells_once_what_a_writer_loses_and_gives_no_advice() -> None:
     said, _ = signalled(signal.SIGINT, "runs", "-c", SLOW)
     assert said.count("left out of its records") == 1

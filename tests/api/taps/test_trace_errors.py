@@ -110,6 +110,7 @@ def with_rule(f: Any) -> Any:
     return function
 
 
+@pytest.mark.slow_variants(every=3)
 @pytest.mark.parametrize(
     "around",
     [

@@ -107,6 +107,7 @@ x = jnp.ones((300, 300))
 JITTED = "y = jax.jit(lambda x: jax.lax.fori_loop(0, 10_000, body, x))(x); runs()"
 
 
+@pytest.mark.slow_variants
 @pytest.mark.native_only  # through Python the interrupt comes in a callback of JAX, or the program goes on to its end
 @pytest.mark.parametrize(
     ("asynchronous", "work"),

@@ -32,6 +32,7 @@ def with_zero_at(iteration: int, length: int) -> Any:
     return jnp.ones((length, 4)).at[iteration, 1].set(0)
 
 
+@pytest.mark.slow_variants(every=3)
 @pytest.mark.parametrize(("iteration", "length"), [(31_415, 32_000), (0, 5), (70, 75), (64, 128)])
 @pytest.mark.parametrize("reverse", [False, True])
 def test_the_iteration_of_a_compiled_epoch_is_found(iteration: int, length: int, reverse: bool) -> None:
@@ -42,6 +43,7 @@ def test_the_iteration_of_a_compiled_epoch_is_found(iteration: int, length: int,
     assert error.source_line.line == line_of(__file__, "scanned")
 
 
+@pytest.mark.slow_variants(every=3)
 @pytest.mark.parametrize("length", [0, 5, 128, 130])
 @pytest.mark.parametrize("reverse", [False, True])
 def test_results_and_gradients_are_those_of_lax_scan(length: int, reverse: bool) -> None:
@@ -150,6 +152,7 @@ def test_a_bar_and_a_watch_exclude_each_other() -> None:
         hcb.scan(body, jnp.ones(4), jnp.ones((3, 4)), watch=True)
 
 
+@pytest.mark.slow_variants
 @pytest.mark.parametrize(
     "loop",
     [

@@ -111,6 +111,7 @@ def test_taps_in_control_flow_keep_program_order(rec: Recorder) -> None:
         np.testing.assert_array_equal(value, np.full((8, 8), number))
 
 
+@pytest.mark.slow_variants(every=3)
 @pytest.mark.parametrize("spec", SPECS, ids=str)
 def test_no_collective_is_added_to_the_program(spec: P) -> None:
     x = sharded(np.zeros((8, 8), np.float32), spec)

@@ -53,6 +53,7 @@ def test_each_device_of_shard_map_sends_its_elements(rec: Recorder) -> None:
     assert sorted(sent) == sorted(float(x) for start in range(4) for x in range(start, 4))
 
 
+@pytest.mark.slow_variants
 @pytest.mark.parametrize("partitioned", [False, True])
 def test_logs_have_the_elements_that_take_part(partitioned: bool, tmp_path: Path) -> None:
     def f(x: Any) -> Any:

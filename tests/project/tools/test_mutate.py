@@ -15,6 +15,7 @@ sys.path.insert(0, str(ROOT))
 from tools import mutate
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_changes_are_other_programs_in_one_line(seed: int) -> None:
     for mutation in mutate.sample(300, seed, ""):

@@ -151,6 +151,7 @@ def test_an_example_that_fails_is_an_error_with_its_output(tmp_path: Path) -> No
         gallery.execute(script, folder)
 
 
+@pytest.mark.slow
 def test_all_examples_run_and_each_that_fails_is_named(tmp_path: Path) -> None:
     scripts = []
     for name, code in (

@@ -106,6 +106,7 @@ def test_names_and_texts_are_escaped_and_paths_in_logs_are_not_opened(tmp_path: 
     assert found.headers["x-content-type-options"] == "nosniff"
 
 
+@pytest.mark.slow
 def test_half_requests_lock_nobody_out_and_end(
     log: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:

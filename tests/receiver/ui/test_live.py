@@ -161,6 +161,7 @@ def test_errors_of_a_process_without_a_log_have_texts_and_lines(sockets: Path) -
     assert raised["first"]["time"] <= raised["last"]["time"]
 
 
+@pytest.mark.slow_variants
 @pytest.mark.parametrize("records", [False, True])
 def test_a_check_is_listed_and_switched(sockets: Path, tmp_path: Path, records: bool) -> None:
     with (

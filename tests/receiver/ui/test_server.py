@@ -269,6 +269,7 @@ def test_two_runs_are_compared_and_shown_side_by_side(tmp_path: Path, serve: Ser
     assert client.get("/api/diff", params={"left": "one", "right": "three"}).status_code == 404
 
 
+@pytest.mark.slow_variants
 @pytest.mark.parametrize("turns", range(5))
 def test_a_connection_that_comes_as_the_server_ends_is_closed(log: Path, turns: int) -> None:
     server = serve_logs([log], Listening())

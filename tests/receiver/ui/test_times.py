@@ -140,6 +140,7 @@ def test_each_run_has_its_own_times_and_the_last_one_is_shown(calls: Path, loop:
     assert {tap["kind"] for tap in client.get("/api/overview").json()["taps"]} >= {"time", "text", "scalar"}
 
 
+@pytest.mark.slow
 @pytest.mark.native_only  # in callbacks of several devices, steps are not known of all messages
 def test_devices_and_iterations_of_a_while_loop_belong_to_their_call(tmp_path: Path, serve: Serve) -> None:
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("d",))

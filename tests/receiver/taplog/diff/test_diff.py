@@ -297,6 +297,7 @@ def test_a_tap_at_another_line_is_hinted_at(tmp_path: Path, capsys: pytest.Captu
     assert main(["diff", "--ignore-lines", str(tmp_path / "a"), str(tmp_path / "b")]) == 0
 
 
+@pytest.mark.slow
 def test_dropped_messages_are_not_a_difference(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     gate = threading.Event()
 

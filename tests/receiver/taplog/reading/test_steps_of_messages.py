@@ -234,6 +234,7 @@ def test_a_selection_by_step_finds_large_messages_before_their_step(tmp_path: Pa
     assert told(log, first_step=2, last_step=2)["large"] == right(2, 2)
 
 
+@pytest.mark.slow
 def test_the_time_to_read_large_messages_without_steps_grows_with_their_number(tmp_path: Path) -> None:
     def run(count: int) -> None:
         metrics(0)
