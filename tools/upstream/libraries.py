@@ -88,6 +88,8 @@ LIBRARIES = {
             ("test",),
             ("test/test_progress_meter.py",),
             requirements=(BEARTYPE,),
+            # Its statistics run for long: programs that are compiled quickly take hours.
+            environment={"JAX_DISABLE_MOST_OPTIMIZATIONS": "0"},
         ),
         Library("lineax", "0.1.1", ("tests",), ("tests/test_misc.py",), requirements=(BEARTYPE,)),
         Library(
