@@ -47,7 +47,6 @@ def capsule(tmp_path_factory: pytest.TempPathFactory) -> Capsule:
     return Capsule(path)
 
 
-@pytest.mark.slow_variants
 def test_the_operation_that_overflows_in_32_bits_is_named(
     capsule: Capsule, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -117,7 +117,6 @@ def _sends(process: Controlled, every: int) -> bool:
     return bool(abs(sent * every - rest) <= 2 * every) if every else not sent
 
 
-@pytest.mark.slow_variants
 def test_rules_take_effect_in_all_processes(everywhere: Everywhere) -> None:
     collector = everywhere.collect()
     one, two = (everywhere.start(collector, run) for run in ("exp1", "exp2"))
