@@ -74,6 +74,11 @@ EXIT_STATUS = 1
 """The exit status of a process that must end because another one failed."""
 
 
+def pause_sec(processes: int) -> float:
+    """Seconds between two questions of a process in a program of that many."""
+    return min(max(processes / ASKS_PER_SEC, ASK_SEC[0]), ASK_SEC[1])
+
+
 class Event(NamedTuple):
     """What one process tells all.
 
@@ -142,7 +147,7 @@ class Job:
             self.tell("failure", _place_of(trace), cause_of(error))
 
     def _run(self) -> None:
-        pause = min(max(jax.process_count() / ASKS_PER_SEC, ASK_SEC[0]), ASK_SEC[1])
+        pause = pause_sec(jax.process_count())
         while compat.has_coordinator() and not self._ends.wait(pause):
             self.look()
             if self.failure is not None and not self._ends.is_set():

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import pytest
 
+from hostcallback.lifecycle.job import pause_sec
 from python_process import start_python
 
 PROGRAM = Path(__file__).with_name("job_program.py")
@@ -54,6 +55,15 @@ def run_job(processes: int, how: str, bad: int) -> list[Ended]:
     outputs = [process.communicate()[0] for process in started]
     assert len(ends) == processes, outputs
     return [Ended(p.returncode, ends[n], outputs[n]) for n, p in enumerate(started)]
+
+
+@pytest.mark.parametrize(
+    ("processes", "seconds"), [(2, 0.5), (250, 0.5), (500, 1.0), (1000, 2.0), (9000, 2.0)]
+)
+def test_the_coordinator_is_asked_often_by_few_processes_and_seldom_by_many(
+    processes: int, seconds: float
+) -> None:
+    assert pause_sec(processes) == seconds
 
 
 @pytest.mark.slow_variants

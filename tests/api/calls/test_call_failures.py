@@ -17,6 +17,7 @@ import hostcallback as hcb
 from hostcallback.receiver.native import bindings as native_library
 from hostcallback.receiver.runtime.dispatch.dispatcher import Dispatcher
 from hostcallback.receiver.runtime.runtime import runtime
+from python_process import run_python
 from transforming import PROGRAM_FAILED, Jit
 
 F32 = jax.ShapeDtypeStruct((), np.float32)
@@ -281,6 +282,40 @@ def test_a_host_function_may_not_wait_for_the_program_that_waits_for_it(wait: An
     with pytest.raises(PROGRAM_FAILED, match="would wait for the program that waits for it"):
         f(jnp.float32(1))
     assert isinstance(deferred().exceptions[0], hcb.ReentrantWaitError)
+
+
+BEHIND_A_TAP = """
+import contextlib, threading
+import jax
+import hostcallback as hcb
+import hostcallback.api.process_exit as at_exit
+
+at_exit.EXIT_STALL_SEC = 0.1
+begun = threading.Event()
+
+def stuck(x):
+    begun.set()
+    threading.Event().wait()
+
+@jax.jit
+def program(x):
+    hcb.tap(stuck, x)
+    return hcb.call(lambda x: x, x, result_shape=x)
+
+def run():
+    with contextlib.suppress(Exception):
+        program(1.0)
+
+threading.Thread(target=run, daemon=True).start()
+begun.wait()
+"""
+
+
+def test_a_call_behind_a_tap_that_never_returns_ends_with_the_process_and_the_loss_is_said() -> None:
+    ended = run_python("-c", BEHIND_A_TAP, timeout_sec=60)
+    assert ended.returncode == 0, ended.stderr
+    assert "tap stuck at " in ended.stderr
+    assert "message(s) of cpu:0 were lost at exit\n" in ended.stderr
 
 
 def test_nothing_is_left_behind(transport: str) -> None:

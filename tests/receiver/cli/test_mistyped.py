@@ -58,6 +58,21 @@ def test_a_port_above_65535_is_refused(capsys: pytest.CaptureFixture[str], tmp_p
     assert "expected HOST:PORT, such as localhost:7070, with a port up to 65535" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["", "TAPS = [print]", "TAPS = {'loss': 'print'}", "TAPS = {7: print}", "SINKS = print", "SINKS = [1]"],
+)
+def test_a_file_without_functions_for_taps_or_sinks_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    path, log = tmp_path / "my_taps.py", tmp_path / "log"
+    path.write_text(text)
+    log.write_text("")  # a collector that goes on ends here
+    assert main(["collect", "--listen", "localhost:0", "--log", str(log), "--consumers", str(path)]) == 1
+    said = "hcb: --consumers my_taps.py: expected TAPS = {name or pattern of taps: function}, or SINKS = [sink, ...]"
+    assert said in capsys.readouterr().err
+
+
 def test_replay_says_which_scalars_it_wrote(tmp_path: Path) -> None:
     with hostcallback.outfeed_receiver(record=tmp_path / "log"):
         for step in range(3):

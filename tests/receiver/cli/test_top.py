@@ -9,11 +9,22 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
+from collecting import forwarder
 from controlled import ROOT, Controlled, controlled
+from hostcallback.receiver.cli import main
+from hostcallback.receiver.remote.collector.access import Access, Limits
+from hostcallback.receiver.remote.collector.service import Collector, CollectorServer
+from hostcallback.receiver.remote.collector.store import Store
+from hostcallback.receiver.remote.control.relay import ControlService
+from threads import wait_for
 
 
 def test_a_table_of_devices_and_taps(process: Controlled) -> None:
@@ -139,3 +150,36 @@ def test_no_such_process(process: Controlled) -> None:
     done = process.hcb("top", 99999999, "--once")
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("hcb: no process 99999999 exists")
+
+
+@contextmanager
+def collector(folder: Path) -> Iterator[str]:
+    """The address of a collector in this process."""
+    store = Store(folder)
+    control = ControlService(store.directory, access=Access(), limits=Limits())
+    server = CollectorServer(Collector(store), "localhost:0", handlers=(control.handlers(),))
+    listens = threading.Event()
+    thread = threading.Thread(target=server.serve, args=(listens.set,))
+    thread.start()
+    try:
+        assert listens.wait(30)
+        yield server.where.removeprefix("at ")
+    finally:
+        server.end()
+        thread.join()
+        store.close()
+
+
+def test_processes_of_a_collector_have_a_row_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def processes() -> list[list[str]]:
+        assert main(["top", "--via", address, "--once", "--interval", "0.05"]) == 0
+        head, table, _ = capsys.readouterr().out.split("\n\n")
+        rows = [line.split() for line in table.splitlines()[1:]]
+        assert head == f"{len(rows)} process(es)"
+        return rows
+
+    with collector(tmp_path / "log") as address:
+        with forwarder(address, tmp_path / "spool", run="exp", process_index=3):
+            (row,) = wait_for(processes, "the process")
+        assert row[:2] == ["exp", "p3"]
+        assert row[3] == str(os.getpid())

@@ -6,10 +6,8 @@ import json
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from collecting import CHECK, CollectorProcess, Emitter, forwarder
-from hostcallback.receiver.cli import main
 
 CONSUMERS = """
 def take(value, *, device):
@@ -70,18 +68,3 @@ def test_a_pattern_takes_no_failed_check_away_from_the_table(tmp_path: Path) -> 
     assert "took 0.0 run p0 cpu:0\n" in collector.lines
     assert "message 2 positive\n" in collector.lines
     assert "x is -1.0" in "".join(collector.errors)
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["", "TAPS = [print]", "TAPS = {'loss': 'print'}", "TAPS = {7: print}", "SINKS = print", "SINKS = [1]"],
-)
-def test_a_file_without_functions_for_taps_or_sinks_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str
-) -> None:
-    path, log = tmp_path / "my_taps.py", tmp_path / "log"
-    path.write_text(text)
-    log.write_text("")  # a collector that goes on ends here
-    assert main(["collect", "--listen", "localhost:0", "--log", str(log), "--consumers", str(path)]) == 1
-    said = "hcb: --consumers my_taps.py: expected TAPS = {name or pattern of taps: function}, or SINKS = [sink, ...]"
-    assert said in capsys.readouterr().err
