@@ -75,7 +75,7 @@ EXIT_STATUS = 1
 
 
 def pause_sec(processes: int) -> float:
-    """Seconds between two questions of a process in a program of that many."""
+    """Seconds between two questions that each of `processes` processes asks the coordinator."""
     return min(max(processes / ASKS_PER_SEC, ASK_SEC[0]), ASK_SEC[1])
 
 

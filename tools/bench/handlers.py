@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import queue
 import shlex
 import subprocess
 import tempfile
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import io_callback
 from jax.extend.core import Primitive
 
 from hostcallback import _jax_compat as compat
@@ -96,3 +99,42 @@ def bare_callback(function: Callable[[int, int], int | None], result: Any, first
     ffi_call = jax.ffi.ffi_call(CALL_TARGET, jax.ShapeDtypeStruct((), np.int32), has_side_effect=True)
     found = ffi_call(np.int32(first), jax.numpy.int32(second), address=np.int64(address))
     return None if result is None else found
+
+
+class _Caller:
+    """A Python thread that calls functions for one thread of XLA, each from a program, so that it may use JAX."""
+
+    def __init__(self) -> None:
+        self._functions: queue.SimpleQueue[Callable[[], int | None]] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+        self._function: Callable[[], int | None] = lambda: None
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def call(self, function: Callable[[], int | None]) -> int | None:
+        """Returns the function's result."""
+        self._functions.put(function)
+        return self._results.get()
+
+    def _run(self) -> None:
+        program = jax.jit(lambda: io_callback(self._call, jax.ShapeDtypeStruct((), np.int32)))
+        while True:
+            self._function = self._functions.get()
+            program()
+
+    def _call(self) -> Any:
+        self._results.put(self._function())
+        return np.int32(0)
+
+
+_callers: dict[int, _Caller] = {}  # by the identity of XLA's thread
+
+
+def handed_callback(function: Callable[[int, int], int | None], result: Any, first: Any, second: Any) -> Any:
+    """`bare_callback` whose function may use JAX: another thread calls it from a program, while XLA's thread waits."""
+
+    def hand(first: int, second: int) -> int | None:
+        thread = threading.get_ident()
+        caller = _callers.get(thread) or _callers.setdefault(thread, _Caller())
+        return caller.call(functools.partial(function, first, second))
+
+    return bare_callback(hand, result, first, second)

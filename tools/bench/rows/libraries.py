@@ -21,7 +21,7 @@ from jax import lax
 from jax.experimental import io_callback
 
 import hostcallback as hcb
-from tools.bench.handlers import bare_callback
+from tools.bench.handlers import bare_callback, handed_callback
 from tools.bench.row import Figure, Row, measure
 from tools.bench.separate_process import rows_of_process
 
@@ -47,8 +47,9 @@ def numpyro(rounds: int) -> list[Row]:
     """Two chains of numpyro's HMC on two devices with `progress_rate=1`: an `io_callback` with a result in each step.
 
     numpyro compiles in every run, so the clock starts when the first chain tells its bar that it begins. The floors are
-    chains whose bars are updated in the last step only, the updates of two bars alone, and a callback of a few lines of
-    C, which calls on XLA's thread: a function that uses JAX could wait there without end.
+    chains whose bars are updated in the last step only, the updates of two bars alone, a callback of a few lines of C,
+    which calls on XLA's thread, where a function that uses JAX could wait without end, and one that hands each call to
+    a Python thread, which calls the function from a program, as it must be called to use JAX.
     """
     return _rows("numpyro", rounds, devices=2)
 
@@ -101,7 +102,7 @@ def diffrax_here(rounds: int) -> list[Row]:
         return _since(start)
 
     figures = measure([*programs, updates], rounds)
-    return _versus("diffrax's `TqdmProgressMeter(refresh_steps=1)`, accelerated", figures)
+    return _versus("diffrax's `TqdmProgressMeter(refresh_steps=1)`, accelerated", figures, 1 / 5)
 
 
 def blackjax_here(rounds: int) -> list[Row]:
@@ -170,8 +171,8 @@ def numpyro_here(rounds: int) -> list[Row]:
         assert [callback.reason for callback in acceleration.callbacks] == [None] * 3
         return time
 
-    def run_bare() -> float:
-        numpyro.util.io_callback = bare_callback
+    def run_with(callback: Callable[..., Any]) -> float:
+        numpyro.util.io_callback = callback
         try:
             return run()
         finally:
@@ -188,8 +189,10 @@ def numpyro_here(rounds: int) -> list[Row]:
             bar.close()
         return _since(start)
 
-    figures = measure([run_accelerated, run, partial(run, STEPS), update_bars, run_bare], rounds)
-    return _versus("numpyro's bars of two chains, `progress_rate=1`, accelerated", figures)
+    sides = [run_accelerated, run, partial(run, STEPS), update_bars, partial(run_with, bare_callback)]
+    sides.append(partial(run_with, handed_callback))
+    figures = measure(sides, rounds)
+    return _versus("numpyro's bars of two chains, `progress_rate=1`, accelerated", figures, 1 / 5)
 
 
 def _compiled(barred: Callable[[Any], Any], plain: Callable[[Any], Any], x: Any) -> list[Callable[[], float]]:
@@ -214,10 +217,15 @@ def _since(start: float) -> float:
     return (perf_counter() - start) / STEPS * 1e6
 
 
-def _versus(name: str, figures: Sequence[Figure]) -> list[Row]:
+def _versus(name: str, figures: Sequence[Figure], bound: float | None = None) -> list[Row]:
     accelerated, itself, *floors = figures
-    rows = [accelerated.versus(itself, name, UNIT, "itself, not accelerated", None)]
-    names = ("without the bar", "the bar's updates alone", "a C function that calls the update")
+    rows = [accelerated.versus(itself, name, UNIT, "itself, not accelerated", bound)]
+    names = (
+        "without the bar",
+        "the bar's updates alone",
+        "a C function that calls the update",
+        "a Python thread that calls it from a program",
+    )
     rows += [
         accelerated.versus(figure, "the same", UNIT, peer, None)
         for figure, peer in zip(floors, names, strict=False)

@@ -69,4 +69,4 @@ def _kept(nbytes: int, steps: int, rounds: int) -> Row:
 def beside_callback(rounds: int) -> Row:
     """An array of 256 KiB that every step of a scan changes and taps; the tap function keeps none of them."""
     name = "array of 256 KiB in a scan, changed and delivered"
-    return scan.beside_callback(name, jnp.ones(64 * KIB, jnp.float32), 400, 400, 1 / 3, rounds)
+    return scan.beside_callback(name, jnp.ones(64 * KIB, jnp.float32), 400, 400, 1 / 5, rounds)

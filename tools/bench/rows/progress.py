@@ -58,7 +58,7 @@ def progress_bar_here(rounds: int) -> list[Row]:
     else:
         sides += [_jax_tqdm(STEPS), _jax_tqdm(FEWER_STEPS, print_rate=1)]
     ours, bare, least, *peers = measure(sides, rounds)
-    rows = [ours.versus(bare, "a scan with `hcb.scan`'s bar", UNIT, "`lax.scan`, without a bar", 1.05)]
+    rows = [ours.versus(bare, "a scan with `hcb.scan`'s bar", UNIT, "`lax.scan`, without a bar", 1.02)]
     rows.append(ours.versus(least, "the same", UNIT, LOOP_IN_LOOP, None))
     names = ["jax-tqdm's bar, by default", "jax-tqdm's bar, `print_rate=1`"]
     rows += [

@@ -192,6 +192,6 @@ def forwarded_training_loop(rounds: int) -> list[Row]:
             pieces.put(None)
             call.result(WAIT_SEC)
     return [
-        replace(loop, name=f"{loop.name}, forwarded", bound=1.08),
+        replace(loop, name=f"{loop.name}, forwarded", bound=1.05),
         replace(floor, peer_name=f"{floor.peer_name}, sent on a bare gRPC stream"),
     ]
