@@ -106,14 +106,17 @@ class _Caller:
 
     def __init__(self) -> None:
         self._functions: queue.SimpleQueue[Callable[[], int | None]] = queue.SimpleQueue()
-        self._results: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[int | Exception | None] = queue.SimpleQueue()
         self._function: Callable[[], int | None] = lambda: None
         threading.Thread(target=self._run, daemon=True).start()
 
     def call(self, function: Callable[[], int | None]) -> int | None:
-        """Returns the function's result."""
+        """Returns the function's result, or raises its exception."""
         self._functions.put(function)
-        return self._results.get()
+        result = self._results.get()
+        if isinstance(result, Exception):
+            raise result
+        return result
 
     def _run(self) -> None:
         program = jax.jit(lambda: io_callback(self._call, jax.ShapeDtypeStruct((), np.int32)))
@@ -122,7 +125,10 @@ class _Caller:
             program()
 
     def _call(self) -> Any:
-        self._results.put(self._function())
+        try:
+            self._results.put(self._function())
+        except Exception as error:
+            self._results.put(error)
         return np.int32(0)
 
 

@@ -127,11 +127,12 @@ def back_to_back(rounds: int) -> list[Row]:
         return (perf_counter() - start) / calls * 1e6
 
     def floor() -> float:
+        pace_sec = per_call(plain) * 1e-6  # in which a call arrives
         memory, start, done = np.zeros(16, np.float32), perf_counter(), Counter()
 
         def deliver() -> None:
             while done.count < calls:
-                arrived = min(calls, round((perf_counter() - start) / 8e-6))
+                arrived = min(calls, round((perf_counter() - start) / pace_sec))
                 while done.count < arrived:
                     done(np.array(memory))
                 sleep(5e-4)

@@ -47,9 +47,9 @@ def numpyro(rounds: int) -> list[Row]:
     """Two chains of numpyro's HMC on two devices with `progress_rate=1`: an `io_callback` with a result in each step.
 
     numpyro compiles in every run, so the clock starts when the first chain tells its bar that it begins. The floors are
-    chains whose bars are updated in the last step only, the updates of two bars alone, a callback of a few lines of C,
-    which calls on XLA's thread, where a function that uses JAX could wait without end, and one that hands each call to
-    a Python thread, which calls the function from a program, as it must be called to use JAX.
+    chains whose bars are updated in the last step only, the updates of two bars alone, and a callback of a few lines of
+    C, which calls on XLA's thread, where a function that uses JAX could wait without end. For comparison there is one
+    that hands each call to a Python thread, which calls the function from a program, so that it may use JAX.
     """
     return _rows("numpyro", rounds, devices=2)
 

@@ -244,9 +244,10 @@ def busy_here(rounds: int) -> list[Row]:
         stop = threading.Event()
 
         def work() -> None:
-            while not stop.wait(PACE_SEC):
-                until = perf_counter() + PACE_SEC * shares[program][-1]
-                while perf_counter() < until:
+            work_sec = PACE_SEC * shares[program][-1]
+            while not stop.wait(PACE_SEC - work_sec):
+                until = time.thread_time() + work_sec
+                while time.thread_time() < until:
                     count(None)
 
         thread = threading.Thread(target=work)
