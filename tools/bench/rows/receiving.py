@@ -191,8 +191,8 @@ def busy(rounds: int) -> list[Row]:
     Another thread dispatches long scans to another device and sleeps in `block_until_ready`; the device takes 1 ms a
     step without using a processor, as an accelerator would. In each step it taps a scalar so often that the
     receiver's thread (a tap function in pure Python) uses 20 % of a processor; or it taps without rest, more than the
-    receiver can deliver. The baseline is the same with the scan untapped. The floors are a Python thread that calls the
-    tap function in place of the receiver, for the same share of the time, and does nothing else.
+    receiver can deliver. The baseline is the same with the scan untapped. The floor of each is a Python thread that
+    calls the tap function in place of the receiver, for the same share of the time, and does nothing else.
     """
     return rows_of_process(__name__, "busy_here", rounds, devices=2)
 
