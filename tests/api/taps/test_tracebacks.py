@@ -91,40 +91,51 @@ def test_a_misuse_ends_at_the_users_line(what: str) -> None:
 
 
 INTERRUPTED = """
-import time, jax, jax.numpy as jnp, hostcallback as hcb
+import sys, threading, time, jax, jax.numpy as jnp, hostcallback as hcb
 jax.config.update("jax_cpu_enable_async_dispatch", {asynchronous})
-def runs(): print("runs", flush=True)
+launched = threading.Event()
+told = False
 def seen(i):
-    if i == 3 and not {asynchronous}: runs()
+    global told
+    if not told and i >= 3 and launched.is_set() and waits():
+        print("waits", flush=True)
+        told = True
     time.sleep(1e-3)
+def waits():
+    frame, files = sys._current_frames()[threading.main_thread().ident], ""
+    while frame:
+        files += frame.f_code.co_filename
+        frame = frame.f_back
+    return {where!r} in files
 def body(i, x):
     hcb.tap(seen, i)
     return jnp.sin(x @ x / 300.0)
 x = jnp.ones((300, 300))
 {work}
 """
-# The main thread tells when it waits: an interrupt while JAX launches the program has JAX's frames, without us too.
-JITTED = "y = jax.jit(lambda x: jax.lax.fori_loop(0, 10_000, body, x))(x); runs()"
+# An interrupt while JAX launches the program has JAX's frames, without us too. One before the first instruction of a
+# function of ours that is just called has that function's frame: no code of it runs yet that could hide it.
+JITTED = "y = jax.jit(lambda x: jax.lax.fori_loop(0, 10_000, body, x))(x); launched.set()"
 
 
 @pytest.mark.slow_variants
 @pytest.mark.native_only  # through Python the interrupt comes in a callback of JAX, or the program goes on to its end
 @pytest.mark.parametrize(
-    ("asynchronous", "work"),
+    ("asynchronous", "work", "where"),
     [
-        (True, f"{JITTED}; hcb.barrier_wait()"),
-        (True, f"{JITTED}; y.block_until_ready()"),
-        (False, "hcb.fori_loop(0, 1_000, body, x)"),
+        (True, f"{JITTED}; hcb.barrier_wait()", "barrier.py"),
+        (True, f"{JITTED}; y.block_until_ready()", "<string>"),
+        (False, "launched.set(); hcb.fori_loop(0, 1_000, body, x)", "<string>"),
     ],
 )
-def test_an_interrupt_ends_at_the_users_line(asynchronous: bool, work: str) -> None:
+def test_an_interrupt_ends_at_the_users_line(asynchronous: bool, work: str, where: str) -> None:
     program = subprocess.Popen(
-        [sys.executable, "-c", INTERRUPTED.format(asynchronous=asynchronous, work=work)],
+        [sys.executable, "-c", INTERRUPTED.format(asynchronous=asynchronous, work=work, where=where)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     with program:
         assert program.stdout is not None
-        assert program.stdout.readline() == "runs\n"
+        assert program.stdout.readline() == "waits\n"
         program.send_signal(signal.SIGINT)
         _, told = program.communicate(timeout=60)
     assert "KeyboardInterrupt" in told
