@@ -15,7 +15,9 @@ import pytest
 from jax import lax
 
 import hostcallback as hcb
+from checkout import HELPERS
 from hostcallback.receiver.sinks.plotting import Curve
+from python_process import python_output
 
 pytest.importorskip("matplotlib", reason="live_plot draws with matplotlib; pip install 'hostcallback[plot]'")
 
@@ -63,6 +65,35 @@ def test_it_is_a_sink_and_a_writer_of_another_receiver() -> None:
     with hcb.outfeed_receiver(), pytest.raises(hcb.DeviceClaimedError) as caught, both:
         pass
     assert any("sinks=[hcb.live_plot(...)]" in note for note in caught.value.__notes__)
+
+
+IN_A_CELL = """
+import sys, threading
+sys.path.insert(0, sys.argv[1])
+from IPython.core.interactiveshell import InteractiveShell
+from hostcallback.receiver.sinks.plotting import NotebookDisplay
+from threads import wait_for
+
+def draw():
+    drawn.append(threading.current_thread().name)
+    return b"\\x89PNG\\r\\n\\x1a\\n"
+
+drawn = []
+shell = InteractiveShell.instance()
+display = NotebookDisplay(draw, 0.0)
+for pictures in (2, 3):
+    display.changed()
+    wait_for(lambda: len(drawn) == pictures, "the picture of a change")
+display.close()
+print(*drawn, sep="\\n")
+"""
+
+
+def test_the_picture_of_a_cell_is_drawn_again_when_something_changed() -> None:
+    pytest.importorskip("IPython")
+    thread = "hostcallback-live-plot"
+    drawn = [line for line in python_output("-c", IN_A_CELL, HELPERS).splitlines() if "<" not in line]
+    assert drawn == ["MainThread", thread, thread, "MainThread"]
 
 
 @pytest.mark.slow

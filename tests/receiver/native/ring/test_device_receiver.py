@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,8 +15,10 @@ from hostcallback.receiver.runtime.device_receiver import DeviceReceiver
 from hostcallback.receiver.runtime.dispatch.scope import Scope, ScopeSinks
 from hostcallback.receiver.runtime.runtime import Runtime
 from hostcallback.receiver.sources.back_pressure import Policy
+from hostcallback.receiver.taplog.writing.recorder import record
 from hostcallback.receiver.wire.frame import Flags
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
+from logged_frames import read
 from rings import TestRing
 
 pytestmark = pytest.mark.native_only
@@ -26,13 +29,14 @@ SMALL = 192
 class Listener:
     """A consumer that can be held, and the receiver that delivers to it."""
 
-    def __init__(self, ring: Any) -> None:
+    def __init__(self, ring: Any, *batch_sinks: Any) -> None:
         self.seen: list[bytes] = []
         self.gate = threading.Event()
         self.entered = threading.Event()
         self.registry = Registry()
         self.lease = self.registry.lease(Consumer(1, "listener", "here.py:1 (f)", self.take))
         self.scope = Scope("test")
+        self.scope.batch_sinks = batch_sinks
         self.receiver = DeviceReceiver("cpu:900", None, ring.source, self.registry, self.scope)
 
     def take(self, message: Any) -> None:
@@ -77,6 +81,23 @@ def test_a_corrupted_frame_is_reported_and_the_frames_around_it_are_delivered(he
     listener.drained(ring)
     assert listener.seen[-1] == b"later"
     assert listener.scope.stats[0].dropped == 0
+
+
+def test_a_recorder_is_told_of_damage(make_ring: Any, tmp_path: Path) -> None:
+    ring = make_ring(policy=Policy.DROP_NEWEST)
+    recorder = record(tmp_path / "log")
+    listener = Listener(ring, recorder)
+    ring.send(b"first")
+    assert listener.entered.wait(20)
+    ring.send(b"damaged")
+    ring.corrupt(SMALL, b"XYZ")
+    listener.drained(ring)
+    assert listener.receiver.stop(20)
+    recorder.close()
+    assert listener.errors()
+    _, (lost,), _ = read(tmp_path / "log")
+    assert lost.lost.reason.startswith("damaged stream on cpu:900")
+    assert lost.lost.messages == 1
 
 
 def test_metadata_that_contradicts_its_payload_is_reported_and_the_stream_goes_on(held: Any) -> None:

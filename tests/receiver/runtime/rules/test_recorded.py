@@ -84,3 +84,17 @@ def test_stats_show_which_taps_rules_thinned(tmp_path: Path, capsys: pytest.Capt
         "rules thinned thinned, every=10: 54 message(s) suppressed",
     ]
     assert stats(tmp_path / "later") == []
+
+
+def test_rules_set_before_the_log_began_are_in_it_though_the_program_dies(tmp_path: Path) -> None:
+    program = hcb.jit(lambda x: hcb.id_tap(lambda x: None, x, name="thinned before"))
+    try:
+        hcb.taps["thinned before"].every(3)
+        program(1.0)
+        with hcb.outfeed_receiver(record=tmp_path / "log"):
+            program(1.0)
+            hcb.barrier_wait()
+            (tap,) = LogReader(tmp_path / "log").thinned().values()  # of a program that is killed now
+    finally:
+        hcb.taps["*"].reset()
+    assert (tap.name, tap.rules) == ("thinned before", "every=3")

@@ -5,11 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 
-from hostcallback.receiver.taplog.flight.recorder import TAPS_FILE, RecoveredFrame, RingContents
+from hostcallback.receiver.native import bindings as native
+from hostcallback.receiver.sources.ring import RingSource
+from hostcallback.receiver.sources.ring_batch import RingConfig
+from hostcallback.receiver.taplog.flight.recorder import TAPS_FILE, RecoveredFrame, RingContents, read_ring
 from hostcallback.receiver.taplog.flight.recovery import Flight, write_log
 from hostcallback.receiver.taplog.writing.segment_writer import SegmentWriter
-from hostcallback.receiver.wire.frame import decode_header
+from hostcallback.receiver.wire.frame import MAGIC, Flags, decode_header
 from logged_frames import LOSS, NORM, frame, read
 
 
@@ -46,3 +50,25 @@ def test_messages_of_taps_whose_descriptors_cannot_be_read_are_recovered_and_it_
     assert [message.message.seq for message in read(tmp_path / "log")[0]] == [3]
     (told,) = flight.problems
     assert told.startswith("the taps' descriptors cannot be read: ")
+
+
+@pytest.mark.native_only
+def test_messages_that_are_unfinished_or_damaged_are_counted(tmp_path: Path) -> None:
+    path = tmp_path / "cpu_0.hcbring"
+    source = RingSource.open(1_000_000 - 1, RingConfig(capacity_bytes=4096))
+    source.keep_in_file(path, "cpu:0", 1 << 20)
+    library = native.load()
+    assert library.hcb_test_produce(library.hcb_ring_get(source.device), 1, 5, 8) == 5
+    whole = read_ring(path)
+    starts = [one.header.position for one in whole.frames]
+    assert (len(starts), whole.unfinished, whole.damaged) == (5, 0, [])
+    data = bytearray(path.read_bytes())
+    ring = data.index(whole.frames[0].frame) - starts[0]
+    flags = ring + starts[1] + len(MAGIC) + 1
+    data[flags : flags + 4] = (whole.frames[1].header.flags | Flags.BUSY).to_bytes(4, "little")
+    damaged = ring + starts[3]
+    data[damaged : damaged + len(MAGIC)] = b"XYZ"
+    path.write_bytes(data)
+    found = read_ring(path)
+    assert [one.header.position for one in found.frames] == [starts[0], starts[2], starts[4]]
+    assert (found.unfinished, found.damaged) == (1, [(starts[3], starts[4])])
