@@ -202,6 +202,11 @@ def asks_for_token(frame: FrameType) -> bool:
     return any(caller.f_code.co_name == "get_token_input" for caller, _ in nearest)
 
 
+def has_ordered_tokens(tokens: dict[str, Any]) -> bool:
+    """Whether a thread dispatched anything with an ordered effect."""
+    return bool(tokens.get("current_tokens"))
+
+
 def ordered_tokens(tokens: dict[str, Any], effect: Effect) -> list[jax.Array]:
     """The array to wait on for what a thread dispatched with the ordered `effect`: one or none."""
     buffer = getattr(dict(tokens.get("current_tokens", {})).get(effect), "_buf", None)

@@ -125,6 +125,9 @@ _WITH_TOKENS = (effects.TAP_EFFECT, effects.CALL_EFFECT)
 
 def _drop_failed_tokens() -> None:
     tokens = compat.thread_tokens()
+    # Each trace and lowering of a tap hashes its effects about twenty times. Only without fast dispatch is there a token.
+    if not compat.has_ordered_tokens(tokens):
+        return
     with _looking_at_tokens():
         current = [
             (effect, token) for effect in _WITH_TOKENS for token in compat.ordered_tokens(tokens, effect)

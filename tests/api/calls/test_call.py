@@ -17,9 +17,10 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import hostcallback as hcb
+from hostcallback import _jax_compat as compat
 from hostcallback.receiver.runtime.runtime import runtime
 from recorder import Recorder
-from threads import in_threads
+from threads import in_another_thread, in_threads
 from transforming import Jit
 
 F32 = jax.ShapeDtypeStruct((), np.float32)
@@ -451,6 +452,26 @@ def test_a_program_that_goes_lets_its_host_function_go() -> None:
     hcb.barrier_wait()
     gc.collect()
     assert gone() is None
+
+
+def test_after_a_call_taps_are_traced_and_lowered_without_a_look_at_tokens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks: list[Any] = []
+    ordered_tokens = compat.ordered_tokens
+
+    def look(tokens: Any, effect: Any) -> Any:
+        looks.append(effect)
+        return ordered_tokens(tokens, effect)
+
+    def in_a_new_thread() -> None:  # no program with an effect has left its token in it
+        f = jax.jit(lambda x: hcb.id_tap(lambda value: None, x))
+        monkeypatch.setattr(compat, "ordered_tokens", look)
+        f.lower(jnp.float32(1))
+
+    assert float(jax.jit(lambda x: hcb.call(lambda v: v + 1, x, result_shape=x))(jnp.float32(1))) == 2
+    in_another_thread(in_a_new_thread)
+    assert looks == []
 
 
 @pytest.mark.native_only
