@@ -171,7 +171,10 @@ class DeviceReceiver:
             return max(0, emitted - self._consumed - self.dispatcher.delivered)
 
     def wait_consumed(self, emitted: int, timeout_sec: float) -> bool:
-        """Waits until the first `emitted` frames are delivered. Returns False after `timeout_sec`."""
+        """Waits until the first `emitted` frames are delivered. Returns False after `timeout_sec`.
+
+        Frames that are withdrawn meanwhile, as those of calls that fail, are not waited for.
+        """
         self.source.wake()  # in a busy stream the reader sleeps between two reads
         self._share.contended = (
             0  # the thread that competed for the interpreter lock is mostly the one that waits here
@@ -179,11 +182,12 @@ class DeviceReceiver:
         with self._progress:
             self._awaited.append(emitted)
             try:
+                # `delivered` changes without the lock, message by message. A change that is missed is seen POLL_SEC
+                # later, and so is a frame that was withdrawn.
                 return self._progress.wait_for(
-                    # `delivered` changes without the lock, message by message. A change that is missed is
-                    # seen POLL_SEC later.
-                    lambda: self._consumed + self.dispatcher.delivered >= emitted,
-                    timeout_sec,
+                    lambda: self._consumed + self.dispatcher.delivered >= emitted, timeout_sec
+                ) or self._consumed + self.dispatcher.delivered >= min(
+                    emitted, self.source.counters().emitted
                 )
             finally:
                 self._awaited.remove(emitted)
