@@ -125,7 +125,7 @@ _WITH_TOKENS = (effects.TAP_EFFECT, effects.CALL_EFFECT)
 
 def _drop_failed_tokens() -> None:
     tokens = compat.thread_tokens()
-    # Each trace and lowering of a tap hashes its effects about twenty times. Only without fast dispatch is there a token.
+    # Tracing and lowering a tap hash its effects about twenty times; with fast dispatch there is no token.
     if not compat.has_ordered_tokens(tokens):
         return
     with _looking_at_tokens():
