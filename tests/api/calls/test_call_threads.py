@@ -181,7 +181,9 @@ def test_a_barrier_does_not_wait_for_a_refused_call_that_it_has_counted(
     before = emitting().emitted
     jax.jit(lambda x: hcb.id_tap(tap, x))(jnp.float32(1))
     wait_for(lambda: emitting().emitted == before + 2, "the call of the tap function")
-    runtime.wait_delivered(deadline=time.perf_counter() + 30)  # what a barrier does when the programs have ended
+    runtime.wait_delivered(
+        deadline=time.perf_counter() + 30
+    )  # what a barrier does when the programs have ended
     hcb.barrier_wait()
     assert_books_are_closed()
 
