@@ -3,6 +3,7 @@
 #include <pthread.h>
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <atomic>
 #include <new>
 
@@ -57,24 +58,25 @@ void BlockPool::Unmap(Block* block) {
   munmap(block->mapping, block->mapped);
 }
 
-BlockPool::Block* BlockPool::TakeLocked(size_t slot) {
-  Block* block = stock_[slot];
-  stock_[slot] = nullptr;
-  if (block != nullptr) stock_bytes_ -= block->capacity;
+BlockPool::Block* BlockPool::TakeLocked(size_t place) {
+  Block* block = stock_[place];
+  std::copy(stock_ + place + 1, stock_ + stocked_, stock_ + place);
+  stock_bytes_ -= block->capacity;
+  fewest_ = std::min(fewest_, --stocked_);
   return block;
 }
 
 void BlockPool::SetStockLimit(uint64_t bytes) {
   std::lock_guard<std::mutex> lock(mutex_);
   stock_limit_ = bytes;
-  for (size_t i = 0; i < kStockSlots && stock_bytes_ > stock_limit_; ++i) Unmap(TakeLocked(i));
+  while (stock_bytes_ > stock_limit_) Unmap(TakeLocked(0));
 }
 
 void BlockPool::PinFor(GpuDevice* device) {
   CountForks();
   std::lock_guard<std::mutex> lock(mutex_);
   device_ = device;
-  for (size_t i = 0; i < kStockSlots; ++i) Unmap(TakeLocked(i));
+  while (stocked_ > 0) Unmap(TakeLocked(0));
 }
 
 bool BlockPool::IsPinned(void* block) { return Block::Of(block)->pinned_for != nullptr; }
@@ -106,18 +108,17 @@ void* BlockPool::Allocate(uint64_t nbytes) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     device = device_.load();
-    size_t best = kStockSlots;
-    for (size_t i = 0; i < kStockSlots; ++i) {
+    size_t best = stocked_;
+    for (size_t i = stocked_; i-- > 0 && (best == stocked_ || stock_[best]->capacity != capacity);) {
       const Block* block = stock_[i];
       // A block of more than twice the size would waste memory that the budget does not count.
-      if (block == nullptr || block->capacity < capacity || block->capacity / 2 > capacity || !MayStay(block))
-        continue;
-      if (best == kStockSlots || block->capacity < stock_[best]->capacity) best = i;
+      if (block->capacity < capacity || block->capacity / 2 > capacity || !MayStay(block)) continue;
+      if (best == stocked_ || block->capacity < stock_[best]->capacity) best = i;
     }
-    if (best != kStockSlots) return TakeLocked(best)->memory();
+    if (best != stocked_) return TakeLocked(best)->memory();
     // No block fits: free the oldest, so that a stock of other sizes does not add to the new mapping. Not for
     // a device, where freeing calls the driver, on the thread that launches programs.
-    unused = device == nullptr ? TakeLocked(next_slot_) : nullptr;
+    unused = device == nullptr ? TakeOldestLocked() : nullptr;
   }
   Unmap(unused);
   // Not malloc: its aligned blocks of this size leave gaps that the next block of the same size does not fit
@@ -160,17 +161,24 @@ void BlockPool::Return(Block* block) {
     block->arena->Free(static_cast<uint8_t*>(block->mapping));
     return;
   }
-  Block* oldest;
+  Block* oldest = nullptr;
   {
     std::lock_guard<std::mutex> lock(mutex_);
+    if (++returns_ == kTrimAfter) {
+      surplus_ = (fewest_ + 1) / 2;
+      fewest_ = stocked_;
+      returns_ = 0;
+    }
     // The oldest block makes room: a stock of sizes that are not requested any more would be useless.
-    oldest = TakeLocked(next_slot_);
+    if (surplus_ > 0 || stocked_ == kMaxStock || stock_bytes_ + block->capacity > stock_limit_) {
+      oldest = TakeOldestLocked();
+      surplus_ -= surplus_ > 0;
+    }
     if (MayStay(block) && stock_bytes_ + block->capacity <= stock_limit_) {
-      stock_[next_slot_] = block;
+      stock_[stocked_++] = block;
       stock_bytes_ += block->capacity;
       block = nullptr;
     }
-    next_slot_ = (next_slot_ + 1) % kStockSlots;
   }
   // Outside the lock: unmapping a large block takes long.
   Unmap(oldest);
@@ -181,9 +189,9 @@ void BlockPool::ResetAfterFork() {
   new (&mutex_) std::mutex;  // another thread of the parent may have held it
   // Another thread may have been moving a block, so the lists are inconsistent: forget the blocks (their
   // pages are copy-on-write).
-  for (Block*& slot : stock_) slot = nullptr;
+  stocked_ = fewest_ = surplus_ = 0;
   stock_bytes_ = 0;
-  next_slot_ = 0;
+  returns_ = 0;
   device_ = nullptr;
   if (BlockArena* arena = arena_.exchange(nullptr)) arena->ResetAfterFork();
 }

@@ -64,6 +64,37 @@ def test_a_block_is_used_again_once_its_arrays_are_gone(ring):
     assert len(addresses) <= 3
 
 
+def burst(ring, payload: bytes, count: int) -> None:
+    for _ in range(count):
+        ring.send(payload)
+    while ring.counters.queued_messages:  # not `take`, which copies
+        ring.source.read(1).release()
+
+
+def test_blocks_of_a_burst_are_still_there_at_the_next_one(make_ring):
+    ring = make_ring(capacity_bytes=64 << 10, external_threshold_bytes=8192, block_budget_bytes=64 * MIB)
+    payload = bytes(MIB // 4)  # 64 pages
+    burst(ring, payload, 40)
+    burst(ring, payload, 40)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(8):
+        for _ in range(300):
+            burst(ring, payload, 1)
+        burst(ring, payload, 40)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < 5 * 64
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux's /proc")
+def test_blocks_that_are_not_needed_any_more_are_freed_in_time(make_ring):
+    ring = make_ring(capacity_bytes=64 << 10, external_threshold_bytes=8192, block_budget_bytes=64 * MIB)
+    payload = bytes(MIB // 4)
+    burst(ring, payload, 80)
+    before = resident_bytes()
+    for _ in range(3 * 4096):  # in each 4,096th half of the blocks that were not needed since are given up
+        burst(ring, payload, 1)
+    assert 12 * MIB < before - resident_bytes() < 20 * MIB
+
+
 def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
