@@ -53,7 +53,7 @@ ALSO = {
     "receiver/native/ring": ("api/taps", "api/calls"),
     "": ("host_callback", "testing", "api/taps", "receiver/wire", "receiver/taplog"),
 }
-"""Further folders in tests/ that notice a change in a room; the first is that of its name, if there is one."""
+"""More folders and files in tests/ that notice a change in a room. The first is that of its name, if there is one."""
 
 SECONDS = 600
 """How long the tests may take. A change that makes them hang is noticed."""

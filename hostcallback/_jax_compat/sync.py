@@ -203,7 +203,7 @@ def asks_for_token(frame: FrameType) -> bool:
 
 
 def has_ordered_tokens(tokens: dict[str, Any]) -> bool:
-    """Whether a thread dispatched anything with an ordered effect."""
+    """Whether a thread has the token of an ordered effect."""
     return bool(tokens.get("current_tokens"))
 
 

@@ -173,7 +173,7 @@ class DeviceReceiver:
     def wait_consumed(self, emitted: int, timeout_sec: float) -> bool:
         """Waits until the first `emitted` frames are delivered. Returns False after `timeout_sec`.
 
-        Frames that are withdrawn meanwhile, as those of calls that fail, are not waited for.
+        A frame that is withdrawn meanwhile, as that of a call that fails, is no longer waited for after `timeout_sec`.
         """
         self.source.wake()  # in a busy stream the reader sleeps between two reads
         self._share.contended = (
@@ -182,15 +182,16 @@ class DeviceReceiver:
         with self._progress:
             self._awaited.append(emitted)
             try:
-                # `delivered` changes without the lock, message by message. A change that is missed is seen POLL_SEC
-                # later, and so is a frame that was withdrawn.
-                return self._progress.wait_for(
+                # `delivered` changes without the lock, message by message. A change that is missed is seen after
+                # `timeout_sec`.
+                if self._progress.wait_for(
                     lambda: self._consumed + self.dispatcher.delivered >= emitted, timeout_sec
-                ) or self._consumed + self.dispatcher.delivered >= min(
-                    emitted, self.source.counters().emitted
-                )
+                ):
+                    return True
             finally:
                 self._awaited.remove(emitted)
+            done = self._consumed + self.dispatcher.delivered
+        return done >= min(emitted, self.source.counters().emitted)
 
     def describe_backlog(self) -> str:
         """Says how many messages wait and for which function; empty if none wait and no function runs."""

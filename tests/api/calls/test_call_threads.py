@@ -159,7 +159,7 @@ def test_a_tap_function_that_would_wait_for_itself_is_refused() -> None:
 def test_a_barrier_does_not_wait_for_a_refused_call_that_it_has_counted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # This hung once in a hundred times or more, until the device emitted something else.
+    # One of a hundred runs or so hung here until the device emitted something else.
     inner = jax.jit(lambda x: hcb.call(lambda v: v + 1, x, result_shape=x))
     inner(jnp.float32(1))
     read_own_call = RingSource.read_own_call
@@ -181,9 +181,8 @@ def test_a_barrier_does_not_wait_for_a_refused_call_that_it_has_counted(
     before = emitting().emitted
     jax.jit(lambda x: hcb.id_tap(tap, x))(jnp.float32(1))
     wait_for(lambda: emitting().emitted == before + 2, "the call of the tap function")
-    runtime.wait_delivered(
-        deadline=time.perf_counter() + 30
-    )  # what a barrier does when the programs have ended
+    # What a barrier does when the programs have ended.
+    runtime.wait_delivered(deadline=time.perf_counter() + 30)
     hcb.barrier_wait()
     assert_books_are_closed()
 

@@ -93,11 +93,11 @@ def test_a_misuse_ends_at_the_users_line(what: str) -> None:
 INTERRUPTED = """
 import sys, threading, time, jax, jax.numpy as jnp, hostcallback as hcb
 jax.config.update("jax_cpu_enable_async_dispatch", {asynchronous})
-launched = threading.Event()
+launched = False
 told = False
 def seen(i):
     global told
-    if not told and i >= 3 and launched.is_set() and waits():
+    if not told and i >= 3 and launched and waits():
         print("waits", flush=True)
         told = True
     time.sleep(1e-3)
@@ -113,9 +113,10 @@ def body(i, x):
 x = jnp.ones((300, 300))
 {work}
 """
-# An interrupt while JAX launches the program has JAX's frames, without us too. One before the first instruction of a
-# function of ours that is just called has that function's frame: no code of it runs yet that could hide it.
-JITTED = "y = jax.jit(lambda x: jax.lax.fori_loop(0, 10_000, body, x))(x); launched.set()"
+# "<string>" stands for any place. An interrupt while JAX launches the program has JAX's frames, without us too. One
+# before the first instruction of a function of ours that is just called has that function's frame: no code of it runs
+# yet that could hide it.
+JITTED = "y = jax.jit(lambda x: jax.lax.fori_loop(0, 10_000, body, x))(x); launched = True"
 
 
 @pytest.mark.slow_variants
@@ -125,7 +126,7 @@ JITTED = "y = jax.jit(lambda x: jax.lax.fori_loop(0, 10_000, body, x))(x); launc
     [
         (True, f"{JITTED}; hcb.barrier_wait()", "barrier.py"),
         (True, f"{JITTED}; y.block_until_ready()", "<string>"),
-        (False, "launched.set(); hcb.fori_loop(0, 1_000, body, x)", "<string>"),
+        (False, "launched = True; hcb.fori_loop(0, 1_000, body, x)", "<string>"),
     ],
 )
 def test_an_interrupt_ends_at_the_users_line(asynchronous: bool, work: str, where: str) -> None:

@@ -43,6 +43,7 @@ struct alignas(kFrameAlign) BlockPool::Block {
   BlockArena* arena;      // the block's arena, or null
   bool shared;            // shared memory, which was made to be pinned
   uint32_t forks;         // number of forks before it was made
+  Block* next = nullptr;  // among those to be unmapped
 
   void* memory() { return this + 1; }
   static Block* Of(void* memory) { return static_cast<Block*>(memory) - 1; }
@@ -103,7 +104,6 @@ void* BlockPool::Allocate(uint64_t nbytes) {
     if (void* memory = AllocateIn(arena, nbytes)) return memory;
   }
   const uint64_t capacity = AlignUp(nbytes, kFrameAlign);
-  Block* unused;
   GpuDevice* device;
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -116,11 +116,7 @@ void* BlockPool::Allocate(uint64_t nbytes) {
       if (best == stocked_ || block->capacity < stock_[best]->capacity) best = i;
     }
     if (best != stocked_) return TakeLocked(best)->memory();
-    // No block fits: free the oldest, so that a stock of other sizes does not add to the new mapping. Not for
-    // a device, where freeing calls the driver, on the thread that launches programs.
-    unused = device == nullptr ? TakeOldestLocked() : nullptr;
   }
-  Unmap(unused);
   // Not malloc: its aligned blocks of this size leave gaps that the next block of the same size does not fit
   // into.
   if (capacity > SIZE_MAX / 2) return nullptr;
@@ -161,7 +157,11 @@ void BlockPool::Return(Block* block) {
     block->arena->Free(static_cast<uint8_t*>(block->mapping));
     return;
   }
-  Block* oldest = nullptr;
+  Block* unneeded = nullptr;
+  const auto drop = [&unneeded](Block* one) {
+    one->next = unneeded;
+    unneeded = one;
+  };
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (++returns_ == kTrimAfter) {
@@ -169,20 +169,26 @@ void BlockPool::Return(Block* block) {
       fewest_ = stocked_;
       returns_ = 0;
     }
-    // The oldest block makes room: a stock of sizes that are not requested any more would be useless.
-    if (surplus_ > 0 || stocked_ == kMaxStock || stock_bytes_ + block->capacity > stock_limit_) {
-      oldest = TakeOldestLocked();
-      surplus_ -= surplus_ > 0;
+    if (surplus_ > 0) {
+      --surplus_;
+      if (stocked_ > 0) drop(TakeLocked(0));
     }
-    if (MayStay(block) && stock_bytes_ + block->capacity <= stock_limit_) {
+    while (stocked_ > 0 && !MayStay(stock_[0])) drop(TakeLocked(0));
+    if (MayStay(block) && block->capacity <= stock_limit_) {
+      // The oldest make room: a stock of sizes that are not requested any more would be useless.
+      while (stocked_ == kMaxStock || stock_bytes_ + block->capacity > stock_limit_) drop(TakeLocked(0));
       stock_[stocked_++] = block;
       stock_bytes_ += block->capacity;
-      block = nullptr;
+    } else {
+      drop(block);
     }
   }
   // Outside the lock: unmapping a large block takes long.
-  Unmap(oldest);
-  Unmap(block);
+  while (unneeded != nullptr) {
+    Block* next = unneeded->next;
+    Unmap(unneeded);
+    unneeded = next;
+  }
 }
 
 void BlockPool::ResetAfterFork() {

@@ -41,18 +41,18 @@ class BlockPool {
   struct Block;
   // as many blocks as queue up while a reader rests; the bytes have their own limit
   static constexpr size_t kMaxStock = 256;
-  // number of blocks given back after which half of those that were not needed meanwhile are freed
+  // number of blocks given back after which half of those by which the stock was too large are freed
   static constexpr uint32_t kTrimAfter = 4096;
 
   void* AllocateIn(BlockArena* arena, uint64_t nbytes);
   void Return(Block* block);
   bool MayStay(const Block* block) const;
   Block* TakeLocked(size_t place);
-  Block* TakeOldestLocked() { return stocked_ > 0 ? TakeLocked(0) : nullptr; }
   static void Unmap(Block* block);
 
-  std::mutex mutex_;              // protects everything below
-  Block* stock_[kMaxStock] = {};  // as given back: the last one is used first, it may still be in a cache
+  std::mutex mutex_;  // protects everything below
+  Block* stock_[kMaxStock] =
+      {};  // as given back; the last one is used first, since it may still be in a cache
   size_t stocked_ = 0;
   size_t fewest_ = 0;   // least number of blocks in the stock since `returns_` was 0
   size_t surplus_ = 0;  // blocks to free, one each time that one is given back

@@ -84,13 +84,43 @@ def test_blocks_of_a_burst_are_still_there_at_the_next_one(make_ring):
     assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < 5 * 64
 
 
+def test_blocks_of_several_sizes_are_used_again(make_ring):
+    ring = make_ring(capacity_bytes=64 << 10, external_threshold_bytes=8192, block_budget_bytes=64 * MIB)
+    payloads = [bytes(MIB), bytes(MIB // 16), bytes(MIB // 4)]
+    for _ in range(3):
+        for payload in payloads:
+            burst(ring, payload, 1)
+            burst(ring, payload, 4)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(50):
+        for payload in payloads:
+            burst(ring, payload, 1)
+            burst(ring, payload, 4)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < 5 * 64
+
+
+def test_a_block_that_is_not_kept_takes_no_place_of_others(make_ring):
+    ring = make_ring(capacity_bytes=64 << 10, external_threshold_bytes=8192, block_budget_bytes=4 * MIB)
+    small, large = bytes(MIB // 4), bytes(3 * MIB)  # more than the half of the budget that is kept
+    burst(ring, small, 2)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(20):
+        burst(ring, large, 1)
+    large_faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+    for _ in range(20):
+        burst(ring, large, 1)
+        burst(ring, small, 1)
+        burst(ring, small, 2)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < 2 * large_faults + 5 * 64
+
+
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux's /proc")
 def test_blocks_that_are_not_needed_any_more_are_freed_in_time(make_ring):
     ring = make_ring(capacity_bytes=64 << 10, external_threshold_bytes=8192, block_budget_bytes=64 * MIB)
     payload = bytes(MIB // 4)
     burst(ring, payload, 80)
     before = resident_bytes()
-    for _ in range(3 * 4096):  # in each 4,096th half of the blocks that were not needed since are given up
+    for _ in range(3 * 4096):  # after each 4,096, half of those that were not needed since are freed
         burst(ring, payload, 1)
     assert 12 * MIB < before - resident_bytes() < 20 * MIB
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -10,16 +11,21 @@ import pytest
 from hostcallback.receiver.runtime.dispatch import dispatcher
 from hostcallback.receiver.runtime.dispatch.dispatcher import BatchFeed
 from hostcallback.receiver.sources.queue import QueueSource
+from hostcallback.receiver.sources.source import Batch
+from hostcallback.receiver.wire.frame import decode_header, encode_prefix
 from threads import wait_for
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="counts wake-ups in /proc")
 
 
 class Sink:
-    """A batch sink that takes nothing."""
+    """A batch sink that counts frames."""
 
-    def record_batch(self, *args: object, **kwargs: object) -> None:
-        """No batch comes."""
+    frames = 0
+
+    def record_batch(self, device: str, batch: Batch, *args: object, **kwargs: object) -> None:
+        """Counts those of a batch."""
+        self.frames += batch.count
 
 
 def test_the_copying_thread_of_an_idle_device_does_not_wake_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,3 +54,33 @@ def test_the_copying_thread_of_an_idle_device_does_not_wake_up(monkeypatch: pyte
         feed.stop()
         thread.join(60)
     assert not thread.is_alive()
+
+
+def test_messages_behind_a_single_slow_one_are_copied_but_none_behind_an_end() -> None:
+    source, sink = QueueSource(0), Sink()
+    feed = BatchFeed("ahead", source, lambda consumer_id: None)
+    feed.sinks = (sink,)
+    prefix = encode_prefix(1, 0, ())
+
+    def deliver() -> AbstractContextManager[None]:
+        batch = source.read(0)
+        assert batch is not None
+        assert batch.count == 1
+        feed.take(batch, decode_header(batch.frames[0][0]).seq)
+        batch.release()
+        source.emit(prefix, [])
+        return feed.while_delivering()
+
+    try:
+        source.emit(prefix, [])
+        with deliver():
+            wait_for(lambda: sink.frames == 2, "the message behind the one that is delivered")
+        batch = source.read(0)  # which has been handed on
+        assert batch is not None
+        feed.take(batch, 1)
+        batch.release()
+        source.send_end(7)
+        with deliver():
+            assert feed._delivering_since is None, "the frames behind an end are for other sinks"
+    finally:
+        feed.stop()
