@@ -161,7 +161,7 @@ def test_a_barrier_does_not_wait_for_a_refused_call_that_it_has_counted(
 ) -> None:
     # One of a hundred runs or so hung here until the device emitted something else.
     inner = jax.jit(lambda x: hcb.call(lambda v: v + 1, x, result_shape=x))
-    inner(jnp.float32(1))
+    inner(jnp.float32(1)).block_until_ready()  # so that its call is emitted before the count below
     read_own_call = RingSource.read_own_call
 
     def read(source: RingSource, own: int, timeout_sec: float) -> Any:
@@ -177,7 +177,7 @@ def test_a_barrier_does_not_wait_for_a_refused_call_that_it_has_counted(
             inner(jnp.asarray(x)).block_until_ready()
 
     monkeypatch.setattr(RingSource, "read_own_call", read)
-    emitting = runtime.receivers()[0].source.counters
+    emitting = runtime.receivers(["cpu:0"])[0].source.counters
     before = emitting().emitted
     jax.jit(lambda x: hcb.id_tap(tap, x))(jnp.float32(1))
     wait_for(lambda: emitting().emitted == before + 2, "the call of the tap function")
