@@ -51,8 +51,8 @@ class BlockPool {
   static void Unmap(Block* block);
 
   std::mutex mutex_;  // protects everything below
-  Block* stock_[kMaxStock] =
-      {};  // as given back; the last one is used first, since it may still be in a cache
+  // In the order in which they were given back; the last one is used first, since it may still be in a cache.
+  Block* stock_[kMaxStock] = {};
   size_t stocked_ = 0;
   size_t fewest_ = 0;   // least number of blocks in the stock since `returns_` was 0
   size_t surplus_ = 0;  // blocks to free, one each time that one is given back
