@@ -1,7 +1,8 @@
-// FFI handlers of the benchmarks: one does nothing, one takes time without using a processor, and one calls a
-// function.
+// FFI handlers of the benchmarks: one does nothing, one copies its operand, one takes time without using a
+// processor, and one calls a function.
 #include <time.h>
 
+#include <atomic>
 #include <cstdint>
 #include <cstring>
 
@@ -30,6 +31,26 @@ bool AnswerMetadataQuery(XLA_FFI_CallFrame* frame) {
 
 BENCH_EXPORT XLA_FFI_Error* hcb_bench_empty(XLA_FFI_CallFrame* frame) {
   AnswerMetadataQuery(frame);
+  return nullptr;
+}
+
+// Copies the operand to the memory whose address is its only attribute, an int64. It begins with a counter of
+// copies; the next cache line has the number of slots and their length in bytes, all int64; slots follow.
+BENCH_EXPORT XLA_FFI_Error* hcb_bench_copy(XLA_FFI_CallFrame* frame) {
+  if (AnswerMetadataQuery(frame) || frame->stage != XLA_FFI_ExecutionStage_EXECUTE) return nullptr;
+  constexpr int64_t kLine = 8;
+  int64_t address;
+  std::memcpy(&address, static_cast<const XLA_FFI_Scalar*>(frame->attrs.attrs[0])->value, sizeof(address));
+  int64_t* shared = reinterpret_cast<int64_t*>(address);
+  auto* copied = reinterpret_cast<std::atomic<int64_t>*>(shared);
+  const int64_t count = copied->load(std::memory_order_relaxed);
+  const int64_t slots = shared[kLine], slot_bytes = shared[kLine + 1];
+  char* slot = reinterpret_cast<char*>(shared + 2 * kLine) + count % slots * slot_bytes;
+  for (int64_t i = 0; i < frame->args.size; ++i) {
+    const auto* operand = static_cast<const XLA_FFI_Buffer*>(frame->args.args[i]);
+    if (operand->dtype != XLA_FFI_DataType_TOKEN) std::memcpy(slot, operand->data, slot_bytes);
+  }
+  copied->store(count + 1, std::memory_order_release);
   return nullptr;
 }
 

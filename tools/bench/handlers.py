@@ -1,4 +1,4 @@
-"""FFI calls for comparison: one does nothing in place of a tap, one keeps a device waiting, and one calls Python."""
+"""FFI calls for comparison, in place of a tap one that does nothing and one that copies; and two of other uses."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import shlex
 import subprocess
 import tempfile
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from hostcallback.receiver.wire.frame import Flags, encode_prefix
 from tools.build_native import FLAGS, SOURCE_DIR, find_compiler
 
 EMPTY_TARGET = "hostcallback_bench_empty"
+COPY_TARGET = "hostcallback_bench_copy"
 PACE_TARGET = "hostcallback_bench_pace"
 CALL_TARGET = "hostcallback_bench_call"
 SOURCE = Path(__file__).with_suffix(".cc")
@@ -41,33 +43,87 @@ def _register() -> None:
                 f"compiling the benchmarks' handlers failed:\n{shlex.join(line)}\n{done.stderr}"
             )
         library = ctypes.CDLL(str(path))
-    for target in (EMPTY_TARGET, PACE_TARGET, CALL_TARGET):
+    for target in (EMPTY_TARGET, COPY_TARGET, PACE_TARGET, CALL_TARGET):
         handler = getattr(library, target.replace("hostcallback", "hcb"))
         jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(handler), platform="cpu")
 
 
 # With the effects of a tap and a lowering like a tap's: the program around it, `jax.jit` included, is the same.
-empty_p = Primitive("bench_empty")
-empty_p.multiple_results = True
-empty_p.def_effectful_abstract_eval(lambda *avals: (list(avals), {TAP_EFFECT, PASSED_TOKEN_EFFECT}))
+in_place_p = Primitive("bench_in_place")
+in_place_p.multiple_results = True
+in_place_p.def_effectful_abstract_eval(lambda *avals, **_: (list(avals), {TAP_EFFECT, PASSED_TOKEN_EFFECT}))
 
 
-def _lower(ctx: Any, *operands: Any) -> Any:
+def _lower(ctx: Any, *operands: Any, address: int | None) -> Any:
     _register()
     context = compat.LoweringContext(ctx)
-    specs = [ArraySpec.of(np.dtype(aval.dtype), aval.shape) for aval in ctx.avals_in]
-    attributes = {"prefix": np.frombuffer(encode_prefix(1, Flags.ORDERED, specs), np.uint8)}
-    token = context.custom_call(EMPTY_TARGET, context.token_in(TAP_EFFECT), operands, attributes)
+    if address is None:
+        specs = [ArraySpec.of(np.dtype(aval.dtype), aval.shape) for aval in ctx.avals_in]
+        attributes = {"prefix": np.frombuffer(encode_prefix(1, Flags.ORDERED, specs), np.uint8)}
+    else:
+        attributes = {"address": np.int64(address)}
+    target = EMPTY_TARGET if address is None else COPY_TARGET
+    token = context.custom_call(target, context.token_in(TAP_EFFECT), operands, attributes)
     context.set_token_out(TAP_EFFECT, token)
     return operands
 
 
-compat.register_lowering(empty_p, _lower)
+compat.register_lowering(in_place_p, _lower)
 
 
 def empty_call(x: Any) -> Any:
     """An empty FFI custom call with the operands, the token and the attribute of a tap of the array `x`; CPU only."""
-    return empty_p.bind(x)[0]
+    return in_place_p.bind(x, address=None)[0]
+
+
+class Copies:
+    """The least that delivers arrays: a call copies each to memory, and a thread makes an array of it for a function.
+
+    CPU only, arrays of one type and shape. Nothing is counted beyond a number, ordered, named or bounded, and a slow
+    thread finds later arrays in place of earlier ones.
+    """
+
+    SLOTS = 8
+
+    def __init__(self, like: Any, function: Callable[[Any], None]) -> None:
+        """`like` has the type and the shape. The thread ends with the process."""
+        self._memory = np.zeros(128 + self.SLOTS * like.nbytes, np.uint8)
+        self._copied, sizes = self._memory[:8].view(np.int64), self._memory[64:80].view(np.int64)
+        sizes[:] = self.SLOTS, like.nbytes
+        arrays = self._memory[128:].view(like.dtype).reshape(self.SLOTS, *like.shape)
+        self._slots = [arrays[slot] for slot in range(self.SLOTS)]
+        self._function = function
+        self._delivered = 0
+        self._wanted, self._done = threading.Semaphore(0), threading.Semaphore(0)
+        self._until = 0
+        threading.Thread(target=self._deliver, daemon=True).start()
+
+    def __call__(self, x: Any) -> Any:
+        """Emits the array `x` in a program, in place of a tap."""
+        return in_place_p.bind(x, address=self._memory.ctypes.data)[0]
+
+    def begin(self, count: int) -> None:
+        """Has the thread deliver the next `count` arrays."""
+        self._until += count
+        self._wanted.release()
+
+    def wait(self) -> None:
+        """Returns once they are delivered."""
+        self._done.acquire()
+
+    def _deliver(self) -> None:
+        while self._wanted.acquire():
+            while self._delivered < self._until:
+                for number in range(self._delivered, min(int(self._copied[0]), self._until)):
+                    self._function(self._slots[number % self.SLOTS][...])
+                    self._delivered += 1
+                if self._delivered < self._until:
+                    time.sleep(LOOK_SEC)
+            self._done.release()
+
+
+LOOK_SEC = 50e-6
+"""Seconds between two looks of a thread for what was copied."""
 
 
 def pace(x: Any, sleep_sec: float) -> Any:

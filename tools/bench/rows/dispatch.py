@@ -22,7 +22,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 import hostcallback as hcb
 from hostcallback.receiver.runtime.dispatch.gil_share import INTERVAL_SEC
 from hostcallback.receiver.runtime.runtime import runtime
-from tools.bench.handlers import empty_call
+from tools.bench.handlers import Copies, empty_call
 from tools.bench.row import Row, measure, measure_together
 from tools.bench.separate_process import rows_of_process
 from tools.bench.timing import Counter, delivered_us, scan
@@ -35,19 +35,27 @@ def untapped(x: Any) -> Any:
     return x * 0.5 + 1
 
 
-def medians_of_calls(functions: Sequence[Callable[[Any], Any]], x: Any) -> list[float]:
-    """Microseconds of one call until its result is there: the functions in turn, at rest in between, medians."""
+def medians_of_calls(
+    functions: Sequence[Callable[[Any], Any]], x: Any, deliver: Callable[[int], None] | None = None
+) -> list[float]:
+    """Microseconds of one call until its result is there: the functions in turn, at rest in between, medians.
+
+    `deliver` delivers what a call of the function with this number emitted, and returns then.
+    """
     times: list[list[float]] = [[] for _ in functions]
-    turns = list(zip(functions, times, strict=True))
+    turns = list(enumerate(zip(functions, times, strict=True)))
     for call in range(CALLS):
         # The order alternates, because the messages delivered just before make a call quicker or slower: each program
         # follows each other program.
-        for function, its_times in reversed(turns) if call % 2 else turns:
+        for number, (function, its_times) in reversed(turns) if call % 2 else turns:
             start = perf_counter()
             function(x).block_until_ready()
             its_times.append(perf_counter() - start)
             # The messages of the call are delivered between the timed calls; every side rests equally long.
-            jax.effects_barrier()  # this call waits for taps as well
+            if deliver is None:
+                jax.effects_barrier()  # this call waits for taps as well
+            else:
+                deliver(number)
             sleep(50e-6)
     return [statistics.median(its_times) * 1e6 for its_times in times]
 
@@ -55,7 +63,8 @@ def medians_of_calls(functions: Sequence[Callable[[Any], Any]], x: Any) -> list[
 def one_call(rounds: int) -> list[Row]:
     """One call until its result is ready, with one tap and without, under each jit; delivered after the clock stops.
 
-    Under `jax.jit` also with an empty FFI call in the tap's place: no tap can cost less than what XLA takes for that.
+    Under `jax.jit` also with an empty FFI call in the tap's place, and with one that copies the array, which a thread
+    gives to the function when the clock has stopped: no tap can cost less.
     """
     model = eqx.nn.MLP(4, 4, 8, 2, key=jax.random.key(0))
     with warnings.catch_warnings():
@@ -83,7 +92,26 @@ def one_call(rounds: int) -> list[Row]:
         rows += [
             mine.versus(empty, "the same", "us/call", "an empty FFI call in it", None) for empty in floor
         ]
+        if jit == "jax.jit":
+            rows.append(_one_copying_call(make, rounds))
     return rows
+
+
+def _one_copying_call(make: Callable[[Callable[[Any], Any]], Any], rounds: int) -> Row:
+    x, count = jnp.ones(16), Counter()
+    copies = Copies(x, count)
+
+    def deliver(number: int) -> None:
+        if number == 0:
+            copies.begin(1)
+            copies.wait()
+        jax.effects_barrier()
+
+    programs = [make(copies), make(lambda x: x)]
+    least, peer = measure_together(partial(medians_of_calls, programs, x, deliver), rounds)
+    assert count.count == CALLS * (rounds + 1)
+    name = "one jax.jit call with an FFI call that copies, delivered by a thread between the timed calls"
+    return least.versus(peer, name, "us/call", "the untapped jax.jit call", None)
 
 
 def one_call_of_the_host(rounds: int) -> Row:

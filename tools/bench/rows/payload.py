@@ -13,8 +13,10 @@ import numpy as np
 from jax import lax
 
 import hostcallback as hcb
+from tools.bench.handlers import Copies
 from tools.bench.row import Row, measure
-from tools.bench.rows import scan
+from tools.bench.rows.scan import beside_debug_callback
+from tools.bench.timing import Counter, delivered_us, scan
 
 KIB, MIB = 2**10, 2**20
 
@@ -66,7 +68,28 @@ def _kept(nbytes: int, steps: int, rounds: int) -> Row:
     return mine.versus(peer, name, "us/message", "one memcpy into fresh memory", 1.5)
 
 
-def beside_callback(rounds: int) -> Row:
-    """An array of 256 KiB that every step of a scan changes and taps; the tap function keeps none of them."""
+def beside_callback(rounds: int) -> list[Row]:
+    """An array of 256 KiB that every step of a scan changes and taps; the tap function keeps none of them.
+
+    The floor is an FFI call that copies the array to one of eight places, and a Python thread that makes an array of it
+    and gives it to the function: nothing is counted, ordered, named or bounded.
+    """
+    x, steps = jnp.ones(64 * KIB, jnp.float32), 400
+    least = Counter()
+    copies = Copies(x, least)
+    floor = scan(jax.jit, copies, steps)
+
+    def run_floor() -> float:
+        copies.begin(steps)
+        return delivered_us(lambda: floor(x), copies.wait, steps)
+
     name = "array of 256 KiB in a scan, changed and delivered"
-    return scan.beside_callback(name, jnp.ones(64 * KIB, jnp.float32), 400, 400, 1 / 5, rounds)
+    mine, peer, bare = beside_debug_callback(x, steps, steps, rounds, run_floor)
+    assert least.count == steps * (rounds + 1)
+    floor_name = "an FFI call that copies, and a thread that makes arrays"
+    callback = "jax.debug.callback(ordered=True)"
+    return [
+        mine.versus(peer, name, "us/message", callback, 1 / 5),
+        mine.versus(bare, "the same", "us/message", floor_name, None),
+        bare.versus(peer, f"{floor_name}: 256 KiB in a scan", "us/message", callback, None),
+    ]

@@ -14,7 +14,7 @@ from jax import lax
 
 import hostcallback as hcb
 from tools.bench.handlers import empty_call
-from tools.bench.row import Row, measure, measure_together
+from tools.bench.row import Figure, Row, measure, measure_together
 from tools.bench.separate_process import rows_of_process
 from tools.bench.timing import Counter, Gate, delivered_us, scan, seconds
 
@@ -102,7 +102,10 @@ def switched_off_here(rounds: int) -> list[Row]:
     ]
 
 
-def beside_callback(name: str, x: Any, steps: int, peer_steps: int, bound: float, rounds: int) -> Row:
+def beside_debug_callback(
+    x: Any, steps: int, peer_steps: int, rounds: int, *more: Callable[[], float]
+) -> list[Figure]:
+    """Microseconds a message of `x` in a scan, delivered: ours, `jax.debug.callback(ordered=True)`, and others."""
     mine, theirs = Counter(), Counter()
     ours = scan(jax.jit, lambda c: hcb.id_tap(mine, c), steps)
     peer = scan(jax.jit, lambda c: jax.debug.callback(theirs, c, ordered=True), peer_steps)
@@ -110,12 +113,18 @@ def beside_callback(name: str, x: Any, steps: int, peer_steps: int, bound: float
         [
             lambda: delivered_us(lambda: ours(x), hcb.barrier_wait, steps),
             lambda: delivered_us(lambda: peer(x), jax.effects_barrier, peer_steps),
+            *more,
         ],
         rounds,
     )
     assert mine.count == steps * (rounds + 1)
     assert theirs.count == peer_steps * (rounds + 1)
-    return figures[0].versus(figures[1], name, "us/message", "jax.debug.callback(ordered=True)", bound)
+    return figures
+
+
+def beside_callback(name: str, x: Any, steps: int, peer_steps: int, bound: float, rounds: int) -> Row:
+    mine, peer = beside_debug_callback(x, steps, peer_steps, rounds)
+    return mine.versus(peer, name, "us/message", "jax.debug.callback(ordered=True)", bound)
 
 
 def scalar(rounds: int) -> Row:

@@ -84,7 +84,7 @@ namespace hcb {
 
 int64_t UnixNowNs() {
 #if defined(__x86_64__)
-  static thread_local Moment anchor;
+  static thread_local Moment anchor __attribute__((tls_model("initial-exec")));
   const uint64_t length = tick.load(std::memory_order_relaxed);
   if (length != 0 && length != kNever) {
     const uint64_t ticks = __rdtsc() - anchor.ticks;

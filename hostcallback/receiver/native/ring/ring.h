@@ -194,7 +194,14 @@ class Ring {
   // inside.
   uint64_t HeadLocked() const { return control_->head.load(std::memory_order_relaxed) & ~(kFrameAlign - 1); }
   uint64_t PadBefore(uint64_t position, uint64_t frame_bytes) const;
-  bool HasRoomLocked(const Emission& emission);
+  // What an emission takes of the ring, and where.
+  struct Room {
+    bool external;  // its payload is in a block
+    uint64_t frame_bytes;
+    uint64_t position;  // of its frame, if `pad` is 0
+    uint64_t pad;       // bytes before the frame that stay unused
+  };
+  bool FindRoomLocked(const Emission& emission, Room* room) const;
   Verdict CopyAndCommit(const Emission& emission, const Reservation& reservation);
   void Commit(FrameHeader* frame, uint32_t flags);
   Verdict WaitAsThread(std::unique_lock<std::mutex>* lock, const Emission& emission, int64_t timeout_ns);
