@@ -6,6 +6,7 @@ import os
 import resource
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -80,3 +81,29 @@ def files_no_longer_than(nbytes: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+TAPPED = """
+import os, signal, sys, threading, time
+import jax, jax.numpy as jnp
+from jax import lax
+import hostcallback as hcb
+
+def emit(x):
+    sys.stdout.write(f"got {int(x)}\\n"); sys.stdout.flush()
+
+@hcb.jit
+def f(x):
+    y = lax.fori_loop(0, 50, lambda i, c: c @ c * 1e-3, jnp.ones((64, 64)) * 1e-2)[0, 0]
+    return hcb.id_tap(emit, x + (0 * y).astype(int))
+"""
+
+
+def run_tapped(body: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Runs `TAPPED`, whose `f` taps its argument and prints what arrives, and these lines after it."""
+    return run_python("-c", TAPPED + textwrap.dedent(body), timeout_sec=90, **variables)
+
+
+def got(result: subprocess.CompletedProcess[str]) -> list[int]:
+    """What arrived, in order."""
+    return [int(line.split()[1]) for line in result.stdout.splitlines() if line.startswith("got")]

@@ -14,131 +14,14 @@ import pytest
 import hostcallback.api  # noqa: F401  (before the rooms below it, whose imports depend on its order)
 from hostcallback.primitives import effects
 from hostcallback.receiver.taplog.reading.reader import LogReader
-from python_process import run_python, start_python
-
-PRELUDE = """
-import os, signal, sys, threading, time
-import jax, jax.numpy as jnp
-from jax import lax
-import hostcallback as hcb
-
-def emit(x):
-    sys.stdout.write(f"got {int(x)}\\n"); sys.stdout.flush()
-
-@hcb.jit
-def f(x):
-    y = lax.fori_loop(0, 50, lambda i, c: c @ c * 1e-3, jnp.ones((64, 64)) * 1e-2)[0, 0]
-    return hcb.id_tap(emit, x + (0 * y).astype(int))
-"""
-
-
-def run(body: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    return run_python("-c", PRELUDE + textwrap.dedent(body), timeout_sec=90, **variables)
-
-
-def got(result: subprocess.CompletedProcess[str]) -> list[int]:
-    return [int(line.split()[1]) for line in result.stdout.splitlines() if line.startswith("got")]
+from python_process import TAPPED, got, run_python, run_tapped, start_python
 
 
 def test_messages_in_flight_at_the_end_of_the_program_are_delivered() -> None:
-    result = run("for i in range(50): f(i)")
+    result = run_tapped("for i in range(50): f(i)")
     assert result.returncode == 0, result.stderr
     assert got(result) == list(range(50))
     assert result.stderr == ""
-
-
-DAEMONS = """
-def forever():
-    x = jnp.int32(0)
-    while True:
-        x = {call}
-
-for _ in range(4):
-    threading.Thread(target=forever, daemon=True).start()
-while len(seen) < 50:
-    threading.Event().wait(0.01)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("call", ["count(x)", "count(x).block_until_ready() + 1", "f(count(x))"])
-def test_daemon_threads_that_run_programs_do_not_abort_the_exit(call: str) -> None:
-    program = """
-    seen = []
-    count = jax.jit(lambda x: hcb.id_tap(seen.append, x + 1))
-    """
-    for _ in range(5):
-        result = run(textwrap.dedent(program) + DAEMONS.format(call=call))
-        assert (result.returncode, result.stderr) == (0, "")
-
-
-@pytest.mark.slow
-def test_daemon_threads_that_compile_do_not_abort_the_exit() -> None:
-    # Each call is a first one. Without taps, 10 of 12 such processes abort.
-    program = """
-    began = threading.Barrier(4)
-
-    def forever():
-        for count in range(100_000):
-            jax.jit(lambda x: hcb.id_tap(lambda value: None, jnp.tanh(x @ x) + count)[0, 0])(jnp.ones((8, 8)))
-            if count == 0:
-                began.wait()
-
-    for _ in range(3):
-        threading.Thread(target=forever, daemon=True).start()
-    began.wait()
-    threading.Event().wait({delay})
-    """
-    for delay in (0.0, 0.05, 0.11, 0.2):
-        result = run(textwrap.dedent(program).format(delay=delay))
-        assert (result.returncode, result.stderr) == (0, "")
-
-
-@pytest.mark.slow
-def test_a_daemon_thread_that_sleeps_in_jax_holds_the_exit_up_for_a_second_only() -> None:
-    program = """
-    tracing = threading.Event()
-    threading.Thread(
-        target=lambda: jax.make_jaxpr(lambda x: (tracing.set(), threading.Event().wait(60), x)[2])(1.0), daemon=True
-    ).start()
-    tracing.wait()
-    f(0)
-    import hostcallback.sync.threads as threads
-    import hostcallback.api.process_exit as process_exit
-    hold = threads.hold_daemon_threads
-    def timed():
-        began = time.monotonic()
-        hold()
-        print("held for", time.monotonic() - began < 5)
-    process_exit.hold_daemon_threads = timed
-    """
-    result = run(program)
-    assert (result.returncode, got(result)) == (0, [0]), result.stderr
-    assert result.stdout.count("held for True") == 2
-
-
-@pytest.mark.slow
-def test_an_exit_handler_may_wait_for_a_daemon_thread() -> None:
-    program = """
-    import atexit, threading
-    import jax
-    ended = threading.Event()
-    atexit.register(lambda: print("waited", ended.wait(60)))  # runs after those of hostcallback
-    import hostcallback as hcb
-    count = jax.jit(lambda x: hcb.id_tap(lambda value: None, x + 1))
-    begun = threading.Event()
-
-    def work():
-        for i in range(100_000):
-            count(i)
-            begun.set()
-        ended.set()
-
-    threading.Thread(target=work, daemon=True).start()
-    begun.wait()
-    """
-    result = run_python("-c", textwrap.dedent(program), timeout_sec=90)
-    assert (result.returncode, result.stdout) == (0, "waited True\n"), result.stderr
 
 
 @pytest.mark.slow
@@ -163,7 +46,7 @@ def test_an_exit_handler_may_wait_for_a_daemon_thread() -> None:
     ],
 )  # fmt: skip
 def test_however_a_program_ends_nothing_is_lost(program: str, status: int, error: str) -> None:
-    result = run(program)
+    result = run_tapped(program)
     assert result.returncode == status
     assert got(result) == list(range(20))
     assert (result.stderr.splitlines() or [""])[-1] == error
@@ -171,7 +54,7 @@ def test_however_a_program_ends_nothing_is_lost(program: str, status: int, error
 
 @pytest.mark.slow
 def test_unreported_tap_exceptions_are_printed_at_exit() -> None:
-    result = run(
+    result = run_tapped(
         """
         def broken(x): raise RuntimeError("tap is broken")
         jax.jit(lambda x: hcb.id_tap(broken, x))(1.0)
@@ -210,7 +93,7 @@ h = jax.jit(lambda x: hcb.id_tap(bad, x))
     ],
 )  # fmt: skip
 def test_a_failed_call_is_told_at_exit_if_the_program_goes_on(program: str, reported: list[str]) -> None:
-    result = run(CALL + program)
+    result = run_tapped(CALL + program)
     at_exit = result.stderr.partition("no barrier_wait() or receiver reported it:")[2]
     assert [text for text in ("the user's failure", "the tap's failure") if text in at_exit] == reported
     assert "while the receiver was closing" not in result.stderr
@@ -219,7 +102,7 @@ def test_a_failed_call_is_told_at_exit_if_the_program_goes_on(program: str, repo
 
 
 def test_a_breakpoint_without_a_terminal_shows_no_line_of_ours() -> None:
-    result = run("jax.block_until_ready(jax.jit(lambda x: (hcb.breakpoint(), x)[1])(1.0))")
+    result = run_tapped("jax.block_until_ready(jax.jit(lambda x: (hcb.breakpoint(), x)[1])(1.0))")
     assert result.returncode == 1
     assert "cannot read commands" in result.stderr
     assert "debugger.py" not in result.stderr
@@ -227,7 +110,7 @@ def test_a_breakpoint_without_a_terminal_shows_no_line_of_ours() -> None:
 
 
 def test_a_tap_that_never_returns_does_not_hang_the_exit_and_the_loss_is_reported() -> None:
-    result = run(
+    result = run_tapped(
         """
         import hostcallback.api.process_exit as at_exit; at_exit.EXIT_STALL_SEC = 0.1
         f(0)
@@ -247,7 +130,7 @@ def test_a_tap_that_never_returns_does_not_hang_the_exit_and_the_loss_is_reporte
     not effects.installed, reason="without fast dispatch, the call waits for the host function"
 )
 def test_a_call_that_never_returns_does_not_hang_the_exit() -> None:
-    result = run(
+    result = run_tapped(
         """
         import hostcallback.api.process_exit as at_exit; at_exit.EXIT_STALL_SEC = 0.1
         begun = threading.Event()
@@ -301,7 +184,7 @@ jax.jit(lambda x: lax.scan(body, x, None, length=150)[0])(0)
 @pytest.mark.slow_variants
 @pytest.mark.parametrize("program", SLOW_PROGRAMS)
 def test_the_exit_waits_as_long_as_anything_is_delivered(program: str) -> None:
-    result = run(SLOW.format(tell_sec=60) + SLOW_PROGRAMS[program])
+    result = run_tapped(SLOW.format(tell_sec=60) + SLOW_PROGRAMS[program])
     assert result.returncode == 0, result.stderr
     assert sorted(got(result)) == list(range(150))
     assert result.stderr == ""
@@ -316,7 +199,7 @@ WAITS_FOR = {
 @pytest.mark.slow_variants
 @pytest.mark.parametrize("program", WAITS_FOR)
 def test_the_exit_says_after_a_while_how_many_messages_are_left(program: str) -> None:
-    result = run(SLOW.format(tell_sec=0.2) + SLOW_PROGRAMS[program])
+    result = run_tapped(SLOW.format(tell_sec=0.2) + SLOW_PROGRAMS[program])
     assert sorted(got(result)) == list(range(150))
     (line,) = result.stderr.splitlines()
     assert line.startswith("hostcallback: the program has ended and waits for 1")
@@ -328,7 +211,7 @@ def test_the_exit_says_after_a_while_how_many_messages_are_left(program: str) ->
 @pytest.mark.parametrize("kind", WAITS_FOR)
 def test_ctrl_c_ends_the_wait_at_exit_and_says_what_is_lost(kind: str) -> None:
     program = SLOW.format(tell_sec=0.2) + SLOW_PROGRAMS[kind].replace("150", "4000")
-    with start_python("-c", PRELUDE + program, stderr=subprocess.PIPE) as process:
+    with start_python("-c", TAPPED + program, stderr=subprocess.PIPE) as process:
         try:
             assert process.stdout is not None
             assert process.stderr is not None
@@ -363,7 +246,7 @@ def test_ctrl_c_in_a_tapped_loop_delivers_the_emitted_messages(where: str) -> No
         sys.stdout.write(f"sent {{sent}}\\n"); sys.stdout.flush()
         raise
     """
-    with start_python("-c", PRELUDE + textwrap.dedent(body), stderr=subprocess.PIPE) as process:
+    with start_python("-c", TAPPED + textwrap.dedent(body), stderr=subprocess.PIPE) as process:
         try:
             assert process.stdout is not None
             assert process.stderr is not None
@@ -387,7 +270,7 @@ def test_ctrl_c_in_a_tapped_loop_delivers_the_emitted_messages(where: str) -> No
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this platform")
 def test_a_forked_child_is_sane_and_delivers_nothing_twice() -> None:
-    result = run(
+    result = run_tapped(
         """
         import warnings; warnings.simplefilter("ignore")
         gate = threading.Event()
@@ -413,7 +296,7 @@ def test_a_forked_child_is_sane_and_delivers_nothing_twice() -> None:
 
 @pytest.mark.slow
 def test_a_forked_child_can_use_a_new_receiver() -> None:
-    result = run(
+    result = run_tapped(
         """
         import warnings; warnings.simplefilter("ignore")
         import multiprocessing
@@ -435,7 +318,7 @@ def test_a_forked_child_can_use_a_new_receiver() -> None:
 @pytest.mark.parametrize("record", [False, True], ids=["delivered", "recorded"])
 def test_a_forked_child_ends_by_sys_exit(record: bool, running: bool, tmp_path: Any) -> None:
     # Without taps, JAX's pool of compiler threads hangs or crashes such a child at its end.
-    result = run(
+    result = run_tapped(
         f"""
         import contextlib, warnings; warnings.simplefilter("ignore")
         began = threading.Event()
@@ -470,16 +353,16 @@ def test_a_forked_child_ends_by_sys_exit(record: bool, running: bool, tmp_path: 
 
 @pytest.mark.slow
 def test_importing_and_not_tapping_starts_nothing() -> None:
-    result = run("print('threads', threading.active_count())")
+    result = run_tapped("print('threads', threading.active_count())")
     assert "threads 1" in result.stdout
 
 
 @pytest.mark.slow
 def test_the_log_level_comes_from_the_environment() -> None:
     program = "import logging; print(logging.getLogger('hostcallback').level)"
-    result = run(program, HOSTCALLBACK_LOG_LEVEL="DEBUG")
+    result = run_tapped(program, HOSTCALLBACK_LOG_LEVEL="DEBUG")
     assert result.stdout.split() == ["10"]
-    bad = run("", HOSTCALLBACK_LOG_LEVEL="LOUD")
+    bad = run_tapped("", HOSTCALLBACK_LOG_LEVEL="LOUD")
     assert "HOSTCALLBACK_LOG_LEVEL='LOUD' is not a logging level: use one of" in bad.stderr
 
 
