@@ -23,6 +23,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 import hostcallback as hcb
+from threads import wait_for
 
 
 def loop(steps: int, **options: Any) -> Any:
@@ -43,8 +44,10 @@ def writer() -> CollectingWriter:
 def test_each_step_of_a_scan_is_one_record_in_order_on_a_thread_of_the_writer(
     writer: CollectingWriter,
 ) -> None:
+    before = {*threading.enumerate()}
     with hcb.outfeed_receiver(writers=[writer]) as rx:
         loop(3_000)()
+    wait_for(lambda: not any("writer" in each.name for each in {*threading.enumerate()} - before), "its end")
     assert writer.rows == [(i, {"acc": float(i), "loss": i / 2}) for i in range(3_000)]
     assert all("writer" in name for name in writer.threads)
     assert writer.flushed

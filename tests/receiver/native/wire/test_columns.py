@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 from hostcallback.receiver.errors import WireError
 from hostcallback.receiver.native import bindings as native
-from hostcallback.receiver.sources.ring_batch import BatchDecoder, DecodedBatch
+from hostcallback.receiver.sources.ring_batch import MIN_BATCH, BatchDecoder, DecodedBatch
 from hostcallback.receiver.wire.array_types import ArraySpec, pack_subbyte
 from hostcallback.receiver.wire.decoder import Decoder
 from hostcallback.receiver.wire.frame import Flags, encode_prefix
@@ -153,17 +153,19 @@ def test_one_kept_array_keeps_little_memory(make_ring: Any) -> None:
     assert 1024 <= base.nbytes <= 64 << 10
 
 
-def test_a_damaged_message_among_many_is_lost_alone(make_ring: Any) -> None:
+@pytest.mark.parametrize("count", [40, MIN_BATCH - 1])
+def test_a_damaged_message_among_others_is_lost_alone(make_ring: Any, count: int) -> None:
     ring = make_ring(capacity_bytes=1 << 20)
-    for number in range(40):
+    for number in range(count):
         send(ring, 1, make(0, number))
     batch = ring.source.read(30)
-    ring.corrupt(batch.frames[7][1] + 64, b"\xc1")  # no msgpack
-    ring.corrupt(batch.frames[20][1] + 48, (3).to_bytes(8, "little"))  # payload_bytes
+    first, second = count // 5, count // 2
+    ring.corrupt(batch.frames[first][1] + 64, b"\xc1")  # no msgpack
+    ring.corrupt(batch.frames[second][1] + 48, (3).to_bytes(8, "little"))  # payload_bytes
     errors: list[WireError] = []
     found = BatchDecoder(errors.append).decode(batch)
     found = found._replace(items=list(found.items))
     batch.release()
     assert len(errors) == 2
-    assert [item[2] for item in found.items] == [n for n in range(40) if n not in (7, 20)]
+    assert [item[2] for item in found.items] == [n for n in range(count) if n not in (first, second)]
     assert all(same(item[-1][0], make(0, item[2])[0]) for item in found.items)

@@ -14,6 +14,7 @@ from hostcallback.receiver.remote.forwarding_protocol import StreamOffset
 from hostcallback.receiver.remote.options import Forward
 from hostcallback.receiver.remote.spool.spool import Spool
 from hostcallback.receiver.taplog.writing.recorder import Recorder
+from logged_frames import DESCRIBED, losses, read, seqs
 
 SPOOL_BYTES = 256 << 10
 COUNT = 6_000  # of 192 bytes
@@ -68,6 +69,37 @@ def test_dropped_messages_are_noted_where_the_rest_is_stored(tmp_path: Path, pol
         assert all("newest" in note.reason for note in lost)
     else:
         assert any("one message in 10" in note.reason for note in lost)
+
+
+@pytest.mark.parametrize(
+    ("policy", "reason"),
+    [
+        ("drop_oldest", "the oldest messages were dropped"),
+        ("drop_newest", "the newest messages were dropped"),
+        ("sample", "one message in 10 was kept"),
+    ],
+)
+def test_what_finds_no_room_without_a_collector_is_counted(tmp_path: Path, policy: Any, reason: str) -> None:
+    spool = Spool(Forward("localhost:7070", spool=tmp_path, run="r", spool_bytes=1 << 17, when_full=policy))
+    spool.log.describe(DESCRIBED[77])
+    count, each = 1600, 20
+    for first in range(0, count, each):
+        # The first message of each block stands for 5 more, which were folded into it.
+        spool.log.record("cpu:0", lambda room, first=first: (losses(first, each), [(first, 5)], True))
+        assert spool.waiting_bytes <= 1 << 17
+    counters = spool.log.counters
+    spool.log.close()
+    messages, lost, damaged = read(spool.folder.path)
+    kept = seqs(messages)
+    assert not damaged
+    assert sum(message.folded for message in messages) == 5 * sum(seq % each == 0 for seq in kept)
+    stored = len(kept) + sum(message.folded for message in messages)
+    assert stored + counters.lost_messages == count + 5 * count // each
+    assert 0 < stored < count
+    assert (0 in kept) == (policy != "drop_oldest")
+    assert (count - 1 in kept) == (policy == "drop_oldest")
+    assert any(reason in note.lost.reason for note in lost)
+    spool.folder.remove()
 
 
 @pytest.mark.slow
