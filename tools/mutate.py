@@ -55,6 +55,9 @@ ALSO = {
 }
 """More folders and files in tests/ that notice a change in a room. The first is that of its name, if there is one."""
 
+NOT_USED, NONE_FOUND = 4, 5
+"""Statuses of pytest that no failing test has."""
+
 SECONDS = 600
 """How long the tests may take. A change that makes them hang is noticed."""
 
@@ -173,16 +176,16 @@ def sample(count: int, seed: int, room: str) -> list[Mutation]:
     return [chance.choice(by_line[line]) for line in lines]
 
 
-def in_order(path: Path, tests: list[str]) -> list[str]:
-    """The files of these tests, first those that name the changed module most often."""
+def in_order(path: Path, tests: list[str], root: Path = ROOT) -> list[str]:
+    """The files of these tests in a checkout, first those that name the changed module most often."""
     word = re.compile(rf"\b{re.escape(path.stem)}\b")
     files = [
         file
         for name in tests
-        for file in (sorted((ROOT / name).rglob("test_*.py")) if (ROOT / name).is_dir() else [ROOT / name])
+        for file in (sorted((root / name).rglob("test_*.py")) if (root / name).is_dir() else [root / name])
     ]
     often = {file: len(word.findall(file.read_text(encoding="utf-8"))) for file in files}
-    return [str(file.relative_to(ROOT)) for file in sorted(often, key=lambda file: -often[file])]
+    return [str(file.relative_to(root)) for file in sorted(often, key=lambda file: -often[file])]
 
 
 def tests_of(path: Path) -> list[str]:
@@ -215,7 +218,7 @@ class Copy:
         source = file.read_text(encoding="utf-8")
         file.write_text(source[: mutation.start] + mutation.text + source[mutation.end :], encoding="utf-8")
         try:
-            return self.failing(in_order(mutation.path, tests), build=file.suffix == ".cc")
+            return self.failing(in_order(mutation.path, tests, self._root), build=file.suffix == ".cc")
         finally:
             file.write_text(source, encoding="utf-8")
             if file.suffix == ".cc":
@@ -229,6 +232,8 @@ class Copy:
         status, output = self._run(["-m", "pytest", *options, *tests])
         if status == 0:
             return ""
+        if status in (NOT_USED, NONE_FOUND):  # not the change's doing
+            raise RuntimeError(f"pytest found no tests: {' '.join(tests)}\n{output}")
         found = re.search(r"^(?:FAILED|ERROR) (\S+)", output, re.MULTILINE)
         return found[1] if found else output.strip().rpartition("\n")[2] or f"status {status}"
 

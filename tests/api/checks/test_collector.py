@@ -19,6 +19,7 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
 import hostcallback as hcb
+from hostcallback.receiver.failures.failure_report import failure_history
 from python_process import python_output
 from transforming import Jit
 
@@ -80,6 +81,15 @@ def test_a_tap_error_is_reported_together_with_failed_checks(jit: Jit) -> None:
     assert [type(e) for e in caught.value.exceptions] == [hcb.CheckError, KeyError]
     assert "1 check(s) failed" in str(caught.value)
     assert "1 tap function call(s) raised" in str(caught.value)
+
+
+def test_failed_checks_are_told_to_those_who_ask_the_process(jit: Jit) -> None:
+    failure_history.clear()
+    with hcb.outfeed_receiver(on_error="warn"):
+        for x in (-1.0, 2.0, -3.0):
+            jit(positive)(x)
+    [told] = failure_history.as_dicts()
+    assert (told["kind"], told["title"], told["by_device"]) == ("check", "x is -1.0", {"cpu:0": 2})
 
 
 def test_warnings_are_logged_once_a_line_with_file_and_line_and_never_raised(
