@@ -357,11 +357,13 @@ def test_a_barrier_covers_the_taps_of_host_functions(rec: Recorder) -> None:
 
 def test_calls_are_in_the_receivers_statistics() -> None:
     f = hcb.jit(lambda x: hcb.call(lambda x: x, x, result_shape=x))
+    began = time.perf_counter()
     with hcb.outfeed_receiver() as receiver:
         for _ in range(5):
             f(jnp.float32(1))
     (row,) = [row for row in receiver.stats if row.delivered]
     assert (row.device, row.delivered, row.delivered_bytes, row.failed) == ("cpu:0", 5, 20, 0)
+    assert 0 < row.tap_sec < time.perf_counter() - began
 
 
 @pytest.mark.parametrize("policy", ["block", "drop_newest", "sample"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -245,14 +246,20 @@ def test_texts_cannot_command_the_terminal(tmp_path: Path) -> None:
         assert result.returncode == 0
 
 
-@pytest.mark.slow
-def test_an_output_that_cannot_hold_a_text_gets_it_escaped(tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", [["cat"], ["cat", "--json"], ["stats"], ["errors"]])
+def test_an_output_that_cannot_hold_a_text_gets_it_escaped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
     with record(tmp_path / "log") as recorder:
-        Program(recorder).emit(replace(LOSS, name="verlüst"), np.float32(1), np.int32(1))
-    for arguments in (["cat"], ["cat", "--json"], ["stats"]):
-        result = hcb(tmp_path, *arguments, "log", PYTHONIOENCODING="ascii")
-        assert result.returncode == 0
-        assert "verl" in result.stdout
+        program = Program(recorder)
+        program.emit(replace(LOSS, name="verlüst"), np.float32(1), np.int32(1))
+        program.emit(replace(CHECK, source_line="verlüst.py:20 (step)"), np.bool_(False), np.float32(1))
+    output = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(output, encoding="ascii"))
+    status = main([*command, str(tmp_path / "log")])
+    sys.stdout.flush()
+    assert status == 0
+    assert "verl" in output.getvalue().decode()
 
 
 def test_several_processes_are_distinguished(tmp_path: Path) -> None:
