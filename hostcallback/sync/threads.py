@@ -54,12 +54,12 @@ class DispatchThread:
         self._lock = threading.RLock()  # protects _thread; a signal handler may wait for taps as well
         self._thread: threading.Thread | None = None
         self._jobs: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._works = False
+        self._to_compile = 0  # number of jobs that compile and have not ended
 
     @property
-    def at_work(self) -> tuple[threading.Thread, ...]:
-        """The thread if it runs a job, else nothing."""
-        return (self._thread,) if self._works and self._thread is not None else ()
+    def compiling(self) -> tuple[threading.Thread, ...]:
+        """The thread, if it compiles or is about to; else nothing."""
+        return (self._thread,) if self._to_compile and self._thread is not None else ()
 
     def start(self) -> None:
         """Starts the thread if it does not run.
@@ -86,16 +86,32 @@ class DispatchThread:
         self.start()
         self._jobs.put(job)
 
+    def compile(self, job: Callable[[], None]) -> None:
+        """Queues a job that compiles programs: the exit of the process waits for it.
+
+        Raises:
+            NoThreadError: as `start` does.
+        """
+
+        def compile_and_note() -> None:
+            try:
+                job()
+            finally:
+                with self._lock:
+                    self._to_compile -= 1
+
+        self.start()
+        with self._lock:
+            self._to_compile += 1
+        self._jobs.put(compile_and_note)
+
     def _run(self) -> None:
         while True:
             job = self._jobs.get()
-            self._works = True
             try:
                 job()
             except BaseException:  # a failing job must not end the thread
                 logger.exception("a barrier could not find out what runs")
-            finally:
-                self._works = False
             # The frame of a waiting thread would keep the last job, with the arrays in its closure, alive.
             del job
 
@@ -215,11 +231,13 @@ def hold_daemon_threads() -> None:
 
     Python ends a daemon thread where it next asks for the interpreter lock, by unwinding its stack. Where that is in
     JAX's C++ code, the process aborts ("FATAL: exception not rethrown", before Python 3.14). A held thread does not
-    ask. Waits until these threads are held or asleep, with limits, and until the dispatch thread has compiled what
-    barriers need; returns at once if there are none.
+    ask. Waits until these threads are held or asleep, and until the dispatch thread has compiled the programs of
+    barriers, with limits; returns at once if there are none.
     """
     users = filter(_is_users_daemon, threading.enumerate())
-    threads = [thread for thread in (*dispatch_thread.at_work, *users) if thread.ident not in _hold.given_up]
+    threads = [
+        thread for thread in (*dispatch_thread.compiling, *users) if thread.ident not in _hold.given_up
+    ]
     if not threads:
         return
     _hold.begin()
@@ -237,7 +255,7 @@ def hold_daemon_threads() -> None:
         if time.process_time() - time.thread_time() - others_sec > 1e-3:
             others_sec, worked_at = time.process_time() - time.thread_time(), time.perf_counter()
         in_jax = time.perf_counter() - worked_at < IDLE_SEC and any(
-            thread in dispatch_thread.at_work or _is_in_jax(frames.get(thread.ident or 0))
+            thread in dispatch_thread.compiling or _is_in_jax(frames.get(thread.ident or 0))
             for thread, _ in free
         )
         runs = any(sleep is None or sleep != _sleep_of(thread) for thread, sleep in free)

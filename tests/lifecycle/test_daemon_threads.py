@@ -63,7 +63,8 @@ def test_programs_of_barriers_that_compile_do_not_abort_the_exit() -> None:
     program = """
     import hostcallback.sync.threads as threads
 
-    traced = threading.Event()
+    threads.COMPILED_WITHIN_SEC = 60.0
+    traced, held_program = threading.Event(), threads.held_program
 
     def takes_long_to_compile(x):
         y = jnp.sum(x) + jnp.arange(64.0)
@@ -72,7 +73,12 @@ def test_programs_of_barriers_that_compile_do_not_abort_the_exit() -> None:
         traced.set()
         return x + y[0].astype(x.dtype)
 
-    threads.barrier_copy = takes_long_to_compile
+    def compiled_last(device):
+        program = held_program(device)
+        sys.stdout.write("compiled\\n")
+        return program
+
+    threads.barrier_copy, threads.held_program = takes_long_to_compile, compiled_last
     f(0)
     traced.wait()
     time.sleep(0.5)
@@ -82,6 +88,7 @@ def test_programs_of_barriers_that_compile_do_not_abort_the_exit() -> None:
     result = run_tapped(program)
     assert result.returncode == -signal.SIGINT, result.stderr
     assert got(result) == [0]
+    assert result.stdout.endswith("compiled\n")
     assert result.stderr.splitlines()[-1] == "KeyboardInterrupt"
 
 

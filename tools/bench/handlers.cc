@@ -34,8 +34,9 @@ BENCH_EXPORT XLA_FFI_Error* hcb_bench_empty(XLA_FFI_CallFrame* frame) {
   return nullptr;
 }
 
-// Copies the operand to the memory whose address is its only attribute, an int64. It begins with a counter of
-// copies; the next cache line has the number of slots and their length in bytes, all int64; slots follow.
+// Copies the operand to the memory whose address is its only attribute, an int64. The memory begins with a
+// counter of copies; the next cache line has the number of slots, the bytes from one to the next, and those
+// of the operand, all int64; the slots follow.
 BENCH_EXPORT XLA_FFI_Error* hcb_bench_copy(XLA_FFI_CallFrame* frame) {
   if (AnswerMetadataQuery(frame) || frame->stage != XLA_FFI_ExecutionStage_EXECUTE) return nullptr;
   constexpr int64_t kLine = 8;
@@ -44,11 +45,11 @@ BENCH_EXPORT XLA_FFI_Error* hcb_bench_copy(XLA_FFI_CallFrame* frame) {
   int64_t* shared = reinterpret_cast<int64_t*>(address);
   auto* copied = reinterpret_cast<std::atomic<int64_t>*>(shared);
   const int64_t count = copied->load(std::memory_order_relaxed);
-  const int64_t slots = shared[kLine], slot_bytes = shared[kLine + 1];
+  const int64_t slots = shared[kLine], slot_bytes = shared[kLine + 1], nbytes = shared[kLine + 2];
   char* slot = reinterpret_cast<char*>(shared + 2 * kLine) + count % slots * slot_bytes;
   for (int64_t i = 0; i < frame->args.size; ++i) {
     const auto* operand = static_cast<const XLA_FFI_Buffer*>(frame->args.args[i]);
-    if (operand->dtype != XLA_FFI_DataType_TOKEN) std::memcpy(slot, operand->data, slot_bytes);
+    if (operand->dtype != XLA_FFI_DataType_TOKEN) std::memcpy(slot, operand->data, nbytes);
   }
   copied->store(count + 1, std::memory_order_release);
   return nullptr;

@@ -129,13 +129,23 @@ def test_an_array_that_numpy_would_not_summarize_is_shown_by_its_first_elements(
 
 
 def test_print_options_are_checked_one_by_one() -> None:
+    most = limits.FIELD_WIDTH
+    for right in (
+        {"edgeitems": most},
+        {"precision": most},
+        {"precision": 0},
+        {"linewidth": 1},
+        {"nanstr": "x" * 64},
+    ):
+        assert right.items() <= print_options(right).items()
     found = print_options({"precision": 3, "threshold": 2**63, "formatter": "os.system", "unknown": 1})
     assert found["precision"] == 3
     assert found["formatter"] is None
     assert "unknown" not in found
     for wrong in (
         {"precision": 10**9},
-        {"edgeitems": 10**9},
+        {"edgeitems": most + 1},
+        {"linewidth": 0},
         {"nanstr": "x" * 100},
         {"sign": "__"},
         {"threshold": 1.5},

@@ -7,9 +7,10 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from time import perf_counter, sleep
+from types import MappingProxyType
 from typing import Any
 
 import equinox as eqx
@@ -36,11 +37,11 @@ def untapped(x: Any) -> Any:
 
 
 def medians_of_calls(
-    functions: Sequence[Callable[[Any], Any]], x: Any, deliver: Callable[[int], None] | None = None
+    functions: Sequence[Callable[[Any], Any]], x: Any, copies: Mapping[int, Copies] = MappingProxyType({})
 ) -> list[float]:
     """Microseconds of one call until its result is there: the functions in turn, at rest in between, medians.
 
-    `deliver` delivers what a call of the function with this number emitted, and returns then.
+    `copies` delivers what the function with that number emits.
     """
     times: list[list[float]] = [[] for _ in functions]
     turns = list(enumerate(zip(functions, times, strict=True)))
@@ -52,10 +53,10 @@ def medians_of_calls(
             function(x).block_until_ready()
             its_times.append(perf_counter() - start)
             # The messages of the call are delivered between the timed calls; every side rests equally long.
-            if deliver is None:
-                jax.effects_barrier()  # this call waits for taps as well
-            else:
-                deliver(number)
+            if number in copies:
+                copies[number].begin(1)
+                copies[number].wait()
+            jax.effects_barrier()  # this call waits for taps as well
             sleep(50e-6)
     return [statistics.median(its_times) * 1e6 for its_times in times]
 
@@ -78,40 +79,27 @@ def one_call(rounds: int) -> list[Row]:
     }
     rows = []
     for jit, make in jits.items():
-        count = Counter()
+        count, least = Counter(), Counter()
         programs = [make(partial(hcb.id_tap, count)), make(lambda x: x)]
-        if jit == "jax.jit":
-            programs.append(make(empty_call))
         x = jnp.ones(16 if jit == "jax.jit" else 4)
-        mine, peer, *floor = measure_together(partial(medians_of_calls, programs, x), rounds)
+        copies = Copies(x, least, slots=1)
+        if jit == "jax.jit":
+            programs += [make(empty_call), make(copies)]
+        mine, peer, *floors = measure_together(partial(medians_of_calls, programs, x, {3: copies}), rounds)
         assert count.count == CALLS * (rounds + 1)
         name = f"one {jit} call, one tap (delivered between the timed calls)"
         rows.append(
             mine.versus(peer, name, "us/call", f"the untapped {jit} call", 1.08 if jit == "jax.jit" else 1.1)
         )
-        rows += [
-            mine.versus(empty, "the same", "us/call", "an empty FFI call in it", None) for empty in floor
-        ]
-        if jit == "jax.jit":
-            rows.append(_one_copying_call(make, rounds))
+        for floor, what in zip(floors, ("an empty FFI call in it", COPYING), strict=False):
+            rows.append(mine.versus(floor, "the same", "us/call", what, None))
+        if floors:
+            assert least.count == count.count
+            rows.append(floors[1].versus(peer, COPYING, "us/call", f"the untapped {jit} call", None))
     return rows
 
 
-def _one_copying_call(make: Callable[[Callable[[Any], Any]], Any], rounds: int) -> Row:
-    x, count = jnp.ones(16), Counter()
-    copies = Copies(x, count)
-
-    def deliver(number: int) -> None:
-        if number == 0:
-            copies.begin(1)
-            copies.wait()
-        jax.effects_barrier()
-
-    programs = [make(copies), make(lambda x: x)]
-    least, peer = measure_together(partial(medians_of_calls, programs, x, deliver), rounds)
-    assert count.count == CALLS * (rounds + 1)
-    name = "one jax.jit call with an FFI call that copies, delivered by a thread between the timed calls"
-    return least.versus(peer, name, "us/call", "the untapped jax.jit call", None)
+COPYING = "an FFI call in it that copies, and a thread that makes an array"
 
 
 def one_call_of_the_host(rounds: int) -> Row:

@@ -71,12 +71,12 @@ def _kept(nbytes: int, steps: int, rounds: int) -> Row:
 def beside_callback(rounds: int) -> list[Row]:
     """An array of 256 KiB that every step of a scan changes and taps; the tap function keeps none of them.
 
-    The floor is an FFI call that copies the array to one of eight places, and a Python thread that makes an array of it
-    and gives it to the function: nothing is counted, ordered, named or bounded.
+    The floor is an FFI call that copies the array to one of two places, and a Python thread that makes an array of it
+    and gives it to the function: nothing is ordered, named or bounded.
     """
     x, steps = jnp.ones(64 * KIB, jnp.float32), 400
     least = Counter()
-    copies = Copies(x, least)
+    copies = Copies(x, least, slots=2)
     floor = scan(jax.jit, copies, steps)
 
     def run_floor() -> float:

@@ -15,8 +15,8 @@ uint64_t RingBytes(const Emission& emission, bool external) {
                     external ? sizeof(BlockDescriptor) : emission.payload_bytes);
 }
 
-// The memory of a ring is larger than the processor's caches: a frame's first lines would be waited for.
-void PrefetchForWriting(const void* frame, uint64_t frame_bytes) {
+// A ring is larger than a core's own caches: a frame's first lines would be waited for.
+void Prefetch(const void* frame, uint64_t frame_bytes) {
   constexpr uint64_t kLineBytes = 64, kMostBytes = 256;
   const char* bytes = static_cast<const char*>(frame);
   for (uint64_t line = 0; line < std::min(frame_bytes, kMostBytes); line += kLineBytes) {
@@ -190,7 +190,7 @@ bool Ring::ReserveLocked(const Emission& emission, Reservation* reservation) {
   ++emitted_;
   emitted_bytes_ += frame_bytes + (external ? emission.payload_bytes : 0);
   control_->head.store(position + frame_bytes, std::memory_order_release);
-  PrefetchForWriting(At(position + frame_bytes), frame_bytes);  // the next frame is often like this one
+  Prefetch(At(position + frame_bytes), frame_bytes);  // the next frame is often like this one
   return true;
 }
 

@@ -198,7 +198,7 @@ class Ring {
   struct Room {
     bool external;  // its payload is in a block
     uint64_t frame_bytes;
-    uint64_t position;  // of its frame, if `pad` is 0
+    uint64_t position;  // where it begins, with the pad
     uint64_t pad;       // bytes before the frame that stay unused
   };
   bool FindRoomLocked(const Emission& emission, Room* room) const;

@@ -88,8 +88,12 @@ def test_what_finds_no_room_without_a_collector_is_counted(tmp_path: Path, polic
         spool.log.record("cpu:0", lambda room, first=first: (losses(first, each), [(first, 5)], True))
         assert spool.waiting_bytes <= 1 << 17
     counters = spool.log.counters
+    assert not spool.is_sent()
     spool.log.close()
     messages, lost, damaged = read(spool.folder.path)
+    number, path = spool.folder.segments()[-1]
+    spool.acked(StreamOffset(number, path.stat().st_size))
+    assert spool.is_sent()
     kept = seqs(messages)
     assert not damaged
     assert sum(message.folded for message in messages) == 5 * sum(seq % each == 0 for seq in kept)

@@ -116,6 +116,14 @@ def test_a_chunk_in_which_a_collector_died(
     assert InProgress(tmp_path).interrupted is None
 
 
+def test_a_collector_that_dies_between_chunks_suspects_none(tmp_path: Path) -> None:
+    progress = InProgress(tmp_path)
+    for offset in 0, 64:
+        progress.enter(BAD, StreamOffset(1, offset))
+    progress.leave()
+    assert InProgress(tmp_path).interrupted is None
+
+
 def test_the_probe_reads_a_good_chunk(tmp_path: Path) -> None:
     store = store_with(tmp_path, GOOD)
     folder = store.folder(GOOD.run)
