@@ -36,6 +36,7 @@ ALSO = {
         "api/debug",
         "api/capsule",
         "lifecycle",
+        "notebooks/test_live_plot.py",
     ),
     "lowering": ("api/taps", "api/calls", "api/accelerate", "api/observe"),
     "primitives": ("api/taps", "api/calls"),

@@ -12,7 +12,8 @@ from hypothesis import given, strategies as st
 from hostcallback.receiver.errors import TapFailure
 from hostcallback.receiver.failures.deferred_errors import DeferredErrors, MultipleFailures
 from hostcallback.receiver.messages import Consumer, Message
-from hostcallback.receiver.sinks.batches import elements, for_each_element
+from hostcallback.receiver.sinks.batches import LaneMask, elements, for_each_element
+from hostcallback.receiver.wire.array_types import MAX_RANK
 
 
 @st.composite
@@ -112,3 +113,32 @@ def test_repeated_failures_are_deferred_as_several_failures_up_to_the_bound() ->
     assert [(type(f.exception), f.seq) for f in report.failures] == [(ValueError, 7), (KeyError, 7)]
     assert report.suppressed == {"here:1 (f)": 1}
     assert str(report).startswith("3 tap function call(s) raised")
+
+
+@pytest.mark.parametrize(
+    "levels",
+    [
+        [],
+        7,
+        "no",
+        [[]],
+        [[0, 0], [0]],
+        [[-1, 0]],
+        [[True, 0]],
+        [[0.0, 0]],
+        [[MAX_RANK, 0]],
+        [[0, None]],
+        [[0, [0]]],
+    ],
+    ids=str,
+)
+def test_axes_of_a_mask_that_are_none_are_refused(levels: Any) -> None:
+    with pytest.raises(ValueError, match="the axes of a mask are"):
+        LaneMask.of((("mask", {"batch_dims": levels}),))
+
+
+@pytest.mark.parametrize("levels", [[[0, 0]], [[None, MAX_RANK - 1]], [[0, None], [None, 1]]], ids=str)
+def test_axes_of_a_mask_are_read(levels: Any) -> None:
+    mask = LaneMask.of((("mask", {"batch_dims": levels}),))
+    assert mask is not None
+    assert mask.levels == tuple(map(tuple, levels))

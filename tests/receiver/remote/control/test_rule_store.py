@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from hostcallback.receiver.remote.control.relay import ControlService
+from hostcallback.receiver.control.protocol import ControlError
+from hostcallback.receiver.remote.control.relay import ControlService, _Session
 from hostcallback.receiver.remote.control.rule_store import (
     MAX_BYTES,
     NAME,
@@ -140,3 +141,10 @@ def test_a_collector_announces_the_rules_that_it_remembers(tmp_path: Path) -> No
         "2 remembered rule(s) apply to processes that connect: 'loss' every=10, '*' enabled=false in runs 'exp*'; "
         "hcb ctl --via HOST:PORT '*' --reset removes them"
     )
+
+
+def test_a_client_stores_rules_for_the_runs_that_it_asks_for_and_may_control() -> None:
+    assert _Session(1, ("exp*", "a"), "*").runs() == ("exp*", "a")
+    assert _Session(1, ("exp*", "a"), "exp42").runs() == ("exp42",)
+    with pytest.raises(ControlError, match=r"this token controls exp\*, a, not all of 'b'"):
+        _Session(1, ("exp*", "a"), "b").runs()
