@@ -67,6 +67,7 @@ def test_without_a_plain_run_what_fails_is_suspected() -> None:
     assert suspects(outcomes) == [("fails", "accelerated")]
 
 
+@pytest.mark.slow
 def test_each_file_of_a_folder_runs_in_other_processes_if_its_library_asks_for_it(tmp_path: Path) -> None:
     pytest.importorskip("pytest_timeout", reason="others' tests run under a time limit")
     (tmp_path / "cases" / "deep").mkdir(parents=True)

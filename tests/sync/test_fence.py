@@ -62,6 +62,7 @@ def test_another_programs_place_is_not_to_be_had(held: Any) -> None:
     last.join()
 
 
+@pytest.mark.slow
 def test_a_fence_that_others_lift_early_tells_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     device, dispatch = jax.devices()[1], threads.held_program(jax.devices()[1])
 
