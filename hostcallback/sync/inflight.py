@@ -154,7 +154,7 @@ def prepare(devices: Iterable[jax.Device]) -> None:
             sentinel_program((device,))
         threads.held_program(jax.local_devices(backend="cpu")[0])
 
-    dispatch_thread.compile(compile_all)
+    dispatch_thread.submit(compile_all, compiles=True)
 
 
 class _Trials:

@@ -53,13 +53,18 @@ class DispatchThread:
         """Drops the thread and its jobs, for a forked child, which has neither."""
         self._lock = threading.RLock()  # protects _thread; a signal handler may wait for taps as well
         self._thread: threading.Thread | None = None
-        self._jobs: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._to_compile = 0  # number of jobs that compile and have not ended
+        self._jobs: SimpleQueue[tuple[Callable[[], None], bool]] = SimpleQueue()
+        self._left = self._to_compile = 0  # jobs that have not ended, and those of them that compile
 
     @property
-    def compiling(self) -> tuple[threading.Thread, ...]:
-        """The thread, if it compiles or is about to; else nothing."""
-        return (self._thread,) if self._to_compile and self._thread is not None else ()
+    def at_work(self) -> tuple[threading.Thread, ...]:
+        """The thread if it has a job, else nothing."""
+        return (self._thread,) if self._left and self._thread is not None else ()
+
+    @property
+    def is_compiling(self) -> bool:
+        """Whether a job of it compiles programs, now or soon."""
+        return self._to_compile > 0
 
     def start(self) -> None:
         """Starts the thread if it does not run.
@@ -77,41 +82,29 @@ class DispatchThread:
                 # Only once it runs: otherwise a failed start would make all later jobs wait without end.
                 self._thread = thread
 
-    def submit(self, job: Callable[[], None]) -> None:
-        """Queues `job` for the thread, which logs its exceptions.
+    def submit(self, job: Callable[[], None], *, compiles: bool = False) -> None:
+        """Queues `job` for the thread, which logs its exceptions. `compiles`: whether it compiles programs.
 
         Raises:
             NoThreadError: as `start` does.
         """
-        self.start()
-        self._jobs.put(job)
-
-    def compile(self, job: Callable[[], None]) -> None:
-        """Queues a job that compiles programs: the exit of the process waits for it.
-
-        Raises:
-            NoThreadError: as `start` does.
-        """
-
-        def compile_and_note() -> None:
-            try:
-                job()
-            finally:
-                with self._lock:
-                    self._to_compile -= 1
-
         self.start()
         with self._lock:
-            self._to_compile += 1
-        self._jobs.put(compile_and_note)
+            self._left += 1
+            self._to_compile += compiles
+        self._jobs.put((job, compiles))
 
     def _run(self) -> None:
         while True:
-            job = self._jobs.get()
+            job, compiles = self._jobs.get()
             try:
                 job()
             except BaseException:  # a failing job must not end the thread
                 logger.exception("a barrier could not find out what runs")
+            finally:
+                with self._lock:
+                    self._left -= 1
+                    self._to_compile -= compiles
             # The frame of a waiting thread would keep the last job, with the arrays in its closure, alive.
             del job
 
@@ -231,13 +224,11 @@ def hold_daemon_threads() -> None:
 
     Python ends a daemon thread where it next asks for the interpreter lock, by unwinding its stack. Where that is in
     JAX's C++ code, the process aborts ("FATAL: exception not rethrown", before Python 3.14). A held thread does not
-    ask. Waits until these threads are held or asleep, and until the dispatch thread has compiled the programs of
-    barriers, with limits; returns at once if there are none.
+    ask. Waits until these threads are held or asleep, and until the dispatch thread has left JAX and compiled the
+    programs of barriers, with limits; returns at once if there are none.
     """
     users = filter(_is_users_daemon, threading.enumerate())
-    threads = [
-        thread for thread in (*dispatch_thread.compiling, *users) if thread.ident not in _hold.given_up
-    ]
+    threads = [thread for thread in (*dispatch_thread.at_work, *users) if thread.ident not in _hold.given_up]
     if not threads:
         return
     _hold.begin()
@@ -255,7 +246,8 @@ def hold_daemon_threads() -> None:
         if time.process_time() - time.thread_time() - others_sec > 1e-3:
             others_sec, worked_at = time.process_time() - time.thread_time(), time.perf_counter()
         in_jax = time.perf_counter() - worked_at < IDLE_SEC and any(
-            thread in dispatch_thread.compiling or _is_in_jax(frames.get(thread.ident or 0))
+            (dispatch_thread.is_compiling and thread in dispatch_thread.at_work)
+            or _is_in_jax(frames.get(thread.ident or 0))
             for thread, _ in free
         )
         runs = any(sleep is None or sleep != _sleep_of(thread) for thread, sleep in free)
