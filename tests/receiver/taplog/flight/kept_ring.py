@@ -27,7 +27,14 @@ def deliver() -> None:
             batch.release()
 
 
+def tell_first() -> None:
+    """Says when the first message is in the ring."""
+    while not source.counters().emitted:
+        threading.Event().wait(0.001)
+    print("started", flush=True)
+
+
 if reads:
     threading.Thread(target=deliver, daemon=True).start()
-print("started", flush=True)
+threading.Thread(target=tell_first, daemon=True).start()
 library.hcb_test_produce(ring, threads, 1 << 60, nbytes)
