@@ -130,13 +130,16 @@ def test_an_array_that_numpy_would_not_summarize_is_shown_by_its_first_elements(
 
 def test_print_options_are_checked_one_by_one() -> None:
     most = limits.FIELD_WIDTH
-    for right in (
-        {"edgeitems": most},
-        {"precision": most},
-        {"precision": 0},
-        {"linewidth": 1},
-        {"nanstr": "x" * 64},
-    ):
+    text = "x" * 64
+    limit = {
+        "edgeitems": most,
+        "precision": most,
+        "linewidth": 1,
+        "threshold": 0,
+        "nanstr": text,
+        "infstr": text,
+    }
+    for right in limit, {"precision": 0}:
         assert right.items() <= print_options(right).items()
     found = print_options({"precision": 3, "threshold": 2**63, "formatter": "os.system", "unknown": 1})
     assert found["precision"] == 3
