@@ -7,10 +7,9 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from time import perf_counter, sleep
-from types import MappingProxyType
 from typing import Any
 
 import equinox as eqx
@@ -37,25 +36,25 @@ def untapped(x: Any) -> Any:
 
 
 def medians_of_calls(
-    functions: Sequence[Callable[[Any], Any]], x: Any, copies: Mapping[int, Copies] = MappingProxyType({})
+    functions: Sequence[Callable[[Any], Any]], x: Any, copies: Copies | None = None
 ) -> list[float]:
     """Microseconds of one call until its result is there: the functions in turn, at rest in between, medians.
 
-    `copies` delivers what the function with that number emits.
+    `copies` delivers what the last function emits.
     """
     times: list[list[float]] = [[] for _ in functions]
-    turns = list(enumerate(zip(functions, times, strict=True)))
+    turns = list(zip(functions, times, strict=True))
     for call in range(CALLS):
         # The order alternates, because the messages delivered just before make a call quicker or slower: each program
         # follows each other program.
-        for number, (function, its_times) in reversed(turns) if call % 2 else turns:
+        for function, its_times in reversed(turns) if call % 2 else turns:
             start = perf_counter()
             function(x).block_until_ready()
             its_times.append(perf_counter() - start)
             # The messages of the call are delivered between the timed calls; every side rests equally long.
-            if number in copies:
-                copies[number].begin(1)
-                copies[number].wait()
+            if copies is not None and function is functions[-1]:
+                copies.begin(1)
+                copies.wait()
             jax.effects_barrier()  # this call waits for taps as well
             sleep(50e-6)
     return [statistics.median(its_times) * 1e6 for its_times in times]
@@ -82,10 +81,10 @@ def one_call(rounds: int) -> list[Row]:
         count, least = Counter(), Counter()
         programs = [make(partial(hcb.id_tap, count)), make(lambda x: x)]
         x = jnp.ones(16 if jit == "jax.jit" else 4)
-        copies = Copies(x, least, slots=1)
-        if jit == "jax.jit":
+        copies = Copies(x, least, slots=1) if jit == "jax.jit" else None
+        if copies is not None:
             programs += [make(empty_call), make(copies)]
-        mine, peer, *floors = measure_together(partial(medians_of_calls, programs, x, {3: copies}), rounds)
+        mine, peer, *floors = measure_together(partial(medians_of_calls, programs, x, copies), rounds)
         assert count.count == CALLS * (rounds + 1)
         name = f"one {jit} call, one tap (delivered between the timed calls)"
         rows.append(
