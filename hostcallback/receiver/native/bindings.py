@@ -17,7 +17,7 @@ from hostcallback.receiver import environment, processes
 from hostcallback.receiver.errors import NativeLibraryError
 
 # Equal to the library's `hcb_abi_version`: a stale library would be called with other structures.
-ABI_VERSION = 27
+ABI_VERSION = 28
 DIRECTORY = Path(__file__).parent
 
 BATCH_FRAMES = 1024
@@ -186,7 +186,7 @@ _FUNCTIONS = {
         c_uint32,
         (c_void_p, POINTER(c_uint64), c_void_p, c_uint64, c_void_p, c_uint32, POINTER(c_uint64)),
     ),
-    "hcb_ring_read": (c_uint32, (c_void_p, c_int64, POINTER(Batch))),
+    "hcb_ring_read": (c_uint32, (c_void_p, c_int64, c_uint32, POINTER(Batch))),
     "hcb_batch_columns": (None, (c_void_p, POINTER(Batch), POINTER(Columns))),
     "hcb_batch_stack": (
         None,
@@ -240,7 +240,9 @@ _FUNCTIONS = {
     "hcb_control_gate": (None, (c_uint64, c_int32, c_int32)),
     "hcb_control_suppressed": (c_uint64, (c_uint64,)),
     "hcb_waits": (c_int64, (POINTER(c_int64),)),
-    "hcb_sleep": (c_int64, (c_int64,)),
+    "hcb_delivery_turn_give": (None, ()),
+    "hcb_delivery_turn_awaited": (c_int32, ()),
+    "hcb_delivery_pause": (c_int64, (c_int64,)),
     "hcb_page_checksums": (c_int32, (c_void_p, c_uint64, c_uint64, c_void_p)),
     "hcb_gpu_open": (c_int32, (c_int32, c_char_p, c_char_p, c_uint64)),
     "hcb_gpu_prepare": (c_int32, (c_void_p, c_int32)),

@@ -235,7 +235,7 @@ class DeviceReceiver:
         try:
             while True:
                 try:
-                    batch = self.source.read(None)
+                    batch = self.source.read(None, self._turn_from())
                 except LostCopiesError as error:
                     logger.error("%s: %s", self.name, error)
                     self.dispatcher.lose(str(error), error.count)
@@ -260,6 +260,10 @@ class DeviceReceiver:
             raise
         finally:
             self.scope.closed(self.name)
+
+    def _turn_from(self) -> int:
+        # Batch sinks may release the interpreter lock for long, as while they write to a disk.
+        return FEW if self._share.is_light and not self.dispatcher.feed.sinks else 0
 
     def _deliver(self, batch: Batch) -> None:
         count = batch.count + sum(batch.folded)

@@ -241,7 +241,7 @@ class QueueSource:
             self._held_bytes -= held_bytes
             self._changed.notify_all()
 
-    def read(self, timeout_sec: float | None) -> _QueueBatch | None:
+    def read(self, timeout_sec: float | None, turn_from: int = 0) -> _QueueBatch | None:
         """See `Source`."""
         with self._changed:
             # The reader keeps its turn until it reads again: by then it has delivered the frames, and a call

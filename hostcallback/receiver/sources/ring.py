@@ -149,7 +149,7 @@ class RingSource:
             self._library.hcb_ring_configure(self._ring, config)
             told = wanted
 
-    def read(self, timeout_sec: float | None) -> ring_batch.RingBatch | None:
+    def read(self, timeout_sec: float | None, turn_from: int = 0) -> ring_batch.RingBatch | None:
         """See `Source`. Reads at most 1024 frames or about 1 MiB, payloads outside the ring included.
 
         Raises:
@@ -165,7 +165,7 @@ class RingSource:
         self._batch = None
         # `_library` releases the interpreter lock during a call. `_quick` keeps it, for calls that never wait.
         timeout_ns = -1 if timeout_sec is None else max(0, round(timeout_sec * 1e9))
-        found = self._library.hcb_ring_read(self._ring, timeout_ns, self._batch_pointer)
+        found = self._library.hcb_ring_read(self._ring, timeout_ns, turn_from, self._batch_pointer)
         batch = self._native_batch
         if not found:
             if batch.damage == native.COPY_FAILED:

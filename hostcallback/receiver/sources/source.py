@@ -84,8 +84,13 @@ class Source(Protocol):
 
     device: int
 
-    def read(self, timeout_sec: float | None) -> Batch | None:
+    def read(self, timeout_sec: float | None, turn_from: int = 0) -> Batch | None:
         """Waits for the next frames, without holding the interpreter lock. Reader thread only.
+
+        Args:
+            timeout_sec: how long to wait at most; None waits without limit.
+            turn_from: number of frames from which it waits for the turn to deliver too (see `GilThrottle`); 0 never
+                does, and nor does a source without the native library.
 
         Returns:
             At least one frame; None if `timeout_sec` has passed or `wake` was called.

@@ -153,9 +153,10 @@ def run_under_load(library_object, program, tmp_path, sanitizer, library_sources
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("sanitizer", ["", "thread", "address,undefined"])
 @pytest.mark.parametrize(
-    "program", ["ring/ring_stress.cc", "handlers/call_stress.cc", "rules/rule_stress.cc"]
+    "program",
+    ["ring/ring_stress.cc", "ring/turn_stress.cc", "handlers/call_stress.cc", "rules/rule_stress.cc"],
 )
-def test_rings_calls_and_rules_hold_under_load(library_object, tmp_path, program, sanitizer):
+def test_rings_turns_calls_and_rules_hold_under_load(library_object, tmp_path, program, sanitizer):
     run_under_load(library_object, program, tmp_path, sanitizer, count=1000)
 
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "os/clock.h"
+#include "os/delivery_turn.h"
 #include "ring/call_table.h"
 #include "ring/ring.h"
 #include "wire/encode.h"
@@ -88,8 +89,10 @@ void* hcb_ring_memory(hcb_ring* ring, uint64_t* capacity_bytes) {
   return RingOf(ring)->memory();
 }
 
-uint32_t hcb_ring_read(hcb_ring* ring, int64_t timeout_ns, hcb_batch* batch) {
-  return RingOf(ring)->Read(timeout_ns, batch);
+uint32_t hcb_ring_read(hcb_ring* ring, int64_t timeout_ns, uint32_t turn_frames, hcb_batch* batch) {
+  const uint32_t frames = RingOf(ring)->Read(timeout_ns, batch);
+  if (turn_frames != 0 && frames >= turn_frames) TakeDeliveryTurn();
+  return frames;
 }
 
 uint32_t hcb_ring_copy_ahead(hcb_ring* ring, uint64_t* position, uint8_t* out, uint64_t capacity,
@@ -201,6 +204,7 @@ void ResetSwitchesAfterFork();
 void ResetCallsAfterFork();
 void ResetSupervisorAfterFork();
 void ResetCompletersAfterFork();
+void ResetDeliveryTurnAfterFork();
 void ResetHoldAfterFork();
 void ResetWaitAfterFork();
 void ResetCellsAfterFork();
@@ -216,6 +220,7 @@ void hcb_after_fork_child(void) {
   ResetCallsAfterFork();
   ResetSupervisorAfterFork();
   ResetCompletersAfterFork();
+  ResetDeliveryTurnAfterFork();
   ResetHoldAfterFork();
   ResetWaitAfterFork();
   ResetCellsAfterFork();

@@ -37,8 +37,9 @@ HCB_EXPORT void* hcb_ring_memory(hcb_ring* ring, uint64_t* capacity_bytes);
 /* Waits for frames (timeout_ns < 0: without limit) and lists those that are ready, in order, up to the
  * batch's limits. Returns their number. 0: the time is over, hcb_ring_wake was called, or batch->damage is
  * set. A damaged stretch is reported once, and the next read continues with the first intact frame after
- * it. */
-HCB_EXPORT uint32_t hcb_ring_read(hcb_ring* ring, int64_t timeout_ns, hcb_batch* batch);
+ * it. A batch of `turn_frames` or more comes with the turn to deliver, which one thread has at a time, so
+ * that receivers do not compete for the interpreter lock; 0: never. */
+HCB_EXPORT uint32_t hcb_ring_read(hcb_ring* ring, int64_t timeout_ns, uint32_t turn_frames, hcb_batch* batch);
 /* Copies up to `most` frames that are not read yet to `out`, payloads inline, from `*position` on or from the
  * reader's position if that is further, and moves `*position` behind them. For another thread than the
  * reader, while that delivers. `offsets` gets where each copy begins. Returns their number; 0 with `*needed`
@@ -168,8 +169,14 @@ HCB_EXPORT uint64_t hcb_control_suppressed(uint64_t consumer_id);
 /* Returns how often the calling thread has given up its processor voluntarily, to wait (always 0 if the
  * system does not tell), and in `cpu_ns` its processor time in nanoseconds. */
 HCB_EXPORT int64_t hcb_waits(int64_t* cpu_ns);
-/* Sleeps. Returns the time of the end: CLOCK_MONOTONIC in nanoseconds. */
-HCB_EXPORT int64_t hcb_sleep(int64_t ns);
+/* Hands the turn to deliver (see hcb_ring_read) to the thread that has waited longest for it. Nothing if the
+ * calling thread does not have it: another one takes it from a thread that has kept it for 3 ms. */
+HCB_EXPORT void hcb_delivery_turn_give(void);
+/* Whether the calling thread has the turn and another one waits for it. */
+HCB_EXPORT int32_t hcb_delivery_turn_awaited(void);
+/* Sleeps for `ns` nanoseconds. A thread that has the turn gives it before, and takes it again afterwards.
+ * Returns the time of the end: CLOCK_MONOTONIC in nanoseconds. */
+HCB_EXPORT int64_t hcb_delivery_pause(int64_t ns);
 
 /* Computes zlib's CRC-32 of each page of `data`; the last page may be shorter. 0 if this processor has no
  * instructions for it: then nothing is written. */

@@ -4,7 +4,7 @@
 
 #include <stdint.h>
 
-#define HCB_ABI_VERSION 27
+#define HCB_ABI_VERSION 28
 #define HCB_EXPORT __attribute__((visibility("default")))
 
 typedef struct hcb_ring hcb_ring;

@@ -110,9 +110,3 @@ int64_t hcb_waits(int64_t* cpu_ns) {
 #endif
   return 0;
 }
-
-int64_t hcb_sleep(int64_t ns) {
-  const timespec pause = {static_cast<time_t>(ns / 1'000'000'000), static_cast<long>(ns % 1'000'000'000)};
-  nanosleep(&pause, nullptr);
-  return ReadClock(CLOCK_MONOTONIC);
-}

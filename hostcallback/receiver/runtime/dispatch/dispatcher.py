@@ -331,9 +331,13 @@ class Dispatcher:
         find, device, stats = self._chain.find, self.device, self._stats
         nbytes = found.nbytes
         self.current_since = started = perf_counter()
-        pause_at, paused = inf if share is None else share.next_yield_at(), 0.0
+        pause_at, paused = inf, 0.0
+        if share is not None:
+            share.begin_calls()
+            pause_at = share.next_yield_at()
         # A stack stands at the place of its last message, so no message counts as delivered until the batch is.
         counts = 0 if found.stacked else 1
+        index = -1
         for index, (consumer_id, flags, seq, time_ns, run_id, count, arrays) in enumerate(found.items):
             consumer = find(consumer_id)
             if consumer is None or flags & _UNUSUAL:
@@ -360,6 +364,7 @@ class Dispatcher:
             self.delivered = index * counts
             self.current_since = now = perf_counter()
             if now > pause_at and share is not None:
+                share.calls = index
                 paused += share.yield_gil()
                 pause_at = share.next_yield_at()
                 self.current_since = perf_counter()
@@ -387,6 +392,8 @@ class Dispatcher:
             stats.delivered += count or 1
             stats.last_time_ns = time_ns
         self.current = None
+        if share is not None:
+            share.calls = index + 1
         stats.delivered_bytes += nbytes
         stats.tap_sec += perf_counter() - started - paused
         if not stats.first_time_ns:

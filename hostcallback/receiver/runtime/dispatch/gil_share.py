@@ -51,6 +51,12 @@ ALONE_AFTER = 20
 """Number of pauses in a row without delay after which no other thread is taken to want the lock. A dispatching thread
 holds it half of the time."""
 
+LIGHT_SEC = 5e-6
+"""Functions that take less of a processor each, with all that a message needs, keep the lock for most of that time."""
+
+LIGHT_CALLS = 16
+"""Number of functions that return for each wait of the receiver, at least: during a wait others may deliver."""
+
 _lock = threading.Lock()  # protects `_delivering` and `_users_interval`
 _delivering = 0
 _users_interval = 0.0
@@ -63,8 +69,14 @@ def _is_ours(interval: float) -> bool:
 class GilThrottle:
     """Context manager around each batch that keeps the receiver's share of the interpreter lock small.
 
+    Receivers whose functions return at once deliver one after another: each reads a batch with the turn to deliver
+    (`Source.read`), which it gives in pauses and at the end.
+
     Attributes:
         contended: number of further pauses for which other threads are taken to want the lock. Any thread may reset it.
+        calls: number of functions that this delivery has called. The dispatcher sets it.
+        is_light: whether these functions took little time and did not wait. Others may release the lock for most of
+            their time, so they need no turn.
     """
 
     def __init__(self) -> None:
@@ -72,11 +84,15 @@ class GilThrottle:
         self._library = native.load() if native.available() else None
         self._quick = native.load_holding_lock() if native.available() else None
         self._cpu = ctypes.c_int64()
-        self.contended = 0
+        self.contended = self.calls = 0
+        self.is_light = False
         self._seen = 0.0  # recent waits for the lock, which fade
         # Since the last check, while delivering: seconds, seconds without a processor, and waits.
         self._worked = self._off = 0.0
         self._waits = 0
+        # Of the functions of this delivery: seconds of the processor, and waits.
+        self._calls_cpu = 0.0
+        self._calls_waits = 0
         # Values at the last `_begin`, from which `_add_up` counts.
         self._began = self._began_cpu = 0.0
         self._began_waits = 0
@@ -105,8 +121,24 @@ class GilThrottle:
         worked = perf_counter() - self._began
         self._worked += worked
         if self._quick is not None:
-            self._waits += self._quick.hcb_waits(self._cpu) - self._began_waits
-            self._off += worked - (self._cpu.value * 1e-9 - self._began_cpu)
+            waits = self._quick.hcb_waits(self._cpu) - self._began_waits
+            cpu = self._cpu.value * 1e-9 - self._began_cpu
+            self._waits += waits
+            self._off += worked - cpu
+            self._calls_waits += waits
+            self._calls_cpu += cpu
+
+    def begin_calls(self) -> None:
+        """Begins to look at the functions that this delivery calls."""
+        self._add_up()
+        self._begin()
+        self._calls_cpu, self._calls_waits = 0.0, 0
+        self.calls = 0
+
+    def _look_at_calls(self) -> None:
+        if self.calls:
+            calls = self.calls + LIGHT_CALLS  # so that the first few do not decide
+            self.is_light = self._calls_cpu < LIGHT_SEC * calls and self._calls_waits * LIGHT_CALLS < calls
 
     def next_yield_at(self) -> float:
         """The `perf_counter()` value at which `yield_gil` is due."""
@@ -119,20 +151,30 @@ class GilThrottle:
         short = self._waits > 0 and self._off < SHORT_SEC * self._waits
         self._seen = (1 - FADES) * self._seen + short * self._waits
         wanted = short and (self.contended > 0 or self._seen >= OFTEN)
+        self._look_at_calls()
+        if self._quick is not None and not self.is_light:
+            self._quick.hcb_delivery_turn_give()  # for the rest of the batch
         if self._library is not None and (self.contended or self._waits):
             # `_library` releases the lock during the call: that is what lets the other threads have it.
-            woke = self._library.hcb_sleep(PAUSE_NS if self.contended or wanted else LOOK_NS)
+            woke = self._library.hcb_delivery_pause(PAUSE_NS if self.contended or wanted else LOOK_NS)
             wanted = wanted or perf_counter_ns() - woke > LATE_NS
             self.contended = ALONE_AFTER if wanted else max(0, self.contended - 1)
+        elif (
+            self._library is not None and self._quick is not None and self._quick.hcb_delivery_turn_awaited()
+        ):
+            self._library.hcb_delivery_pause(0)
         self._worked = self._off = 0.0
         self._waits = 0
         self._begin()
         return self._began - begin
 
     def __exit__(self, *error: object) -> None:
-        """Restores the user's switch interval after the last running delivery."""
+        """Gives the turn, and restores the user's switch interval after the last running delivery."""
         global _delivering
         self._add_up()
+        if self._quick is not None:
+            self._quick.hcb_delivery_turn_give()
+            self._look_at_calls()
         with _lock:
             _delivering -= 1
             # Not if another interval is set now: the user has changed it during the delivery, and that one

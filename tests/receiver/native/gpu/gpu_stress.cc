@@ -105,7 +105,7 @@ struct Reader {
     uint8_t* memory = static_cast<uint8_t*>(hcb_ring_memory(ring, &capacity));
     for (;;) {
       const bool last = ended.load();
-      if (hcb_ring_read(ring, 2'000'000, &batch) == 0) {
+      if (hcb_ring_read(ring, 2'000'000, 0, &batch) == 0) {
         if (batch.damage != 0) {
           CHECK(batch.damage == HCB_COPY_FAILED);
           lost += batch.damage_messages;

@@ -35,7 +35,7 @@ XLA_FFI_Error* GetRun(XLA_FFI_RunId_Get_Args* args) {
 void Host(bool fail) {
   hcb_ring* ring = hcb_ring_get(kDevice);
   static hcb_batch batch;
-  CHECK(hcb_ring_read(ring, -1, &batch) == 1);
+  CHECK(hcb_ring_read(ring, -1, 0, &batch) == 1);
   hcb::FrameHeader header;
   uint64_t capacity;
   std::memcpy(&header, static_cast<uint8_t*>(hcb_ring_memory(ring, &capacity)) + batch.offsets[0],

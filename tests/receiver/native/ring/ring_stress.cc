@@ -94,7 +94,7 @@ std::map<uint64_t, uint64_t> Drain(hcb_ring* ring, bool gaps) {
   std::map<uint64_t, uint64_t> next;
   uint64_t seq = 0;
   for (;;) {
-    const uint32_t frames = hcb_ring_read(ring, -1, batch.get());
+    const uint32_t frames = hcb_ring_read(ring, -1, 0, batch.get());
     CHECK(batch->damage == 0);
     uint64_t block = 0;
     bool end = false;

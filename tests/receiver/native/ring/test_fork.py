@@ -18,3 +18,7 @@ def test_a_forked_child_has_empty_rings_and_the_parent_keeps_its_own(run_program
 
 def test_a_child_of_a_process_whose_program_waits_for_output_waits_for_its_own(run_program):
     run_program("fork_while_waiting.py")
+
+
+def test_a_child_of_a_process_whose_receivers_take_turns_has_its_own_turn(run_program):
+    run_program("fork_in_turn.py")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import statistics
 import sys
 import threading
@@ -10,6 +11,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
@@ -144,3 +146,78 @@ def test_a_shorter_interval_is_left_alone() -> None:
     assert seen == pytest.approx([20e-6] * 2_000)
     no_receiver_delivers()
     assert sys.getswitchinterval() == pytest.approx(20e-6)
+
+
+def delivery(share: GilThrottle, work: Any, calls: int = 100) -> bool:
+    with share:
+        share.begin_calls()
+        for _ in range(calls):
+            work()
+        share.calls = calls
+    return share.is_light
+
+
+@pytest.mark.native_only
+def test_functions_that_return_at_once_are_light_and_those_that_take_long_or_wait_are_not() -> None:
+    share = GilThrottle()
+    assert not share.is_light  # not known yet
+    assert delivery(share, lambda: None)
+    assert not delivery(share, lambda: busy_for(20e-6))
+    assert delivery(share, lambda: None)
+    turns = itertools.count()
+    assert not delivery(share, lambda: next(turns) % 10 or threading.Event().wait(1e-6))
+    assert not delivery(share, lambda: None, calls=0)  # as before
+
+
+@pytest.fixture
+def four_receivers() -> Any:
+    """Calls a function with 300 messages of each of four devices, whose functions counted as light before."""
+    mesh = jax.make_mesh((4,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec = jax.sharding.PartitionSpec("i")
+    told: list[Any] = [lambda device: None]
+
+    def steps(x: jax.Array) -> jax.Array:
+        def step(carry: jax.Array, _: None) -> tuple[jax.Array, None]:
+            return hcb.id_tap(lambda value, *, device: told[0](device.id), carry) + 1, None
+
+        return lax.scan(step, x, None, length=300)[0]
+
+    program = hcb.jit(jax.shard_map(steps, mesh=mesh, in_specs=spec, out_specs=spec))
+
+    def run(function: Any) -> None:
+        for told[0] in (lambda device: None, function):
+            program(jnp.zeros(4))
+            hcb.barrier_wait(timeout_sec=60)
+
+    return run
+
+
+@pytest.mark.native_only
+def test_receivers_deliver_while_the_function_of_another_blocks(four_receivers: Any) -> None:
+    seen: list[int] = []
+    others_are_done = threading.Event()
+
+    def tap(device: int) -> None:
+        seen.append(device)
+        if device == 0 and seen.count(0) == 1:
+            assert others_are_done.wait(30)
+        if len(seen) - seen.count(0) == 3 * 300:
+            others_are_done.set()
+
+    four_receivers(tap)
+    assert len(seen) == 4 * 300
+
+
+@pytest.mark.native_only
+def test_functions_that_release_the_lock_run_beside_those_of_other_devices(four_receivers: Any) -> None:
+    inside: list[float] = []
+
+    def tap(device: int) -> None:
+        begin = time.perf_counter()
+        threading.Event().wait(1e-3)
+        inside.append(time.perf_counter() - begin)
+
+    four_receivers(lambda device: None)
+    begin = time.perf_counter()
+    four_receivers(tap)
+    assert sum(inside) > 1.5 * (time.perf_counter() - begin)
