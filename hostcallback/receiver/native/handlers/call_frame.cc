@@ -126,7 +126,7 @@ XLA_FFI_Error* ReadOperands(const XLA_FFI_CallFrame& frame, ArrayList* arrays) {
 
 }  // namespace
 
-XLA_FFI_Error* ReadPrefix(const XLA_FFI_CallFrame& frame, Emission* emission) {
+__attribute__((hot)) XLA_FFI_Error* ReadPrefix(const XLA_FFI_CallFrame& frame, Emission* emission) {
   const XLA_FFI_Array* prefix = FindArray(frame, "prefix", XLA_FFI_DataType_U8);
   if (prefix == nullptr || !ValidPrefix(static_cast<const uint8_t*>(prefix->data), prefix->size)) {
     return Invalid(
@@ -138,8 +138,8 @@ XLA_FFI_Error* ReadPrefix(const XLA_FFI_CallFrame& frame, Emission* emission) {
   return nullptr;
 }
 
-XLA_FFI_Error* ReadEmission(const XLA_FFI_CallFrame& frame, ArrayList* arrays, Emission* emission,
-                            Ring** ring, int32_t* gpu) {
+__attribute__((hot)) XLA_FFI_Error* ReadEmission(const XLA_FFI_CallFrame& frame, ArrayList* arrays,
+                                                 Emission* emission, Ring** ring, int32_t* gpu) {
   const XLA_FFI_Api* api = frame.api;
   if (!HCB_API_HAS(api, XLA_FFI_DeviceOrdinal_Get)) {
     return MakeError(

@@ -82,7 +82,7 @@ void MeasureTick() {
 
 namespace hcb {
 
-int64_t UnixNowNs() {
+__attribute__((hot)) int64_t UnixNowNs() {
 #if defined(__x86_64__)
   static thread_local Moment anchor __attribute__((tls_model("initial-exec")));
   const uint64_t length = tick.load(std::memory_order_relaxed);

@@ -34,7 +34,7 @@ bool Ring::Fits(const Emission& emission) const {
   return RingBytes(emission, GoesOutside(emission)) <= capacity_ / 2;
 }
 
-Verdict Ring::Emit(const Emission& emission, CompletionFactory* completions) {
+__attribute__((hot)) Verdict Ring::Emit(const Emission& emission, CompletionFactory* completions) {
   if (!Fits(emission)) return Verdict::kTooLarge;
   NoteEmissionOfReader();
   std::unique_lock<std::mutex> lock(mutex_);
@@ -143,7 +143,7 @@ uint64_t Ring::PadBefore(uint64_t position, uint64_t frame_bytes) const {
   return rest < frame_bytes ? rest : 0;
 }
 
-bool Ring::FindRoomLocked(const Emission& emission, Room* room) const {
+__attribute__((hot)) bool Ring::FindRoomLocked(const Emission& emission, Room* room) const {
   room->external = GoesOutside(emission);
   if (room->external && outstanding_bytes_ != 0 &&
       (emission.payload_bytes > config_.block_budget_bytes ||
@@ -159,7 +159,7 @@ bool Ring::FindRoomLocked(const Emission& emission, Room* room) const {
   return used + room->pad + room->frame_bytes <= capacity_;
 }
 
-bool Ring::ReserveLocked(const Emission& emission, Reservation* reservation) {
+__attribute__((hot)) bool Ring::ReserveLocked(const Emission& emission, Reservation* reservation) {
   Room room;
   if (!FindRoomLocked(emission, &room)) return false;
   const auto [external, frame_bytes, head, pad] = room;
@@ -194,7 +194,7 @@ bool Ring::ReserveLocked(const Emission& emission, Reservation* reservation) {
   return true;
 }
 
-void Ring::Commit(FrameHeader* frame, uint32_t flags) {
+__attribute__((hot)) void Ring::Commit(FrameHeader* frame, uint32_t flags) {
   // read first: a committed frame may be read and overwritten at once
   const uint64_t position = frame->position;
   // Sequentially consistent, like `wake_from`: either the reader sees the frame or this thread sees the
@@ -209,7 +209,7 @@ void Ring::Commit(FrameHeader* frame, uint32_t flags) {
   if (position >= wake_from || ((flags & kExternal) && wake_from != kAwake)) WakeReader();
 }
 
-Verdict Ring::CopyAndCommit(const Emission& emission, const Reservation& reservation) {
+__attribute__((hot)) Verdict Ring::CopyAndCommit(const Emission& emission, const Reservation& reservation) {
   if (emission.from_device != nullptr) return CopyFromDevice(emission, reservation);
   uint8_t* after_header = reinterpret_cast<uint8_t*>(reservation.frame + 1);
   if (!reservation.external) {

@@ -95,7 +95,7 @@ void WaitFor(Ring* ring, uint64_t end, std::chrono::nanoseconds stall) {
 
 }  // namespace
 
-Ring* RingForEmission(int32_t device) {
+__attribute__((hot)) Ring* RingForEmission(int32_t device) {
   if (Ring* ring = FindRing(device)) return ring;
   bool made;
   Ring* ring = OpenRing(device, hcb_config{}, &made);

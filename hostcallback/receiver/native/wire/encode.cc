@@ -53,7 +53,7 @@ uint8_t* WriteMetadata(const Emission& emission, uint8_t* after_header) {
   return after_header;
 }
 
-uint64_t WritePayload(const Emission& emission, uint8_t* out) {
+__attribute__((hot)) uint64_t WritePayload(const Emission& emission, uint8_t* out) {
   uint64_t end = 0;
   for (size_t i = 0; i < emission.array_count; ++i) {
     const ArrayRef& array = emission.arrays[i];
@@ -67,7 +67,7 @@ uint64_t WritePayload(const Emission& emission, uint8_t* out) {
   return end;
 }
 
-void WriteInlineBody(const Emission& emission, uint8_t* after_header) {
+__attribute__((hot)) void WriteInlineBody(const Emission& emission, uint8_t* after_header) {
   uint8_t* payload = WriteMetadata(emission, after_header);
   // The last line first, because it contains the padding: clearing a whole line needs no library call.
   const uint64_t padded = AlignUp(emission.payload_bytes, kFrameAlign);
