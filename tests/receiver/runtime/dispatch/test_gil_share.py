@@ -165,7 +165,7 @@ def test_functions_that_return_at_once_are_light_and_those_that_take_long_or_wai
     assert not delivery(share, lambda: busy_for(20e-6))
     assert delivery(share, lambda: None)
     turns = itertools.count()
-    assert not delivery(share, lambda: next(turns) % 10 or threading.Event().wait(1e-6))
+    assert not delivery(share, lambda: next(turns) % 10 or threading.Event().wait(1e-3))
     assert not delivery(share, lambda: None, calls=0)  # as before
 
 
