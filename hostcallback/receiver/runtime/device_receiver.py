@@ -235,7 +235,9 @@ class DeviceReceiver:
         try:
             while True:
                 try:
-                    batch = self.source.read(None, self._turn_from())
+                    turn_from = self._turn_from()
+                    self._share.in_turn = turn_from > 0
+                    batch = self.source.read(None, turn_from)
                 except LostCopiesError as error:
                     logger.error("%s: %s", self.name, error)
                     self.dispatcher.lose(str(error), error.count)
@@ -263,7 +265,7 @@ class DeviceReceiver:
 
     def _turn_from(self) -> int:
         # Batch sinks may release the interpreter lock for long, as while they write to a disk.
-        return FEW if self._share.is_light and not self.dispatcher.feed.sinks else 0
+        return FEW if self._share.wants_turn and not self.dispatcher.feed.sinks else 0
 
     def _deliver(self, batch: Batch) -> None:
         count = batch.count + sum(batch.folded)

@@ -89,8 +89,8 @@ class Source(Protocol):
 
         Args:
             timeout_sec: how long to wait at most; None waits without limit.
-            turn_from: number of frames from which it waits for the turn to deliver too (see `GilThrottle`); 0 never
-                does, and nor does a source without the native library.
+            turn_from: number of frames from which it waits for the turn to deliver too, which may take longer than
+                `timeout_sec` (see `GilThrottle`); 0 never does, and nor does a source without the native library.
 
         Returns:
             At least one frame; None if `timeout_sec` has passed or `wake` was called.

@@ -2,7 +2,6 @@
 
 #include <time.h>
 
-#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <deque>
@@ -33,12 +32,12 @@ class Turn {
   void Take() {
     std::unique_lock<std::mutex> lock(mutex_);
     if (holder_ == nullptr || holder_ == &this_thread) {
-      Pass(&this_thread);
+      Become(&this_thread);
       return;
     }
     Waiting me = {&this_thread, true, {}};
     waiting_.push_back(&me);
-    while (holder_ != &this_thread) {
+    while (holder_ != nullptr && holder_ != &this_thread) {
       if (!me.is_queued) {  // it got the turn, but was not woken in time
         waiting_.push_front(&me);
         me.is_queued = true;
@@ -46,12 +45,11 @@ class Turn {
       const Clock::time_point end = since_ + kMaxKept;
       if (Clock::now() < end) {
         me.given.wait_until(lock, end);
-        continue;
+      } else {
+        PassToFirst();
       }
-      waiting_.erase(std::find(waiting_.begin(), waiting_.end(), &me));
-      break;
     }
-    Pass(&this_thread);
+    Become(&this_thread);
   }
 
   // To the thread that has waited longest. False if the calling thread does not have the turn, or not any
@@ -61,13 +59,9 @@ class Turn {
     if (holder_ != &this_thread) return false;
     if (waiting_.empty()) {
       holder_ = nullptr;
-      return true;
+    } else {
+      PassToFirst();
     }
-    Waiting* const next = waiting_.front();
-    waiting_.pop_front();
-    next->is_queued = false;
-    Pass(next->thread);
-    next->given.notify_one();
     return true;
   }
 
@@ -77,7 +71,15 @@ class Turn {
   }
 
  private:
-  void Pass(const void* thread) {
+  void PassToFirst() {
+    Waiting* const next = waiting_.front();
+    waiting_.pop_front();
+    next->is_queued = false;
+    Become(next->thread);
+    next->given.notify_one();
+  }
+
+  void Become(const void* thread) {
     holder_ = thread;
     since_ = Clock::now();
   }

@@ -333,7 +333,7 @@ class Dispatcher:
         self.current_since = started = perf_counter()
         pause_at, paused = inf, 0.0
         if share is not None:
-            share.begin_calls()
+            share.begin_messages()
             pause_at = share.next_yield_at()
         # A stack stands at the place of its last message, so no message counts as delivered until the batch is.
         counts = 0 if found.stacked else 1
@@ -364,7 +364,8 @@ class Dispatcher:
             self.delivered = index * counts
             self.current_since = now = perf_counter()
             if now > pause_at and share is not None:
-                share.calls = index
+                share.messages = index
+                self.current = None
                 paused += share.yield_gil()
                 pause_at = share.next_yield_at()
                 self.current_since = perf_counter()
@@ -393,7 +394,7 @@ class Dispatcher:
             stats.last_time_ns = time_ns
         self.current = None
         if share is not None:
-            share.calls = index + 1
+            share.messages = index + 1
         stats.delivered_bytes += nbytes
         stats.tap_sec += perf_counter() - started - paused
         if not stats.first_time_ns:

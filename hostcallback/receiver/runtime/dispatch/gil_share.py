@@ -52,10 +52,17 @@ ALONE_AFTER = 20
 holds it half of the time."""
 
 LIGHT_SEC = 5e-6
-"""Functions that take less of a processor each, with all that a message needs, keep the lock for most of that time."""
+"""Functions that take less processor time than this for each message, with the rest of the work on it, hold the lock
+for most of that time. Functions that take more may release it."""
 
-LIGHT_CALLS = 16
-"""Number of functions that return for each wait of the receiver, at least: during a wait others may deliver."""
+LIGHT_MESSAGES = 16
+"""Number of messages from which on a receiver judges its functions."""
+
+BLOCKED = 4
+"""Functions that wait for longer than this times their processor time run better while others deliver."""
+
+WITHOUT_TURN = 50
+"""Number of batches without the turn after functions that waited. Then the receiver tries it again."""
 
 _lock = threading.Lock()  # protects `_delivering` and `_users_interval`
 _delivering = 0
@@ -69,14 +76,13 @@ def _is_ours(interval: float) -> bool:
 class GilThrottle:
     """Context manager around each batch that keeps the receiver's share of the interpreter lock small.
 
-    Receivers whose functions return at once deliver one after another: each reads a batch with the turn to deliver
-    (`Source.read`), which it gives in pauses and at the end.
+    Receivers whose functions return at once (`wants_turn`) deliver one after another: each reads a batch with the turn
+    to deliver (`Source.read`), which it gives in pauses and at the end.
 
     Attributes:
         contended: number of further pauses for which other threads are taken to want the lock. Any thread may reset it.
-        calls: number of functions that this delivery has called. The dispatcher sets it.
-        is_light: whether these functions took little time and did not wait. Others may release the lock for most of
-            their time, so they need no turn.
+        messages: number of messages of this delivery so far. The dispatcher sets it.
+        in_turn: whether the delivery has begun with the turn. The receiver sets it.
     """
 
     def __init__(self) -> None:
@@ -84,15 +90,18 @@ class GilThrottle:
         self._library = native.load() if native.available() else None
         self._quick = native.load_holding_lock() if native.available() else None
         self._cpu = ctypes.c_int64()
-        self.contended = self.calls = 0
-        self.is_light = False
+        self.contended = self.messages = 0
+        self.in_turn = False
         self._seen = 0.0  # recent waits for the lock, which fade
         # Since the last check, while delivering: seconds, seconds without a processor, and waits.
         self._worked = self._off = 0.0
         self._waits = 0
-        # Of the functions of this delivery: seconds of the processor, and waits.
-        self._calls_cpu = 0.0
-        self._calls_waits = 0
+        # Since the last look at functions, and of earlier looks, which fade: messages, seconds of the processor,
+        # seconds of waiting.
+        self._looked_at = 0
+        self._cpu_sec = self._wait_sec = 0.0
+        self._recent = (0.0, 0.0, 0.0)
+        self._without_turn = 0  # batches for which it takes no turn any more
         # Values at the last `_begin`, from which `_add_up` counts.
         self._began = self._began_cpu = 0.0
         self._began_waits = 0
@@ -125,20 +134,34 @@ class GilThrottle:
             cpu = self._cpu.value * 1e-9 - self._began_cpu
             self._waits += waits
             self._off += worked - cpu
-            self._calls_waits += waits
-            self._calls_cpu += cpu
+            self._cpu_sec += cpu
+            self._wait_sec += worked - cpu if waits else 0.0
 
-    def begin_calls(self) -> None:
-        """Begins to look at the functions that this delivery calls."""
+    def begin_messages(self) -> None:
+        """Begins to look at the functions that get the messages of this delivery."""
         self._add_up()
         self._begin()
-        self._calls_cpu, self._calls_waits = 0.0, 0
-        self.calls = 0
+        self._cpu_sec = self._wait_sec = 0.0
+        self.messages = self._looked_at = 0
 
-    def _look_at_calls(self) -> None:
-        if self.calls:
-            calls = self.calls + LIGHT_CALLS  # so that the first few do not decide
-            self.is_light = self._calls_cpu < LIGHT_SEC * calls and self._calls_waits * LIGHT_CALLS < calls
+    @property
+    def wants_turn(self) -> bool:
+        """Whether the last functions took little time and did not wait."""
+        messages, cpu_sec, _ = self._recent
+        return messages >= LIGHT_MESSAGES and cpu_sec < LIGHT_SEC * messages and not self._without_turn
+
+    def _look_at_functions(self) -> None:
+        # Without the turn they mostly wait for the lock, so waits count in the turn only.
+        new = (self.messages - self._looked_at, self._cpu_sec, self._wait_sec if self.in_turn else 0.0)
+        self._looked_at = self.messages
+        self._cpu_sec = self._wait_sec = 0.0
+        messages, cpu_sec, wait_sec = (
+            (1 - FADES) * before + now for before, now in zip(self._recent, new, strict=True)
+        )
+        if wait_sec > BLOCKED * cpu_sec:
+            self._without_turn = WITHOUT_TURN
+            wait_sec = 0.0
+        self._recent = messages, cpu_sec, wait_sec
 
     def next_yield_at(self) -> float:
         """The `perf_counter()` value at which `yield_gil` is due."""
@@ -151,9 +174,11 @@ class GilThrottle:
         short = self._waits > 0 and self._off < SHORT_SEC * self._waits
         self._seen = (1 - FADES) * self._seen + short * self._waits
         wanted = short and (self.contended > 0 or self._seen >= OFTEN)
-        self._look_at_calls()
-        if self._quick is not None and not self.is_light:
-            self._quick.hcb_delivery_turn_give()  # for the rest of the batch
+        if self._quick is not None and self.in_turn:
+            self._look_at_functions()
+            if not self.wants_turn:
+                self._quick.hcb_delivery_turn_give()
+                self.in_turn = False
         if self._library is not None and (self.contended or self._waits):
             # `_library` releases the lock during the call: that is what lets the other threads have it.
             woke = self._library.hcb_delivery_pause(PAUSE_NS if self.contended or wanted else LOOK_NS)
@@ -174,7 +199,8 @@ class GilThrottle:
         self._add_up()
         if self._quick is not None:
             self._quick.hcb_delivery_turn_give()
-            self._look_at_calls()
+            self._look_at_functions()
+            self._without_turn = max(0, self._without_turn - 1)
         with _lock:
             _delivering -= 1
             # Not if another interval is set now: the user has changed it during the delivery, and that one

@@ -9,7 +9,7 @@ from hostcallback.receiver.native import bindings as native
 from hostcallback.receiver.sources.ring import RingSource
 
 FORKS = 20
-"""One may come too late: the waiting thread takes the turn from one that keeps it for 3 ms."""
+"""A single fork may come too late: the waiting thread takes the turn from one that keeps it for 3 ms."""
 
 
 def read_in_turn(library, device, source):

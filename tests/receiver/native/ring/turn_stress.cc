@@ -17,7 +17,8 @@
 namespace {
 
 constexpr uint64_t kThreads = 8;
-constexpr uint64_t kKeeps = 200;  // every so manieth turn is kept until another thread must have taken it
+constexpr uint64_t kKeeps =
+    200;  // every 200th turn of a thread is kept until another thread must have taken it
 constexpr int64_t kAlone = 3'000'000;
 
 int64_t Now() { return std::chrono::steady_clock::now().time_since_epoch().count(); }

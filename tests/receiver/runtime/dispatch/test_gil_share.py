@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -18,8 +19,11 @@ from jax import lax
 
 import hostcallback as hcb
 from hostcallback.receiver.native import bindings as native
+from hostcallback.receiver.runtime.device_receiver import FEW, DeviceReceiver
 from hostcallback.receiver.runtime.dispatch import gil_share as lock_share
 from hostcallback.receiver.runtime.dispatch.gil_share import INTERVAL_SEC, GilThrottle
+from hostcallback.receiver.runtime.runtime import runtime
+from threads import wait_for
 
 DEFAULT = sys.getswitchinterval()
 
@@ -148,25 +152,42 @@ def test_a_shorter_interval_is_left_alone() -> None:
     assert sys.getswitchinterval() == pytest.approx(20e-6)
 
 
-def delivery(share: GilThrottle, work: Any, calls: int = 100) -> bool:
+def deliver(share: GilThrottle, work: Any, in_turn: bool = False) -> bool:
+    """Calls a function for 100 messages; returns whether the receiver then wants the turn."""
+    share.in_turn = in_turn
     with share:
-        share.begin_calls()
-        for _ in range(calls):
+        share.begin_messages()
+        for _ in range(100):
             work()
-        share.calls = calls
-    return share.is_light
+        share.messages = 100
+    return share.wants_turn
+
+
+def deliveries_until_it_wants_the_turn(share: GilThrottle) -> int:
+    return next(count for count in itertools.count() if deliver(share, lambda: None))
 
 
 @pytest.mark.native_only
-def test_functions_that_return_at_once_are_light_and_those_that_take_long_or_wait_are_not() -> None:
+def test_a_receiver_whose_functions_take_long_wants_no_turn() -> None:
     share = GilThrottle()
-    assert not share.is_light  # not known yet
-    assert delivery(share, lambda: None)
-    assert not delivery(share, lambda: busy_for(20e-6))
-    assert delivery(share, lambda: None)
-    turns = itertools.count()
-    assert not delivery(share, lambda: next(turns) % 10 or threading.Event().wait(1e-3))
-    assert not delivery(share, lambda: None, calls=0)  # as before
+    assert not share.wants_turn  # nothing is known yet
+    assert deliver(share, lambda: None)
+    assert not deliver(share, lambda: busy_for(20e-6))
+    assert 0 < deliveries_until_it_wants_the_turn(share) < 40
+
+
+@pytest.mark.native_only
+def test_a_receiver_whose_functions_wait_now_and_then_wants_no_turn_for_a_while() -> None:
+    share, turns = GilThrottle(), itertools.count()
+
+    def work() -> None:
+        if next(turns) % 20 == 0:
+            threading.Event().wait(2e-3)
+
+    assert deliver(share, lambda: None)
+    assert deliver(share, work)  # without the turn, such waits may be for the interpreter lock
+    assert not deliver(share, work, in_turn=True)
+    assert deliveries_until_it_wants_the_turn(share) == lock_share.WITHOUT_TURN - 2
 
 
 @pytest.fixture
@@ -185,11 +206,52 @@ def four_receivers() -> Any:
     program = hcb.jit(jax.shard_map(steps, mesh=mesh, in_specs=spec, out_specs=spec))
 
     def run(function: Any) -> None:
-        for told[0] in (lambda device: None, function):
+        told[0] = lambda device: None
+        for _ in range(lock_share.WITHOUT_TURN):
             program(jnp.zeros(4))
             hcb.barrier_wait(timeout_sec=60)
+            if all(receiver._share.wants_turn for receiver in receivers()):
+                break
+        else:
+            pytest.fail("the functions of some receiver were not taken to return at once")
+        told[0] = function
+        program(jnp.zeros(4))
+        hcb.barrier_wait(timeout_sec=60)
 
     return run
+
+
+def receivers() -> list[DeviceReceiver]:
+    return runtime.receivers([f"cpu:{device}" for device in range(4)])
+
+
+@pytest.mark.native_only
+def test_receivers_take_turns_until_their_functions_wait_or_a_recorder_writes(
+    four_receivers: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: dict[str, list[int]] = {}
+    four_receivers(lambda device: None)
+    for receiver in receivers():
+        read, told = receiver.source.read, asked.setdefault(receiver.name, [])
+
+        def listen(timeout_sec: Any, turn_from: int, read: Any = read, told: list[int] = told) -> Any:
+            told.append(turn_from)
+            return read(timeout_sec, turn_from)
+
+        monkeypatch.setattr(receiver.source, "read", listen)
+
+    def asks_for(turn_from: int) -> bool:
+        return {told[-1] for told in asked.values() if told} == {turn_from}
+
+    four_receivers(lambda device: None)
+    wait_for(lambda: asks_for(FEW))
+    four_receivers(lambda device: threading.Event().wait(2e-4))
+    wait_for(lambda: asks_for(0))
+    four_receivers(lambda device: None)
+    wait_for(lambda: asks_for(FEW))
+    with hcb.outfeed_receiver(record=tmp_path):
+        four_receivers(lambda device: None)
+        wait_for(lambda: asks_for(0))
 
 
 @pytest.mark.native_only
