@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import os
 from pathlib import Path
 
 import pytest
 
+from hostcallback.receiver import limits
+from hostcallback.receiver.errors import BadStreamError, GapError, RemoteError
 from hostcallback.receiver.remote.collector import store as stored_stream
-from hostcallback.receiver.remote.collector.store import Store
+from hostcallback.receiver.remote.collector.segment_validator import SegmentValidator
+from hostcallback.receiver.remote.collector.store import AckBatcher, Store
 from hostcallback.receiver.remote.forwarding_protocol import StreamKey, StreamOffset
 from hostcallback.receiver.taplog.writing.segment_writer import SegmentWriter
 from logged_frames import DESCRIBED, losses
+from threads import run_coroutine
 
 KEY = StreamKey("run", 0, "a" * 16)
 
@@ -80,4 +86,137 @@ def test_a_damaged_file_is_removed_with_a_warning_and_stored_again(
     assert told.endswith(") and was removed; the stream continues at its beginning")
     stream.append(StreamOffset(1, 0), segment)
     assert path.read_bytes() == segment
+    store.close()
+
+
+def test_slices_that_are_stored_already_change_nothing(segment: bytes, tmp_path: Path) -> None:
+    store = Store(tmp_path / "stored")
+    stream, half = store.open(KEY), len(segment) // 2
+    assert stream.append(StreamOffset(1, 0), segment[:half])
+    assert not stream.append(StreamOffset(1, 0), segment[:half])
+    assert not stream.append(StreamOffset(0, 0), segment)
+    assert not stream.append(StreamOffset(1, 10), segment[10:half])
+    for position, said in (
+        (StreamOffset(1, half + 1), f"{KEY} continues at (1, {half + 1}), and is stored up to (1, {half})"),
+        (StreamOffset(2, 1), f"segment 2 of {KEY} does not start at its beginning"),
+    ):
+        with pytest.raises(GapError) as caught:
+            stream.append(position, segment)
+        assert str(caught.value) == said
+    assert stream.append(StreamOffset(1, half - 1), segment[half - 1 :])
+    assert stream.stored == StreamOffset(1, len(segment))
+    assert [path.read_bytes() for path in store.folder(KEY.run).iterdir()] == [segment]
+    store.close()
+
+
+def test_a_slice_that_cannot_be_written_is_not_stored_in_part(
+    segment: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(tmp_path / "stored", fsync=True)
+    stream, half = store.open(KEY), len(segment) // 2
+    stream.append(StreamOffset(1, 0), segment[:half])
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="No space left"):
+            stream.append(StreamOffset(1, half), segment[half:])
+    assert stream.stored == StreamOffset(1, half)
+    assert stream.path(1).read_bytes() == segment[:half]
+    assert stream.append(StreamOffset(1, half), segment[half:])
+    assert stream.path(1).read_bytes() == segment
+    store.close()
+
+
+def test_a_stream_is_not_continued_before_a_segment_that_came_meanwhile(
+    segment: bytes, tmp_path: Path
+) -> None:
+    store = Store(tmp_path / "stored")
+    store.open(KEY).append(StreamOffset(1, 0), segment)
+    later = store.open(KEY).path(2)
+    store.forget(KEY)
+    later.write_bytes(b"")  # as of another collector
+    assert store.open(KEY).stored == StreamOffset(2, 0)
+    store.close()
+
+
+def test_a_folder_belongs_to_one_collector(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    with pytest.raises(RemoteError, match=f"^{tmp_path}: another collector stores there; end it first"):
+        Store(tmp_path)
+    store.close()
+    Store(tmp_path).close()
+
+
+def test_the_number_of_streams_is_limited(
+    segment: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "STREAMS", 2)
+    store = Store(tmp_path)
+    others = [StreamKey("run", process, "b" * 16) for process in (1, 2)]
+    store.open(KEY).append(StreamOffset(1, 0), segment)
+    store.open(others[0])
+    with pytest.raises(BadStreamError, match="the collector stores 2 streams already: move old runs out of"):
+        store.open(others[1])
+    store.forget(KEY)
+    assert store.open(KEY).stored == StreamOffset(1, len(segment))
+    store.close()
+    again = Store(tmp_path)  # the stream without files does not count any more
+    again.open(others[1])
+    with pytest.raises(BadStreamError, match="the collector stores 2 streams already"):
+        again.open(others[0])
+    again.close()
+
+
+def test_the_last_streams_that_ended_are_not_validated_again(
+    segment: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "STREAMS_KEPT", 1)
+    validated: list[Path] = []
+    monkeypatch.setattr(
+        stored_stream, "check_file", lambda path, *of: validated.append(path) or SegmentValidator(*of)
+    )
+    store = Store(tmp_path / "stored")
+    other = StreamKey("run", 1, "b" * 16)
+    for key in (KEY, other):
+        store.folder(key.run).mkdir(exist_ok=True)
+        store.open(key)._begin(1)
+        store.forget(key)
+    store.open(other)
+    assert validated == []
+    assert store.open(KEY).path(1) in validated
+    store.close()
+
+
+def test_many_bytes_are_acknowledged_at_once(
+    segment: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stored_stream, "ACK_SEC", 1e9)
+    monkeypatch.setattr(stored_stream, "ACK_BYTES", 100)
+
+    async def acknowledged() -> list[int]:
+        found: list[int] = []
+        wrote = asyncio.Event()
+
+        async def write(data: bytes) -> None:
+            found.append(stored)
+            wrote.set()
+
+        async with AckBatcher(store.open(KEY), write) as batcher:
+            for stored in (50, 99, 100, 150, 199, 250):
+                batcher.stored(stored - before[0])
+                before[0] = stored
+                if stored in (100, 250):
+                    await asyncio.wait_for(wrote.wait(), 10)
+                    wrote.clear()
+                else:
+                    await asyncio.sleep(0)
+                    await asyncio.sleep(0)
+        return found
+
+    before = [0]
+    store = Store(tmp_path / "stored")
+    assert run_coroutine(acknowledged()) == [100, 250, 250]
     store.close()
