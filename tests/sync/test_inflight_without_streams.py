@@ -64,11 +64,13 @@ def test_without_known_threads_a_barrier_waits_for_all_live_arrays(
 
 def test_a_barrier_gives_up_when_the_time_is_up(device: jax.Device, monkeypatch: pytest.MonkeyPatch) -> None:
     live(monkeypatch, Result(float("inf")))
+    ends = perf_counter() + 0.01
     monkeypatch.setattr(inflight, "_threads", None)
     with pytest.raises(
         TapTimeoutError, match=r"^dispatched computations were still running when the time was up"
     ):
-        inflight.wait(perf_counter() + 0.01, lambda: None)
+        inflight.wait(ends, lambda: None)
+    assert perf_counter() > ends
 
     def stop() -> None:
         raise KeyboardInterrupt

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from served import served
+from own_server import served
 
 __all__ = ["served"]

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from served import PID, TAPS, Served
+from own_server import PID, TAPS, Served
 
 from hostcallback.receiver.cli import main
 from hostcallback.receiver.cli.commands import completion

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from served import PID, Served
+from own_server import PID, Served
 
 from hostcallback.receiver.control.commands import process
 from hostcallback.receiver.runtime.knobs import knobs

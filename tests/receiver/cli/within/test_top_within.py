@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from served import PID, Served
+from own_server import PID, Served
 
 from hostcallback.receiver.cli.output.tables import bytes_text, live_screen, seconds_text
 from hostcallback.receiver.control.protocol import ControlError
