@@ -104,8 +104,8 @@ class Following:
                 path_of = functools.partial(self._path, key)
                 number = await asyncio.to_thread(next_segment, path_of, at.segment, stored.segment)
                 at = StreamOffset(number, 0)
-            else:
-                break
+            else:  # the file was removed or cut since: what it had cannot be sent any more
+                at = stored
         self._sent[key] = at
 
 

@@ -182,6 +182,18 @@ def test_segments_that_were_removed_are_left_out(streams: Streams) -> None:
     ]  # fmt: skip
 
 
+def test_a_follower_of_a_segment_that_was_removed_waits_for_more(streams: Streams) -> None:
+    path = streams.write(KEY, 1, b"first")
+
+    def grow_and_remove() -> None:
+        path.unlink()
+        streams.growth.grown(KEY, StreamOffset(1, 9))
+
+    assert streams.followed(grow_and_remove, lambda: streams.grow(KEY, 2, b"second")) == [
+        [piece(KEY, 1, 0, b"first"), None], [], [piece(KEY, 2, 0, b"second")]
+    ]  # fmt: skip
+
+
 def segment(folder: Path, key: StreamKey, number: int) -> bytes:
     info = {
         "run": key.run, "stream_process": key.process, "process": key.epoch, "segment": number,
