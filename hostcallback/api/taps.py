@@ -132,7 +132,8 @@ class TapSelection:
     def reset(self) -> list[str]:
         """Restores the defaults: all messages of these taps are sent."""
         runtime.rule_table.reset_rules(runtime.registry, self.pattern)
-        return self._matched(checks=True)
+        early.pop(self.pattern, None)
+        return self._matched(checks=True) if tap_names(runtime.registry, checks=True) else []
 
     def _say(self, **settings: Any) -> list[str]:
         runtime.rule_table.set_rules(runtime.registry, self.pattern, settings)

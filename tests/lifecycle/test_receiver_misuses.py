@@ -312,3 +312,9 @@ def test_rules_that_come_before_the_first_tap_are_told_once_they_match_nothing()
     )
     done = run_python("-c", EARLY.partition("for ")[0])
     assert "no tap is called 'train/loss' so far, since none was traced yet: what was set" in done.stderr
+    done = run_python(
+        "-c", EARLY.partition("for ")[0] + 'hcb.taps["train/loss"].reset(); hcb.taps["*"].reset()'
+    )
+    assert done.stderr == (
+        "no tap is called 'train/lss' so far, since none was traced yet: what was set for it has had no effect\n"
+    )

@@ -235,13 +235,14 @@ def steps(text: str) -> tuple[int | None, int | None]:
 
 def time_ns(text: str) -> int:
     """Parses a point in time; returns Unix nanoseconds."""
+    moment = text
     try:
         if re.fullmatch(r"\d+(\.\d+)?", text):
             seconds, _, fraction = text.partition(".")
             return int(seconds) * 10**9 + int(fraction[:9].ljust(9, "0") or 0)
         if re.fullmatch(r"\d{1,2}:\d\d(:\d\d(\.\d+)?)?", text):
-            text = f"{datetime.now():%Y-%m-%d}T{text:0>5}"
-        at = datetime.fromisoformat(text)
+            moment = f"{datetime.now():%Y-%m-%d}T{text:0>5}"
+        at = datetime.fromisoformat(moment)
     except ValueError:
         raise argparse.ArgumentTypeError(
             f"got {text!r}, expected a time such as 2026-11-21T20:15:00, 20:15:00 or 1795291200.5"

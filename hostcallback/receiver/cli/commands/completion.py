@@ -130,5 +130,7 @@ def _pids(parsed: argparse.Namespace) -> set[str]:
 def _taps_of_process(parsed: argparse.Namespace) -> set[str]:
     from hostcallback.receiver.control.client import ControlClient
 
+    if parsed.pid is None:  # the word may be the process or a pattern, so both are completed
+        return set()
     with ControlClient(int(parsed.pid)) as client:
         return {tap["name"] for tap in client.ask("taps")}

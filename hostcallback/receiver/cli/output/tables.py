@@ -151,12 +151,12 @@ def live_screen() -> Iterator[Show]:
     with Live(console=console, screen=True, auto_refresh=False) as live:
 
         def show(lines: list[str]) -> None:
-            text = Text("\n".join(_fitting(lines)), no_wrap=True, overflow="crop")
-            for index, line in enumerate(lines):
+            shown, start = _fitting(lines), 0
+            text = Text("\n".join(shown), no_wrap=True, overflow="crop")
+            for line in shown:
                 if line.startswith(("device ", "tap ")):
-                    # The text is cropped by `_fitting`, so the places count cropped lines.
-                    start = sum(len(earlier[: console.width]) + 1 for earlier in lines[:index])
                     text.stylize("bold", start, start + len(line))
+                start += len(line) + 1
             live.update(text, refresh=True)
 
         yield show

@@ -100,6 +100,7 @@ def test_files_are_offered_before_options_and_a_command_first(log: Path, offered
 
 def test_names_of_a_process_are_offered(served: Served, offered: Any) -> None:
     assert offered("hcb top ") == [PID]
+    assert PID in offered("hcb ctl ")
     assert offered(f"hcb ctl {PID} ") == sorted(TAPS)
     assert offered(f"hcb ctl {PID} l") == ["layer1/grad", "loss"]
     assert offered("hcb ctl 99999999 ") == []

@@ -121,7 +121,7 @@ def test_a_time_without_a_day_is_of_today(tmp_path: Path, hcb: Command) -> None:
         *(
             (
                 f"--since={time}",
-                f"{time}', expected a time such as 2026-11-21T20:15:00, 20:15:00 or 1795291200.5",
+                f"got '{time}', expected a time such as 2026-11-21T20:15:00, 20:15:00 or 1795291200.5",
             )
             for time in ("noon", "25:00", "2026-13-01", "1.2.3", "-5")
         ),

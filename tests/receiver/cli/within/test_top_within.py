@@ -218,6 +218,13 @@ def test_a_terminal_has_bold_heads_and_is_restored_with_rich(
     ]  # fmt: skip
 
 
+def test_a_bold_head_ends_with_its_line_on_a_narrow_terminal() -> None:
+    pytest.importorskip("rich", reason="needs pip install 'hostcallback[top]'")
+    with terminal(12, has_rich=True) as screen, live_screen() as show:
+        show(["tap  messages  bytes", "loss  100"])
+    assert re.findall("\x1b\\[1m(.*?)\x1b\\[0m", screen.getvalue(), re.DOTALL) == ["tap  message"]
+
+
 @pytest.mark.parametrize(("interval", "status"), [("0.049", 2), ("0.05", 0), ("3600", 0), ("3601", 2)])
 def test_an_interval_is_from_a_twentieth_of_a_second_to_an_hour(
     served: Served, interval: str, status: int
