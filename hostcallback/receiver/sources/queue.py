@@ -12,7 +12,7 @@ import numpy as np
 
 from hostcallback.receiver.errors import CallFailedError
 from hostcallback.receiver.log import logger
-from hostcallback.receiver.sources.back_pressure import BackPressure, admit
+from hostcallback.receiver.sources.back_pressure import BackPressure, Step, admit
 from hostcallback.receiver.sources.settled import settled
 from hostcallback.receiver.sources.source import CopiedBatch, Frame, SourceCounters
 from hostcallback.receiver.wire.frame import Flags, decode_header, encode_prefix, frame_from_prefix
@@ -77,6 +77,7 @@ class QueueSource:
         """See `Source`."""
         with self._changed:
             self._admission = back_pressure.admission
+            self._changed.notify_all()  # emissions that wait for room
 
     def list_failures(self, count: int) -> None:
         """See `Source`: nothing is folded here."""
@@ -222,8 +223,8 @@ class QueueSource:
         self._waiting += 1
         try:
             if timeout_sec is not None:
-                return self._changed.wait_for(self.has_room, timeout_sec)
-            while not self._changed.wait_for(self.has_room, WARN_AFTER_SEC):
+                return self._changed.wait_for(self._makes_room, timeout_sec)
+            while not self._changed.wait_for(self._makes_room, WARN_AFTER_SEC):
                 logger.warning(
                     "device %d waits for its receiver: %d messages (%d bytes) are queued",
                     self.device,
@@ -233,6 +234,12 @@ class QueueSource:
             return True
         finally:
             self._waiting -= 1
+
+    def _makes_room(self) -> bool:
+        # The policy may be another one since the emission began to wait.
+        if self._admission.steps & Step.OVERWRITE_OLDEST:
+            self.overwrite_oldest()
+        return self.has_room()
 
     def free(self, frames: int, held_bytes: int) -> None:
         """Returns room to the queue. Called by batches."""
@@ -250,8 +257,8 @@ class QueueSource:
                 self._turn_taken = self._reader_turn = False
                 self._changed.notify_all()
             self._changed.wait_for(lambda: self._readable() or self._woken, timeout_sec)
-            self._woken = False
             if not self._readable():
+                self._woken = False  # a wake that comes with frames ends the next wait
                 return None
             self._turn_taken = self._reader_turn = True
             frames: list[bytes] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, field
 
 import pytest
@@ -10,6 +11,7 @@ from checkout import ROOT
 from hostcallback.receiver.sources.back_pressure import Admission, BackPressure, Policy, Step, admit
 from hostcallback.receiver.sources.queue import QueueSource
 from hostcallback.receiver.wire.frame import decode_header, encode_prefix
+from threads import WAIT_SEC, wait_for
 
 
 @dataclass
@@ -123,3 +125,30 @@ def test_messages_count_as_queued_until_they_are_delivered() -> None:
     assert queue.counters().queued_messages == 3
     batch.release()
     assert (queue.counters().queued_messages, queue.counters().queued_bytes) == (0, 0)
+
+
+def test_an_emission_that_waits_for_room_follows_a_later_policy() -> None:
+    prefix = encode_prefix(1, 0, ())
+    queue = QueueSource(0, capacity_bytes=1)
+    queue.emit(prefix, ())
+    waiting = threading.Thread(target=queue.emit, args=(prefix, ()), daemon=True)
+    waiting.start()
+    wait_for(lambda: queue.counters().waiting_producers)
+    queue.configure(BackPressure(policy="overwrite_oldest"))
+    waiting.join(WAIT_SEC)
+    assert not waiting.is_alive()
+    batch = queue.read(0)
+    assert batch is not None
+    assert [decode_header(*frame[:2]).seq for frame in batch.frames] == [1]
+    assert queue.counters().dropped == 1
+
+
+def test_a_reader_that_was_woken_ends_after_the_frames() -> None:
+    queue = QueueSource(0)
+    queue.emit(encode_prefix(1, 0, ()), ())
+    queue.wake()
+    batch = queue.read(None)
+    assert batch is not None
+    batch.release()
+    assert queue.read(None) is None
+    assert queue.read(0.01) is None
