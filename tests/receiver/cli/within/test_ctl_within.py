@@ -187,7 +187,7 @@ def test_a_tap_called_stop_can_have_rules(served: Served) -> None:
     ("words", "text"),
     [
         ("abc", "argument PID: 'abc' is not a process id; `hcb ctl` lists them"),
-        ("PID loss 1", f"unexpected 1: only set takes a name and a value: hcb ctl {PID} set loss 1"),
+        ("PID loss 1", "unexpected 1: only set takes a name and a value: hcb ctl PID set loss 1"),
         ("PID loss 1 2", "unexpected 1 2: only set takes a name and a value"),
         ("PID --every 2", "rules are for taps: give their name or a glob, such as '*'"),
         ("PID --reset", "rules are for taps: give their name or a glob, such as '*'"),
@@ -211,7 +211,7 @@ def test_a_tap_called_stop_can_have_rules(served: Served) -> None:
 def test_words_that_make_no_command_are_refused(served: Served, words: str, text: str) -> None:
     status, out, err = served.hcb("ctl", *words.replace("PID", PID).split())
     assert (status, out) == (2, "")
-    assert err.splitlines()[-1] == f"hcb ctl: error: {text}"
+    assert err.splitlines()[-1].replace(PID, "PID") == f"hcb ctl: error: {text}"
 
 
 @pytest.mark.parametrize("seconds", ["0.1", "60"])
