@@ -192,7 +192,7 @@ def test_a_receiver_whose_functions_wait_now_and_then_wants_no_turn_for_a_while(
 
 @pytest.fixture
 def four_receivers() -> Any:
-    """Calls a function with 300 messages of each of four devices, whose functions counted as light before."""
+    """Calls a function with 300 messages of each of four devices, whose receivers take turns before."""
     mesh = jax.make_mesh((4,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
     spec = jax.sharding.PartitionSpec("i")
     told: list[Any] = [lambda device: None]
@@ -206,18 +206,17 @@ def four_receivers() -> Any:
     program = hcb.jit(jax.shard_map(steps, mesh=mesh, in_specs=spec, out_specs=spec))
 
     def run(function: Any) -> None:
-        told[0] = lambda device: None
-        for _ in range(lock_share.WITHOUT_TURN):
-            program(jnp.zeros(4))
-            hcb.barrier_wait(timeout_sec=60)
-            if all(receiver._share.wants_turn for receiver in receivers()):
-                break
-        else:
-            pytest.fail("the functions of some receiver were not taken to return at once")
         told[0] = function
         program(jnp.zeros(4))
         hcb.barrier_wait(timeout_sec=60)
 
+    def becomes_light() -> bool:
+        for receiver in receivers():
+            receiver._share._without_turn = 0  # on a busy machine it may have waited
+        run(lambda device: None)
+        return all(receiver._share.wants_turn for receiver in receivers())
+
+    wait_for(becomes_light, "the turns of all receivers")
     return run
 
 
@@ -229,29 +228,26 @@ def receivers() -> list[DeviceReceiver]:
 def test_receivers_take_turns_until_their_functions_wait_or_a_recorder_writes(
     four_receivers: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    asked: dict[str, list[int]] = {}
-    four_receivers(lambda device: None)
+    asked: dict[str, int] = {}
     for receiver in receivers():
-        read, told = receiver.source.read, asked.setdefault(receiver.name, [])
 
-        def listen(timeout_sec: Any, turn_from: int, read: Any = read, told: list[int] = told) -> Any:
-            told.append(turn_from)
+        def listen(
+            timeout_sec: Any, turn_from: int, read: Any = receiver.source.read, name: str = receiver.name
+        ) -> Any:
+            asked[name] = turn_from
             return read(timeout_sec, turn_from)
 
         monkeypatch.setattr(receiver.source, "read", listen)
 
-    def asks_for(turn_from: int) -> bool:
-        return {told[-1] for told in asked.values() if told} == {turn_from}
+    def asks_for(turn_from: int, function: Any) -> bool:
+        four_receivers(function)
+        return len(asked) == 4 and set(asked.values()) == {turn_from}
 
-    four_receivers(lambda device: None)
-    wait_for(lambda: asks_for(FEW))
-    four_receivers(lambda device: threading.Event().wait(2e-4))
-    wait_for(lambda: asks_for(0))
-    four_receivers(lambda device: None)
-    wait_for(lambda: asks_for(FEW))
+    wait_for(lambda: asks_for(FEW, lambda device: None))
+    wait_for(lambda: asks_for(0, lambda device: threading.Event().wait(2e-4)))
+    wait_for(lambda: asks_for(FEW, lambda device: None))
     with hcb.outfeed_receiver(record=tmp_path):
-        four_receivers(lambda device: None)
-        wait_for(lambda: asks_for(0))
+        wait_for(lambda: asks_for(0, lambda device: None))
 
 
 @pytest.mark.native_only
@@ -279,7 +275,6 @@ def test_functions_that_release_the_lock_run_beside_those_of_other_devices(four_
         threading.Event().wait(1e-3)
         inside.append(time.perf_counter() - begin)
 
-    four_receivers(lambda device: None)
     begin = time.perf_counter()
     four_receivers(tap)
     assert sum(inside) > 1.5 * (time.perf_counter() - begin)
