@@ -15,20 +15,9 @@ from hostcallback.receiver.remote.collector import store as stored_stream
 from hostcallback.receiver.remote.collector.segment_validator import SegmentValidator
 from hostcallback.receiver.remote.collector.store import AckBatcher, Store
 from hostcallback.receiver.remote.forwarding_protocol import StreamKey, StreamOffset
-from hostcallback.receiver.taplog.writing.segment_writer import SegmentWriter
-from logged_frames import DESCRIBED, losses
 from threads import run_coroutine
 
 KEY = StreamKey("run", 0, "a" * 16)
-
-
-@pytest.fixture
-def segment(tmp_path: Path) -> bytes:
-    info = {"run": KEY.run, "stream_process": 0, "process": KEY.epoch, "segment": 1, "process_index": 0}
-    writer = SegmentWriter(tmp_path / "a.hcblog", info=info)
-    writer.frames("cpu:0", losses(0, 10), DESCRIBED)
-    writer.close()
-    return (tmp_path / "a.hcblog").read_bytes()
 
 
 def test_files_that_no_collector_wrote_do_not_keep_it_from_starting(segment: bytes, tmp_path: Path) -> None:

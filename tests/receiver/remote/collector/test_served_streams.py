@@ -30,22 +30,11 @@ from hostcallback.receiver.remote.forwarding_protocol import (
     encode_hello,
     encode_place,
 )
-from hostcallback.receiver.taplog.writing.segment_writer import SegmentWriter
-from logged_frames import DESCRIBED, losses
 from served import served
 
 KEY = StreamKey("run", 0, "a" * 16)
 METHOD = f"/{SERVICE}/{FORWARD}"
 Code = grpc.StatusCode
-
-
-@pytest.fixture
-def segment(tmp_path: Path) -> bytes:
-    info = {"run": KEY.run, "stream_process": 0, "process": KEY.epoch, "segment": 1, "process_index": 0}
-    writer = SegmentWriter(tmp_path / "a.hcblog", info=info)
-    writer.frames("cpu:0", losses(0, 10), DESCRIBED)
-    writer.close()
-    return (tmp_path / "a.hcblog").read_bytes()
 
 
 def first(number: int = 1, offset: int = 0) -> tuple[bytes, bytes]:

@@ -93,7 +93,7 @@ def test_taps_are_counted_with_their_bytes_failures_and_stacks() -> None:
     assert counts.messages == 9  # a copy
 
 
-def test_a_tap_counts_on_in_another_scope_and_anew_when_it_is_registered_again() -> None:
+def test_the_count_of_a_tap_goes_on_in_a_new_scope_and_restarts_when_it_is_registered_again() -> None:
     counters, counted, seen = TapCounters(), consumer(), []
     counters.link(counted, print)(message(counted))
     linked = counters.link(counted, seen.append)
