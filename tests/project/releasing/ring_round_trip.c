@@ -6,14 +6,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "abi/types.h"
+#include "abi/exports.h"
 
 enum { FRAMES = 10000, HEADER_BYTES = 64 };
 
 #define CHECK(condition) ((condition) ? (void)0 : (fprintf(stderr, "line %d: %s\n", __LINE__, #condition), exit(1)))
 
 static hcb_ring* ring;
-static int32_t (*ring_send)(hcb_ring*, const uint8_t*, uint64_t, uint64_t, const void* const*, const uint64_t*, int64_t);
+static __typeof__(hcb_ring_send)* ring_send;
 
 static void* function(void* library, const char* name) {
   void* found = dlsym(library, name);
@@ -35,12 +35,12 @@ int main(int count, char** arguments) {
   CHECK(count == 2);
   void* library = dlopen(arguments[1], RTLD_NOW);
   if (library == NULL) return fprintf(stderr, "%s\n", dlerror()), 1;
-  uint32_t (*version)(void) = function(library, "hcb_abi_version");
-  hcb_ring* (*open)(int32_t, const hcb_config*) = function(library, "hcb_ring_open");
-  uint8_t* (*memory)(hcb_ring*, uint64_t*) = function(library, "hcb_ring_memory");
-  uint32_t (*read)(hcb_ring*, int64_t, hcb_batch*) = function(library, "hcb_ring_read");
-  int32_t (*release)(hcb_ring*, uint64_t, uint64_t) = function(library, "hcb_ring_release");
-  void (*admit)(hcb_ring*) = function(library, "hcb_ring_admit");
+  __typeof__(hcb_abi_version)* version = function(library, "hcb_abi_version");
+  __typeof__(hcb_ring_open)* open = function(library, "hcb_ring_open");
+  __typeof__(hcb_ring_memory)* memory = function(library, "hcb_ring_memory");
+  __typeof__(hcb_ring_read)* read = function(library, "hcb_ring_read");
+  __typeof__(hcb_ring_release)* release = function(library, "hcb_ring_release");
+  __typeof__(hcb_ring_admit)* admit = function(library, "hcb_ring_admit");
   ring_send = function(library, "hcb_ring_send");
   CHECK(version() == HCB_ABI_VERSION);
 
@@ -53,7 +53,7 @@ int main(int count, char** arguments) {
   CHECK(pthread_create(&producer, NULL, produce, NULL) == 0);
   static hcb_batch batch;
   for (uint64_t next = 0; next < FRAMES;) {
-    const uint32_t frames = read(ring, 30000000000, &batch);
+    const uint32_t frames = read(ring, 30000000000, 0, &batch);
     CHECK(frames > 0 && batch.damage == 0);
     for (uint32_t i = 0; i < frames; ++i, ++next) {
       CHECK(memcmp(bytes + batch.offsets[i] + HEADER_BYTES, &next, sizeof(next)) == 0);
