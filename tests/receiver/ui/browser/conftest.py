@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,17 @@ from browser_needs import missing
 
 NAMES = "chromium", "chromium-browser", "google-chrome"
 REFUSED = "net::ERR_"
+SHARED_BYTES = 1 << 30
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+    """A failure tells how busy the machine is: a page that does not answer may just not run."""
+    report = yield
+    if call.when == "call" and report.failed:
+        pressure = [f"{file.name}: {file.read_text()}" for file in sorted(Path("/proc/pressure").glob("*"))]
+        report.sections.append(("machine", f"load {os.getloadavg()}\n{''.join(pressure)}"))
+    return report
 
 
 @pytest.fixture(scope="session")
@@ -26,7 +38,11 @@ def chromium() -> Iterator[Any]:
     program = next(filter(None, map(shutil.which, NAMES)), None)
     if program is None:
         missing("no Chromium is installed (on Debian: apt-get install chromium)")
-    arguments = ["--no-sandbox", "--disable-dev-shm-usage"]  # CI runs as root, in a container
+    arguments = ["--no-sandbox"]  # CI runs as root, in a container
+    if shutil.disk_usage("/dev/shm").free < SHARED_BYTES:
+        arguments.append(
+            "--disable-dev-shm-usage"
+        )  # files instead, for which the page waits while the disk is busy
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program, args=arguments)
         yield browser
