@@ -8,6 +8,10 @@
 namespace hcb {
 namespace {
 
+// Payloads in blocks are handed out and not copied, so that a batch may have more bytes of them: its cost for
+// the reader is that of the batch itself.
+constexpr uint64_t kBlockDivisor = 4;
+
 bool Folds(const FrameHeader& header) { return (LoadFlags(&header) & (kFolds | kExternal)) == kFolds; }
 
 }  // namespace
@@ -91,7 +95,8 @@ void Ring::Walk(hcb_batch* batch) {
             batch->blocks[batch->blocks_count++] = {batch->frames, block.memory, block.nbytes};
           Renumber(At(cursor_));
           Enter(batch, &alike);
-          bytes += FrameBytes(header.meta_bytes, header.payload_bytes);
+          bytes +=
+              FrameBytes(header.meta_bytes, header.payload_bytes) / ((flags & kExternal) ? kBlockDivisor : 1);
           ++cursor_frames_;
         }
         if ((flags & kDiscarded) && header.seq == kNoSeq) given_back_.fetch_add(1, std::memory_order_release);

@@ -64,6 +64,28 @@ def test_a_block_is_used_again_once_its_arrays_are_gone(ring):
     assert len(addresses) <= 3
 
 
+@pytest.mark.parametrize(("nbytes", "count"), [(256 << 10, 16), (1 * MIB, 4), (8 * MIB, 1), (9000, 64)])
+def test_a_batch_holds_four_mib_of_blocks_and_64_of_them(make_ring, nbytes, count):
+    ring = make_ring(capacity_bytes=64 << 10, external_threshold_bytes=8192, block_budget_bytes=64 * MIB)
+    for _ in range(count + 1):
+        ring.send(bytes(nbytes))
+    batch = ring.source.read(1)
+    assert batch.count == count
+    assert [payload.nbytes for _, _, payload in batch.frames] == [nbytes] * count
+    batch.release()
+    assert ring.take(1)
+
+
+def test_a_batch_holds_one_mib_of_payloads_in_the_ring(make_ring):
+    ring = make_ring(capacity_bytes=4 * MIB, external_threshold_bytes=MIB)
+    for _ in range(20):
+        ring.send(bytes(128 << 10))
+    batch = ring.source.read(1)
+    assert batch.count == 8
+    batch.release()
+    assert len(ring.take(12)) == 12
+
+
 def burst(ring, payload: bytes, count: int) -> None:
     for _ in range(count):
         ring.send(payload)
