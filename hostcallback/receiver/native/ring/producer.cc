@@ -205,8 +205,8 @@ __attribute__((hot)) void Ring::Commit(FrameHeader* frame, uint32_t flags) {
     return;
   }
   const uint64_t wake_from = control_->wake_from.load(std::memory_order_seq_cst);
-  // Positions do not count payloads outside the ring: a resting reader checks their amount itself.
-  if (position >= wake_from || ((flags & kExternal) && wake_from != kAwake)) WakeReader();
+  // Positions do not count payloads outside the ring.
+  if (position >= wake_from || ((flags & kExternal) && wake_from != kAwake && HasManyBlocks())) WakeReader();
 }
 
 __attribute__((hot)) Verdict Ring::CopyAndCommit(const Emission& emission, const Reservation& reservation) {

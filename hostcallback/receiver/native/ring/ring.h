@@ -226,7 +226,8 @@ class Ring {
   using Clock = std::chrono::steady_clock;
   static Clock::time_point Deadline(int64_t timeout_ns);
   bool Readable() const;
-  uint64_t QueuedBytes();
+  // Whether the payloads outside the ring have too many bytes for a rest of the reader.
+  bool HasManyBlocks();
   bool TakeTurnLocked();
   void EndReaderTurn();
   bool WaitTurn(Clock::time_point deadline);

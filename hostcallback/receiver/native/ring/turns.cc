@@ -18,11 +18,12 @@ constexpr int64_t kForever = 365ll * 24 * 3600 * 1'000'000'000;
 // A frame that comes after a pause is read at once. Then, while more frames are expected, the reader only
 // looks at growing intervals: waking it costs the producer a system call, each wake-up costs a processor
 // about 20 us, and each batch needs the interpreter lock, which the dispatching thread needs too. But it does
-// not rest while kRestBytes or more are queued.
+// not rest while kRestBytes or more are queued, or kRestBlockBytes in payloads outside the ring.
 constexpr auto kStream = std::chrono::milliseconds(10);
 constexpr auto kFirstRest = std::chrono::microseconds(500);
 constexpr auto kMaxRest = std::chrono::milliseconds(4);
 constexpr uint64_t kRestBytes = 192 << 10;
+constexpr uint64_t kRestBlockBytes = 768 << 10;
 
 // Longest interval at which the reader queries a GPU's copy. The interval grows while the copy takes.
 constexpr auto kMaxPoll = std::chrono::microseconds(500);
@@ -54,9 +55,9 @@ bool Ring::Readable() const {
   return Check(cursor_, head) != HCB_INTACT || !(LoadFlags(At(cursor_)) & kBusy);
 }
 
-uint64_t Ring::QueuedBytes() {
+bool Ring::HasManyBlocks() {
   std::lock_guard<std::mutex> lock(mutex_);
-  return control_->head.load(std::memory_order_relaxed) - cursor_ + outstanding_bytes_;
+  return outstanding_bytes_ >= std::min(kRestBlockBytes, config_.block_budget_bytes / 4);
 }
 
 // Gives the reader the turn if the frame in front is for it. A call is for a thread that waits in ReadCall,
@@ -108,7 +109,8 @@ void Ring::Rest(std::unique_lock<std::mutex>* lock, Clock::time_point end) {
     const bool somebody_waits = waiting_.load(std::memory_order_seq_cst) != 0;
     // a device still copies: only queries show when it has finished
     if (somebody_waits && CopyPending()) break;
-    if (somebody_waits || QueuedBytes() >= many) {
+    if (somebody_waits || control_->head.load(std::memory_order_relaxed) - cursor_ >= many ||
+        HasManyBlocks()) {
       // If the frame in front is still being written, wait for its commit.
       control_->wake_from.store(kAsleep, std::memory_order_seq_cst);
       {

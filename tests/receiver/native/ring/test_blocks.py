@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import resource
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -84,6 +85,49 @@ def test_a_batch_holds_one_mib_of_payloads_in_the_ring(make_ring):
     assert batch.count == 8
     batch.release()
     assert len(ring.take(12)) == 12
+
+
+def read_sizes(ring, send) -> tuple[list[int], int]:
+    """The number of messages of each batch that a reader gets while `send` sends, and how often the reader slept."""
+
+    def read() -> tuple[list[int], int]:
+        sizes, before = [], resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
+        while (batch := ring.source.read(1)) is not None:
+            sizes.append(batch.count)
+            batch.release()
+        return sizes, resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw - before
+
+    with ThreadPoolExecutor(1) as pool:
+        reader = pool.submit(read)
+        send()
+        ring.source.wake()
+        return reader.result()
+
+
+def test_a_stream_of_blocks_does_not_wake_the_reader_for_each(make_ring):
+    ring = make_ring(capacity_bytes=64 << 10, external_threshold_bytes=8192, block_budget_bytes=64 * MIB)
+    pause = threading.Event()
+
+    def send() -> None:
+        for _ in range(100):
+            ring.send(bytes(100_000))
+            pause.wait(0.0003)
+
+    for _ in range(10):  # on a busy machine a pause may be longer than the reader rests
+        sizes, sleeps = read_sizes(ring, send)
+        if sleeps < 50:
+            break
+    assert sleeps < 50
+    assert len(sizes) < 50
+
+
+def test_many_bytes_of_blocks_end_the_rest_of_the_reader(make_ring):
+    ring = make_ring(capacity_bytes=64 << 10, external_threshold_bytes=8192, block_budget_bytes=64 * MIB)
+    for _ in range(10):  # on a busy machine the reader may wake up late
+        sizes, _ = read_sizes(ring, lambda: ring.produce(1, 300, 100_000))
+        if sorted(sizes)[len(sizes) // 2] < 30:
+            break
+    assert sorted(sizes)[len(sizes) // 2] < 30
 
 
 def burst(ring, payload: bytes, count: int) -> None:
