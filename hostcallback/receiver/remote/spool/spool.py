@@ -157,7 +157,7 @@ class Spool(Segments):
     @property
     def waiting_bytes(self) -> int:
         """Bytes that the collector has not acknowledged."""
-        with self._lock:
+        with self._changed:
             return self._waiting()
 
     def _waiting(self) -> int:
@@ -172,7 +172,7 @@ class Spool(Segments):
         """See `SliceSource`."""
         # The policy holds back only the end of the stream: earlier segments do not grow, so waiting would gain nothing.
         deadline = time.monotonic() + timeout_sec
-        with self._lock:
+        with self._changed:
             while True:
                 found = self._next(position)
                 left_sec = deadline - time.monotonic()
@@ -192,7 +192,7 @@ class Spool(Segments):
             position, nbytes = found
             self._reading = position.segment
             self._policy.sends(everything=is_last and nbytes <= forwarding_protocol.PIECE_BYTES)
-        # Read without the lock, which devices need to write: written bytes of a segment do not change.
+        # Read without the lock, which devices need after each write: written bytes of a segment do not change.
         return self.folder.read(position, nbytes)
 
     def _next(
@@ -210,7 +210,7 @@ class Spool(Segments):
 
     def acked(self, position: forwarding_protocol.StreamOffset) -> None:
         """See `SliceSource`. Deletes the segments that the collector has stored."""
-        with self._lock:
+        with self._changed:
             self._acked = max(self._acked, position)
             for number, kept in list(self._kept.items()):
                 # The last segment stays until it is finished, because the writer still appends to it.
@@ -223,7 +223,7 @@ class Spool(Segments):
 
     def is_sent(self) -> bool:
         """See `SliceSource`."""
-        with self._lock:
+        with self._changed:
             return not self._waiting()
 
     def _forget(self, number: int) -> None:
@@ -234,54 +234,62 @@ class Spool(Segments):
 
     def begin(self, lock: threading.Lock, losses: Losses) -> None:
         """See `Segments`."""
-        self._lock = lock  # also protects the fields above
-        self._changed = threading.Condition(lock)
+        self._log_lock = lock  # protects `_losses` and `_sampled`
         self._losses = losses
+        # Protects everything else, and is taken last. Not the log's lock: that is held during writes to the file, and
+        # by a device that emits without a pause almost always, so that the sender would hardly get it.
+        self._changed = threading.Condition()
         self._kept: dict[int, _Kept] = {}
 
     def new(self, number: int) -> SegmentWriter:
         """See `Segments`."""
         segment = SegmentWriter(self.folder.segment(number), number=number, info=self._info)
-        self._kept[number] = _Kept(number, segment.nbytes)
+        with self._changed:
+            self._kept[number] = _Kept(number, segment.nbytes)
         return segment
 
     def finished(self, segment: SegmentWriter) -> None:
         """See `Segments`."""
-        kept = self._kept.get(segment.number)
-        if kept is not None:
-            kept.nbytes, kept.is_finished = segment.nbytes, True
-            self._changed.notify_all()
+        with self._changed:
+            kept = self._kept.get(segment.number)
+            if kept is not None:
+                kept.nbytes, kept.is_finished = segment.nbytes, True
+                self._changed.notify_all()
 
     def wrote(self, segment: SegmentWriter, device: str, block: FrameBlock, folded: Folded) -> None:
         """See `Segments`."""
-        devices = self._kept[segment.number].devices
         first, last = int(block.seqs[0]), int(block.seqs[-1])
         count = len(block) + sum(number for _, number in folded)
-        before = devices.get(device, (first, last, 0, 0))
-        devices[device] = before[0], last, before[2] + count, before[3] + block.data.size
-        self.noted(segment)
+        with self._changed:
+            devices = self._kept[segment.number].devices
+            before = devices.get(device, (first, last, 0, 0))
+            devices[device] = before[0], last, before[2] + count, before[3] + block.data.size
+            self.noted(segment)
 
     def noted(self, segment: SegmentWriter, lost: Sequence[Lost] = ()) -> None:
         """See `Segments`."""
-        kept = self._kept[segment.number]
-        kept.lost += lost
-        nbytes = segment.nbytes - kept.nbytes
-        kept.nbytes = segment.nbytes
-        if nbytes and self._policy.wrote(nbytes):
-            self._changed.notify_all()
+        with self._changed:
+            kept = self._kept[segment.number]
+            kept.lost += lost
+            nbytes = segment.nbytes - kept.nbytes
+            kept.nbytes = segment.nbytes
+            if nbytes and self._policy.wrote(nbytes):
+                self._changed.notify_all()
 
     def hurry(self) -> None:
         """See `Segments`. Has the sender send everything written so far."""
-        self._policy.hurry()
-        self._changed.notify_all()
+        with self._changed:
+            self._policy.hurry()
+            self._changed.notify_all()
 
     def closing(self) -> None:
         """See `Segments`. The last messages wait for no room."""
-        self._is_closing = True
-        self._changed.notify_all()
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify_all()
 
     def closed(self) -> None:
-        """See `Segments`. Without the lock, since `on_closed` waits for the sender, which reads with the lock."""
+        """See `Segments`."""
         self.on_closed()
 
     def _has_room(self, nbytes: int) -> bool:
@@ -291,22 +299,31 @@ class Spool(Segments):
 
     def wait_for_room(self, nbytes: int) -> None:
         """See `Segments`. Waits or drops segments, as the policy for a full spool says."""
-        if self._forward.when_full is WhenFull.DROP_OLDEST:
-            while not self._has_room(nbytes) and self._drop_oldest():
-                pass
-        if self._forward.when_full is not WhenFull.BLOCK:
-            return
-        said = False
-        while not self._has_room(nbytes) and not self._is_closing:
-            if not said:
-                said = True
-                logger.warning(
-                    "%s is full: %d bytes wait for the collector at %s; devices wait until the spool has room",
-                    self.folder.path, self._waiting(), self._forward.shown_address,
-                )  # fmt: skip
-            # `wait` gives up the lock, so the sender can read and the acknowledgement can free room.
-            self.hurry()
-            self._changed.wait()
+        policy = self._forward.when_full
+        with self._changed:
+            if policy is WhenFull.DROP_OLDEST:
+                while not self._has_room(nbytes) and self._drop_oldest():
+                    pass
+            if policy is not WhenFull.BLOCK or self._may_write(nbytes):
+                return
+        logger.warning(
+            "%s is full: %d bytes wait for the collector at %s; devices wait until the spool has room",
+            self.folder.path, self.waiting_bytes, self._forward.shown_address,
+        )  # fmt: skip
+        # Another thread may take the room before this one has the log's lock again.
+        while not self._may_write(nbytes):
+            self._log_lock.release()  # so that the log can be closed meanwhile
+            try:
+                with self._changed:
+                    while not self._may_write(nbytes):
+                        self.hurry()
+                        self._changed.wait()
+            finally:
+                self._log_lock.acquire()
+
+    def _may_write(self, nbytes: int) -> bool:
+        with self._changed:
+            return self._is_closing or self._has_room(nbytes)
 
     def _drop_oldest(self) -> bool:
         for number in sorted(self._kept):
@@ -332,8 +349,10 @@ class Spool(Segments):
         policy = self._forward.when_full
         if policy is WhenFull.BLOCK or self._is_closing:
             return None
-        if self._has_room(block.data.size):
+        with self._changed:
+            has_room = self._has_room(block.data.size)
             half = self._waiting() + block.data.size > self._forward.spool_bytes // 2
+        if has_room:
             if policy is not WhenFull.SAMPLE or not half:
                 return None
             mask: Array = (np.arange(len(block)) + self._sampled) % self._forward.sample_every == 0

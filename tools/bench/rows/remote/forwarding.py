@@ -19,6 +19,7 @@ from hostcallback.receiver.remote.sending.grpc_transport import CHANNEL_OPTIONS,
 from hostcallback.receiver.remote.sending.sender import Sender
 from hostcallback.receiver.remote.spool.spool import FLUSH_BYTES, SEGMENT_BYTES, SEND_SEC, Spool
 from hostcallback.receiver.remote.spool.spool_folders import OrphanSpool, StreamFolder
+from hostcallback.receiver.taplog.format import layout
 from hostcallback.receiver.taplog.writing.log_writer import LogWriter
 from tools.bench.blocks import TAP, block_of, block_with
 from tools.bench.row import Row, measure
@@ -52,13 +53,17 @@ def _dropped(address: str) -> float:
 
 
 def _stored(address: str, folder: Path, *, meanwhile: bool) -> float:
-    """Of a bare stream from files to files; a thread writes those that it reads, before or meanwhile."""
+    """Of a bare stream from files to files; a thread writes those that it reads, before or meanwhile.
+
+    It computes the checksum of each page, as a log does, and does nothing with it.
+    """
     files = [(folder / f"{n}.source").open("w+b", buffering=0) for n in range(TOTAL_BYTES // SEGMENT_BYTES)]
     written, block = threading.Semaphore(0), bytes(FLUSH_BYTES)
 
     def write() -> None:
         for file in files:
             for _ in range(0, SEGMENT_BYTES, FLUSH_BYTES):
+                layout.page_checksums(block)
                 file.write(block)
                 written.release()
 
@@ -136,8 +141,8 @@ def forwarding(rounds: int) -> list[Row]:
     stream sends one piece of 1 MiB again and again, as fast as gRPC takes it, to a server that drops it; its channel
     has our options. The stream from a file to a file reads each piece; its server, whose allocator is set like the
     collector's, writes it and answers for each 2 MiB, and files of 16 MiB that are answered are removed. Another thread
-    writes the files, before or meanwhile, in blocks of 256 KiB: no forwarding can do less. The small messages are
-    float32 scalars: frames of 192 bytes.
+    computes checksums and writes the files, before or meanwhile, in blocks of 256 KiB: no forwarding can do less. The
+    small messages are float32 scalars: frames of 192 bytes.
     """
     with folder_in_memory() as folder, bare_server() as bare, bare_server(str(folder)) as storing:
         spool = folder / "spool"
@@ -165,6 +170,7 @@ def forwarding(rounds: int) -> list[Row]:
         left.versus(stored, "the same", "ms/MiB", floor, None),
         both.versus(dropped, "forwarding, with writing the spool", "ms/MiB", peer, 2.0),
         both.versus(written, "the same", "ms/MiB", f"{floor}, which is written meanwhile", None),
+        written.versus(dropped, f"{floor}, which is written meanwhile", "ms/MiB", peer, None),
         message.within(1.0, "small messages through the spool into one collector", "us/message"),
     ]
 
