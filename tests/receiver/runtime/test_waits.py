@@ -81,6 +81,21 @@ def stalled(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stalled]:
         yield device
 
 
+def test_what_waits_is_told_with_its_tap_while_the_receiver_pauses(
+    stalled: Stalled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    receiver = stalled.receiver
+    assert receiver.describe_backlog() == ""
+    stalled.stall()
+    stalled.emit()
+    running = receiver.running_tap()
+    looks = iter([None, None, None])
+    monkeypatch.setattr(receiver, "running_tap", lambda: next(looks, running))
+    assert receiver.describe_backlog() == f"2 message(s) of {DEVICE}, at the tap slow (here.py:1 (f))"
+    monkeypatch.setattr(receiver, "running_tap", lambda: None)
+    assert receiver.describe_backlog() == f"2 message(s) of {DEVICE}"
+
+
 def test_a_stalled_tap_ends_waits_and_is_named(stalled: Stalled) -> None:
     runtime = stalled.runtime
     before = runtime.progress()
