@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
-import time
 from collections.abc import Callable, Iterator
 from time import perf_counter
 from typing import Any
@@ -195,20 +194,12 @@ class DeviceReceiver:
         return done >= min(emitted, self.source.counters().emitted)
 
     def describe_backlog(self) -> str:
-        """Says how many messages wait and for which function; empty if none wait and no function runs.
-
-        Waits for up to 10 ms until a function runs: the receiver pauses between two of them.
-        """
-        running = self.running_tap()
-        for _ in range(20):
-            if running is not None or not self.queued():
-                break
-            time.sleep(0.0005)
-            running = self.running_tap()
-        queued = self.queued()
-        if running is None:
+        """Says how many messages wait and for which function; empty if none wait and no function runs."""
+        queued, running = self.queued(), self.running_tap()
+        consumer = self.dispatcher.upcoming if running is None else running[0]
+        if consumer is None:
             return f"{queued:,} message(s) of {self.name}" if queued else ""
-        return f"{max(1, queued):,} message(s) of {self.name}, at the tap {running[0].name} ({running[0].source_line})"
+        return f"{max(1, queued):,} message(s) of {self.name}, at the tap {consumer.name} ({consumer.source_line})"
 
     def describe_wait(self) -> str:
         """Says which function runs, how many messages are queued behind it, and what the user can do."""

@@ -6,6 +6,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import hostcallback as hcb
@@ -35,3 +36,11 @@ def test_a_file_with_content_is_replaced_and_that_is_told(
 def test_misuses_name_the_cure_and_the_line(call: Any, text: str) -> None:
     with pytest.raises(TypeError, match=rf"{text}.*, at .*test_misuses_of_metrics\.py:\d+"):
         call()
+
+
+@pytest.mark.parametrize("bins", [1, 10_000])
+def test_a_histogram_may_have_one_bin_and_ten_thousand(bins: int) -> None:
+    assert hcb.histogram(np.ones(3), bins=bins).params == (bins,)
+    text = r"^hcb\.histogram: bins is (0|10001), expected a whole number from 1 to 10000, at "
+    with pytest.raises(ValueError, match=text):
+        hcb.histogram(np.ones(3), bins=0 if bins == 1 else bins + 1)

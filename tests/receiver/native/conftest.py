@@ -46,10 +46,11 @@ def the_driver(tmp_path_factory: Any) -> Driver:
 @pytest.fixture
 def driver(the_driver: Driver) -> Iterator[Driver]:
     """The fake GPU driver, behaving well. Fails a test that misused it."""
-    gc.collect()  # arrays of earlier tests give pinned memory back, which would count
-    gc.freeze()  # for the next time: this takes 0.8 s in a process that has run hundreds of tests
+    gc.freeze()  # of older objects, hundreds of tests have left too many to look at them
     the_driver.reset()
     yield the_driver
+    gc.collect()  # arrays give pinned memory back, which would count in the next test
+    gc.unfreeze()
     violations, depth = the_driver.functions.fake_violations(), the_driver.functions.fake_context_depth()
     the_driver.reset()
     assert violations == 0, (

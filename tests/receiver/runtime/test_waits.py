@@ -17,6 +17,7 @@ from hostcallback.receiver.errors import DeviceClaimedError, ReentrantWaitError,
 from hostcallback.receiver.messages import Consumer, Message
 from hostcallback.receiver.native import bindings as native
 from hostcallback.receiver.runtime import runtime as runtimes
+from hostcallback.receiver.runtime.dispatch import gil_share
 from hostcallback.receiver.runtime.dispatch.calls import CallsInPlace
 from hostcallback.receiver.runtime.dispatch.scope import Scope, never_entered
 from hostcallback.receiver.runtime.runtime import Runtime, Supervisor
@@ -39,9 +40,11 @@ class Stalled:
         seen: what a function `on_message` has returned of each message, on the receiver thread.
     """
 
-    def __init__(self, on_message: Callable[[Message], Any] = lambda message: None) -> None:
+    def __init__(
+        self, on_message: Callable[[Message], Any] = lambda message: None, capacity_bytes: int = 3 * 64
+    ) -> None:
         self.runtime = Runtime()
-        self.source = QueueSource(901, capacity_bytes=3 * 64)
+        self.source = QueueSource(901, capacity_bytes)
         self.entered, self.leave = threading.Event(), threading.Event()
         self.seen: list[Any] = []
 
@@ -81,19 +84,25 @@ def stalled(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stalled]:
         yield device
 
 
-def test_what_waits_is_told_with_its_tap_while_the_receiver_pauses(
-    stalled: Stalled, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    receiver = stalled.receiver
-    assert receiver.describe_backlog() == ""
-    stalled.stall()
-    stalled.emit()
-    running = receiver.running_tap()
-    looks = iter([None, None, None])
-    monkeypatch.setattr(receiver, "running_tap", lambda: next(looks, running))
-    assert receiver.describe_backlog() == f"2 message(s) of {DEVICE}, at the tap slow (here.py:1 (f))"
-    monkeypatch.setattr(receiver, "running_tap", lambda: None)
-    assert receiver.describe_backlog() == f"2 message(s) of {DEVICE}"
+def test_what_waits_is_told_with_its_tap_while_the_receiver_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = []
+    monkeypatch.setattr(gil_share, "ALONE_SEC", -1.0)  # a pause before each message
+    monkeypatch.setattr(
+        gil_share.GilThrottle,
+        "yield_gil",
+        lambda share: told.append(device.receiver.describe_backlog()) or 0.0,
+    )
+    with closing(Stalled(lambda message: message.seq, capacity_bytes=1 << 16)) as device:
+        device.stall()
+        for _ in range(5):  # one batch
+            device.emit()
+        device.leave.set()
+        device.runtime.wait_delivered(deadline=perf_counter() + WAIT_SEC)
+        assert device.seen == list(range(6))
+        assert device.receiver.describe_backlog() == ""
+    assert told == [
+        f"{left} message(s) of {DEVICE}, at the tap slow (here.py:1 (f))" for left in (5, 4, 3, 2, 1)
+    ]
 
 
 def test_a_stalled_tap_ends_waits_and_is_named(stalled: Stalled) -> None:

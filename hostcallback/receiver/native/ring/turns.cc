@@ -57,7 +57,8 @@ bool Ring::Readable() const {
 
 bool Ring::HasManyBlocks() {
   std::lock_guard<std::mutex> lock(mutex_);
-  return outstanding_bytes_ >= std::min(kRestBlockBytes, config_.block_budget_bytes / 4);
+  return outstanding_bytes_ != 0 &&
+         outstanding_bytes_ >= std::min(kRestBlockBytes, config_.block_budget_bytes / 4);
 }
 
 // Gives the reader the turn if the frame in front is for it. A call is for a thread that waits in ReadCall,
@@ -109,8 +110,9 @@ void Ring::Rest(std::unique_lock<std::mutex>* lock, Clock::time_point end) {
     const bool somebody_waits = waiting_.load(std::memory_order_seq_cst) != 0;
     // a device still copies: only queries show when it has finished
     if (somebody_waits && CopyPending()) break;
-    if (somebody_waits || control_->head.load(std::memory_order_relaxed) - cursor_ >= many ||
-        HasManyBlocks()) {
+    // The blocks first: with `mutex_`, so that the head is that of the frames reserved before.
+    if (somebody_waits || HasManyBlocks() ||
+        control_->head.load(std::memory_order_relaxed) - cursor_ >= many) {
       // If the frame in front is still being written, wait for its commit.
       control_->wake_from.store(kAsleep, std::memory_order_seq_cst);
       {

@@ -315,8 +315,8 @@ class Spool(Segments):
             self._log_lock.release()  # so that the log can be closed meanwhile
             try:
                 with self._changed:
+                    self.hurry()  # once: it wakes the other devices that wait, and they would wake this one
                     while not self._may_write(nbytes):
-                        self.hurry()
                         self._changed.wait()
             finally:
                 self._log_lock.acquire()

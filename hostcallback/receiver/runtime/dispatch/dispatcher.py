@@ -224,6 +224,7 @@ class Dispatcher:
         scope: scope that counts the messages delivered now; `set_scope` changes it between frames.
         current: consumer whose sink runs now, or None. Other threads read it for reports.
         current_since: `perf_counter()` value at which that sink began.
+        upcoming: consumer whose sink runs after the pause that the thread makes, or None. For reports too.
         feed: hands batches to the batch sinks of the scope.
         tap_counters: the counters of each tap; None while no client wants them.
         delivered: number of messages of the current batch that were delivered.
@@ -265,6 +266,7 @@ class Dispatcher:
         self._expected_seq = 0
         self._folded: dict[int, int] = {}
         self.current: Consumer | None = None
+        self.upcoming: Consumer | None = None
         self.current_since = 0.0
         self.delivered = 0
         self.skips = False
@@ -365,7 +367,7 @@ class Dispatcher:
             self.current_since = now = perf_counter()
             if now > pause_at and share is not None:
                 share.messages = index
-                self.current = None
+                self.current, self.upcoming = None, consumer
                 paused += share.yield_gil()
                 pause_at = share.next_yield_at()
                 self.current_since = perf_counter()
@@ -392,7 +394,7 @@ class Dispatcher:
                     self.scope.deferred.add_failure(failure_of(error, message, self._device_name))
             stats.delivered += count or 1
             stats.last_time_ns = time_ns
-        self.current = None
+        self.current = self.upcoming = None
         if share is not None:
             share.messages = index + 1
         stats.delivered_bytes += nbytes

@@ -92,7 +92,7 @@ def read_sizes(ring, send) -> tuple[list[int], int]:
 
     def read() -> tuple[list[int], int]:
         sizes, before = [], resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
-        while (batch := ring.source.read(1)) is not None:
+        while (batch := ring.source.read(None)) is not None:
             sizes.append(batch.count)
             batch.release()
         return sizes, resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw - before
@@ -119,6 +119,7 @@ def test_a_stream_of_blocks_does_not_wake_the_reader_for_each(make_ring):
             break
     assert sleeps < 50
     assert len(sizes) < 50
+    assert sum(sizes) == 100
 
 
 def test_many_bytes_of_blocks_end_the_rest_of_the_reader(make_ring):
@@ -128,6 +129,7 @@ def test_many_bytes_of_blocks_end_the_rest_of_the_reader(make_ring):
         if sorted(sizes)[len(sizes) // 2] < 30:
             break
     assert sorted(sizes)[len(sizes) // 2] < 30
+    assert sum(sizes) == 300
 
 
 def burst(ring, payload: bytes, count: int) -> None:

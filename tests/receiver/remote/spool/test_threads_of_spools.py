@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -87,6 +88,9 @@ def test_devices_that_wait_for_room_take_it_one_at_a_time(
         waiting = [pool.submit(emit, device, 40_000) for device in ("cpu:1", "cpu:2")]
         wait_for(lambda: caplog.text.count("is full") >= 2, "both devices to wait")
         try:
+            began = time.process_time()
+            threading.Event().wait(0.3)
+            assert time.process_time() - began < 0.15, "they wake each other"
             for written in (2, 3):
                 acknowledge_all(spool)
                 wait_for(

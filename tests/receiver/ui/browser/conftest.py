@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -23,7 +24,11 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     """A failure tells how busy the machine is: a page that does not answer may just not run."""
     report = yield
     if call.when == "call" and report.failed:
-        pressure = [f"{file.name}: {file.read_text()}" for file in sorted(Path("/proc/pressure").glob("*"))]
+        pressure = []
+        with contextlib.suppress(OSError):
+            pressure = [
+                f"{file.name}: {file.read_text()}" for file in sorted(Path("/proc/pressure").glob("*"))
+            ]
         report.sections.append(("machine", f"load {os.getloadavg()}\n{''.join(pressure)}"))
     return report
 

@@ -141,8 +141,8 @@ def forwarding(rounds: int) -> list[Row]:
     stream sends one piece of 1 MiB again and again, as fast as gRPC takes it, to a server that drops it; its channel
     has our options. The stream from a file to a file reads each piece; its server, whose allocator is set like the
     collector's, writes it and answers for each 2 MiB, and files of 16 MiB that are answered are removed. Another thread
-    computes checksums and writes the files, before or meanwhile, in blocks of 256 KiB: no forwarding can do less. The
-    small messages are float32 scalars: frames of 192 bytes.
+    computes checksums and writes the files, before or meanwhile, in blocks of 256 KiB: the least that sends what is
+    safe on a disk before it is sent. The small messages are float32 scalars: frames of 192 bytes.
     """
     with folder_in_memory() as folder, bare_server() as bare, bare_server(str(folder)) as storing:
         spool = folder / "spool"
