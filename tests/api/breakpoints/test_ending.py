@@ -38,6 +38,7 @@ def deferred() -> list[type[BaseException]]:
     return []
 
 
+@pytest.mark.slow_variants
 @pytest.mark.parametrize("command", ["q", "quit", "exit", "EOF"])
 def test_quitting_ends_the_program_and_the_next_one_stops_again(jit: Jit, command: str) -> None:
     script = Script(command, "c") if command != "EOF" else Script()

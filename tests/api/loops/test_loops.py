@@ -144,6 +144,7 @@ def test_a_loop_under_vmap_has_the_results_of_jax(loop: str, capsys: pytest.Capt
     assert_equal(found, jax.jit(jax.vmap(plain))(x))
 
 
+@pytest.mark.slow_variants
 @pytest.mark.parametrize("loop", ["scan", "reverse", "unrolled", "fori_loop"])
 def test_gradients_through_a_loop_are_those_of_jax(loop: str, capsys: pytest.CaptureFixture[str]) -> None:
     barred, plain = LOOPS[loop]

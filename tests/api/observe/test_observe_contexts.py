@@ -42,6 +42,7 @@ MADE = {
 }
 
 
+@pytest.mark.slow_variants
 @pytest.mark.parametrize("name", MADE)
 def test_a_block_that_is_never_entered_says_so(name: str, caplog: pytest.LogCaptureFixture) -> None:
     MADE[name]()
@@ -54,6 +55,7 @@ def test_a_block_that_is_never_entered_says_so(name: str, caplog: pytest.LogCapt
     )
 
 
+@pytest.mark.slow_variants
 @pytest.mark.parametrize("name", MADE)
 def test_a_block_that_is_used_says_nothing(name: str, caplog: pytest.LogCaptureFixture) -> None:
     with MADE[name]():

@@ -202,6 +202,7 @@ def test_donated_arguments_are_kept_until_the_verdict() -> None:
     assert (error.primitive, error.call, error.reproduced) == ("log", call(3), True)
 
 
+@pytest.mark.slow_variants
 @pytest.mark.parametrize(
     ("call", "donate"), [(17, ()), (64, (0,)), (63, (0, 1)), (1, (0,)), (0, (0, 1)), (70, ())], ids=str
 )

@@ -413,6 +413,7 @@ def test_a_file_that_is_not_a_log_is_reported_in_one_line(
         assert result.stderr.startswith("hcb: ")
 
 
+@pytest.mark.slow_variants
 @pytest.mark.parametrize(
     "command", [["cat"], ["cat", "--json"], ["tail"], ["stats"], ["replay"]], ids=" ".join
 )

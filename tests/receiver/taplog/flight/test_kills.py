@@ -73,6 +73,7 @@ def check(contents: RingContents, capacity: int, nbytes: int) -> None:
     assert first - max(0, contents.head - capacity) <= (2 + contents.unfinished) * largest
 
 
+@pytest.mark.slow_variants
 @pytest.mark.parametrize(
     ("capacity", "nbytes", "reads"),
     [
