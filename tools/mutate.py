@@ -213,9 +213,10 @@ class Copy:
             "PYTHONDONTWRITEBYTECODE": "1",  # a change of the same length in the same second would not be seen
         }
         # Without the library each change would seem to be noticed.
-        built = next((self._root / PACKAGE).rglob("libhostcallback.so"), None)
-        if built is None and (output := self._run(["tools/build_native.py"]))[0]:
-            raise RuntimeError(f"the native library cannot be built:\n{output[1]}")
+        if not any((self._root / PACKAGE / "receiver" / "native").glob("libhostcallback.*")):
+            status, output = self._run(["tools/build_native.py"])
+            if status:
+                raise RuntimeError(f"the native library cannot be built:\n{output}")
 
     def noticed_by(self, mutation: Mutation, tests: list[str]) -> str:
         """What fails with a change: a test, the compiler, or the time; empty if all of these tests pass."""

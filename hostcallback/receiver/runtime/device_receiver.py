@@ -303,9 +303,6 @@ class DeviceReceiver:
             return
         # Decoded arrays are copies, so slow taps do not keep the memory of the ring.
         batch.release()
-        if not self.dispatcher.feed.sinks:  # the code of a context manager would be cold after a rest
-            self.dispatcher.deliver(messages, share)
-            return
         with self.dispatcher.feed.while_delivering():
             self.dispatcher.deliver(messages, share)
 

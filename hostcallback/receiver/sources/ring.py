@@ -150,7 +150,7 @@ class RingSource:
             told = wanted
 
     def read(self, timeout_sec: float | None, turn_from: int = 0) -> ring_batch.RingBatch | None:
-        """See `Source`. Reads at most 1024 frames, or about 1 MiB in the ring, or 4 MiB in 64 payloads outside it.
+        """See `Source`. Reads at most 1024 frames, about 1 MiB of the ring, and 64 payloads or 4 MiB outside it.
 
         Raises:
             CorruptRingError: a damaged stretch was skipped; the next read continues after it.

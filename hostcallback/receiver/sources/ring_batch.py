@@ -95,7 +95,7 @@ class RingBatch:
         """See `Batch`. Releasing frames again does nothing."""
         upto = self.count if count is None else min(count, self.count)
         if upto > self._released:
-            folded = sum(self.folded[self._released : upto]) if self.folded else 0
+            folded = sum(self.folded[self._released : upto])
             self._give_back(self._ends[upto - 1], upto - self._released + folded)
             self._released = upto
 

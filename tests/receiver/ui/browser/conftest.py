@@ -45,9 +45,8 @@ def chromium() -> Iterator[Any]:
         missing("no Chromium is installed (on Debian: apt-get install chromium)")
     arguments = ["--no-sandbox"]  # CI runs as root, in a container
     if shutil.disk_usage("/dev/shm").free < SHARED_BYTES:
-        arguments.append(
-            "--disable-dev-shm-usage"
-        )  # files instead, for which the page waits while the disk is busy
+        # It uses files instead, and the page waits for them while the disk is busy.
+        arguments.append("--disable-dev-shm-usage")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program, args=arguments)
         yield browser
