@@ -47,6 +47,8 @@ endef
 
 $(INSTALLED): $(SOURCES) $(NATIVE)
 	$(call install,dev,$(INSTALLED) $(DEMO))
+	@echo "compiling JAX and the tests, once for all processes that run them"
+	@$(BIN)/python -m pytest --collect-only -qq >/dev/null 2>&1 || true
 
 $(DEMO): $(SOURCES) $(NATIVE)
 	$(call install,demo,$(DEMO))

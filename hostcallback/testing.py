@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import jax
 import numpy as np
 import pytest
 from _pytest._code.code import ExceptionChainRepr, ReprEntry, ReprFileLocation, ReprTraceback
@@ -113,27 +114,34 @@ class CapturedTaps(Mapping[str, list[Any]]):
             self._values.clear()
 
     def assert_close(self, name: str, expected: Any, *, rtol: float = 1e-6, atol: float = 0.0) -> None:
-        """Asserts that the values of a tap are close to `expected`, stacked along a new first axis.
+        """Asserts that the values of a tap are close to those expected.
 
         Args:
             name: of the tap.
-            expected: array-like of shape (messages, *shape of a value).
+            expected: a list with the value of each message; or the values stacked, an array or a pytree of arrays of
+                shape (messages, *shape of a value).
             rtol: relative tolerance, of `expected`.
             atol: absolute tolerance.
 
         Raises:
-            AssertionError: they differ in shape or value; the text shows where.
+            AssertionError: they differ in number, structure, shape or value; the text shows where.
             UnknownTapError: no tap of that name sent anything.
         """
         __tracebackhide__ = True
-        found = np.asarray(self.values(name))
+        found = self.values(name)
+        if not jax.tree_util.all_leaves(found) or len({np.shape(value) for value in found}) > 1:
+            _assert_trees_close(name, found, expected, rtol, atol)
+            return
+        stacked = np.asarray(found)
         wanted = np.asarray(expected)
-        if found.shape != wanted.shape:
+        if stacked.shape != wanted.shape:
             raise AssertionError(
-                f"tap {name!r} sent values of shape {found.shape} (messages first), expected {wanted.shape}:\n"
-                f"{found}"
+                f"tap {name!r} sent values of shape {stacked.shape} (messages first), expected {wanted.shape}:\n"
+                f"{stacked}"
             )
-        np.testing.assert_allclose(found, wanted, rtol=rtol, atol=atol, err_msg=f"the values of tap {name!r}")
+        np.testing.assert_allclose(
+            stacked, wanted, rtol=rtol, atol=atol, err_msg=f"the values of tap {name!r}"
+        )
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.names)
@@ -146,6 +154,49 @@ class CapturedTaps(Mapping[str, list[Any]]):
         with self._lock:
             counted = ", ".join(f"{name!r}: {len(values)} values" for name, values in self._values.items())
         return f"taps({counted})"
+
+
+def _assert_trees_close(name: str, found: list[Any], expected: Any, rtol: float, atol: float) -> None:
+    """Compares messages one by one, leaf by leaf, for `CapturedTaps.assert_close`."""
+    __tracebackhide__ = True
+    if isinstance(expected, list):
+        wanted = expected
+        if len(wanted) != len(found):
+            raise AssertionError(
+                f"tap {name!r} sent {len(found)} message(s), expected {len(wanted)}:\n{found}"
+            )
+    else:
+        counts = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(expected)}
+        if counts != {(len(found),)}:
+            told = (
+                " and ".join(str(count[0]) if count else "a scalar" for count in sorted(counts)) or "nothing"
+            )
+            raise AssertionError(
+                f"tap {name!r} sent {len(found)} message(s), expected {told} along the first axes of "
+                f"{type(expected).__name__}; a list has the value of each message:\n{found}"
+            )
+        wanted = [jax.tree.map(lambda leaf, i=i: leaf[i], expected) for i in range(len(found))]
+    for number, (value, other) in enumerate(zip(found, wanted, strict=True)):
+        leaves, structure = jax.tree_util.tree_flatten_with_path(value)
+        try:
+            others = structure.flatten_up_to(other)  # type: ignore[attr-defined]
+        except (ValueError, TypeError):
+            raise AssertionError(
+                f"message {number} of tap {name!r} has the structure {structure}, expected "
+                f"{jax.tree.structure(other)}:\n{value}"
+            ) from None
+        for (path, leaf), other_leaf in zip(leaves, others, strict=True):
+            where, wanted_leaf = (
+                f"message {number} of tap {name!r}{jax.tree_util.keystr(path)}",
+                np.asarray(other_leaf),
+            )
+            if wanted_leaf.dtype == object:
+                raise AssertionError(f"{where} is an array, expected {type(other_leaf).__name__}:\n{leaf}")
+            if np.shape(leaf) != wanted_leaf.shape:
+                raise AssertionError(
+                    f"{where} has the shape {np.shape(leaf)}, expected {wanted_leaf.shape}:\n{leaf}"
+                )
+            np.testing.assert_allclose(leaf, wanted_leaf, rtol=rtol, atol=atol, err_msg=where)
 
 
 def drain_before(item: pytest.Item) -> None:

@@ -5,6 +5,9 @@ changes one place there (a comparison, a number, an `and`, a `not`, a call left 
 room, first those that name its module; what they do not notice runs through the fast tests of all rooms with `--all`.
 Prints each change with the test that notices it, and how many of all were noticed. Changes in the native library are
 built first. 200 lines take hours: `--after 60` goes on with the 61st of the same lines.
+
+`--coverage FILE` is several times faster: only the tests that run a changed line of Python are tried. If there is no
+such file yet, it runs the fast tests once under coverage and keeps there which test ran which line (needs pytest-cov).
 """
 
 from __future__ import annotations
@@ -18,9 +21,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = Path("hostcallback")
@@ -38,16 +42,49 @@ ALSO = {
         "lifecycle",
         "notebooks/test_live_plot.py",
     ),
-    "lowering": ("api/taps", "api/calls", "api/accelerate", "api/observe"),
-    "primitives": ("api/taps", "api/calls"),
-    "tracing": ("api/taps", "api/checks"),
-    "sync": ("lifecycle",),
+    "lifecycle": ("api/accelerate", "api/watch"),
+    "lowering": (
+        "api/taps",
+        "api/calls",
+        "api/accelerate",
+        "api/observe",
+        "api/knobs",
+        "api/loops",
+        "api/checks",
+    ),
+    "primitives": ("api/taps", "api/calls", "api/loops", "api/observe", "api/knobs"),
+    "tracing": ("api/taps", "api/checks", "api/observe", "api/breakpoints", "libraries"),
+    "sync": ("lifecycle", "api/calls", "api/accelerate", "api/loops"),
     "_jax_compat": ("lowering", "api/taps", "api/calls", "api/observe"),
     "receiver/capsule": ("api/capsule", "hostile"),
+    "receiver/cli": (
+        "receiver/taplog/diff",
+        "receiver/remote/control",
+        "receiver/remote/collector",
+        "receiver/remote/forwarding",
+        "receiver/ui",
+    ),
     "receiver/failures": ("api/checks",),
-    "receiver/sinks": ("api/outputs", "api/loops", "api/taps", "api/observe", "notebooks/test_live_plot.py"),
+    "receiver/sinks": (
+        "api/outputs",
+        "api/loops",
+        "api/taps",
+        "api/calls",
+        "api/observe",
+        "api/breakpoints",
+        "notebooks/test_live_plot.py",
+    ),
+    "receiver/sinks/sharding": ("lowering/sharding", "receiver/remote/sharded"),
+    "receiver/sources": ("receiver/native/wire", "receiver/runtime/dispatch", "api/calls"),
     "receiver/taplog": ("api/outputs",),
-    "receiver/runtime": ("lifecycle", "receiver/native/ring"),
+    "receiver/taplog/format": ("receiver/taplog/reading", "receiver/taplog/recording"),
+    "receiver/taplog/writing": ("receiver/taplog/recording",),
+    "receiver/remote/delivery": ("receiver/remote/sharded",),
+    "receiver/remote/spool": ("receiver/remote/delivery", "receiver/remote/forwarding"),
+    "receiver/ui/index": ("receiver/ui",),
+    "receiver/wire": ("receiver/native/wire", "receiver/taplog/format", "receiver/taplog/reading"),
+    "receiver/runtime": ("lifecycle", "receiver/native/ring", "api/knobs", "api/calls"),
+    "receiver/runtime/rules": ("api/checks", "receiver/native/rules"),
     "receiver/native": ("api/taps", "api/calls", "api/checks"),
     "receiver/native/handlers": ("api/taps", "api/calls", "api/checks"),
     "receiver/native/reductions": ("api/checks", "api/observe"),
@@ -56,11 +93,32 @@ ALSO = {
 }
 """More folders and files in tests/ that notice a change in a room. The first is that of its name, if there is one."""
 
-NONE_FOUND = 5
-"""Status of pytest if no test was found."""
+NONE_FOUND = (4, 5)
+"""Status of pytest if it does not find a test that it is given, or none at all."""
 
-SECONDS = 600
-"""How long the tests may take. A change that makes them hang is noticed."""
+SECONDS = 3600
+"""How long tests may take. One that a change makes hang fails after 120 s, by the settings of pytest."""
+
+FEW = 60
+"""Up to this number of tests run in one process: to start others takes longer."""
+
+STARTS = re.compile(
+    r"\b(run_pythons?|start_python|python_output|run_tapped|subprocess|hcb_command|CollectorProcess|controlled)\b"
+)
+"""What a file of tests names that starts processes."""
+
+PYTEST = ["-q", "-p", "no:cacheprovider", "-m", "not slow and not eager"]
+
+COVERAGE = """[run]
+core = ctrace
+source_pkgs = hostcallback
+parallel = true
+data_file = {file}
+patch = subprocess
+disable_warnings = no-data-collected, module-not-imported, module-not-measured, no-contexts, couldnt-parse, \
+no-sysmon, dynamic-conflict
+"""
+"""Settings of coverage: lines that run at import, or in a process that a test starts, are of no test."""
 
 
 class Mutation(NamedTuple):
@@ -197,11 +255,80 @@ def tests_of(path: Path) -> list[str]:
     return list(dict.fromkeys(own + also)) or [f"tests/{folder}" for folder in ALSO[""]]
 
 
+def unseen(path: Path, tests: list[str], runs: list[str]) -> list[str]:
+    """Those of these tests' files that may run a line where coverage did not see it: they start processes.
+
+    All files if no test was seen to run it: it runs at import, in C++, or in a thread that XLA started.
+    """
+    files = in_order(path, tests)
+    if not runs:
+        return files
+    return [file for file in files if STARTS.search((ROOT / file).read_text(encoding="utf-8"))]
+
+
+def statement_lines(source: str, line: int) -> range:
+    """The lines from the start of the innermost statement of a module that holds a line, to that line."""
+    starts = [
+        node.lineno
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.stmt | ast.excepthandler) and node.lineno <= line <= (node.end_lineno or line)
+    ]
+    return range(max(starts, default=line), line + 1)
+
+
+def of_room(tests: list[str], path: Path) -> list[str]:
+    """Those of these tests that are tests of a module's room, first those of files that name the module most often."""
+    inside = tuple(name + "::" if name.endswith(".py") else name + "/" for name in tests_of(path))
+    by_file: dict[str, list[str]] = {}
+    for test in tests:
+        if test.startswith(inside):
+            by_file.setdefault(test.partition("::")[0], []).append(test)
+    return [test for file in in_order(path, [*by_file]) for test in by_file[file]]
+
+
+class Coverage:
+    """Which fast tests run which line of the package, as coverage found it."""
+
+    def __init__(self, data: Any) -> None:
+        """`data` is a `coverage.CoverageData` that was read."""
+        self._data = data
+        self._files: dict[str, list[str]] = {}  # tests copy the package, too
+        for name in data.measured_files():
+            self._files.setdefault(name.rpartition(f"/{PACKAGE}/")[2], []).append(name)
+
+    @classmethod
+    def read(cls, file: Path) -> Coverage:
+        """Reads what `Copy.measure` wrote."""
+        from coverage import CoverageData
+
+        data = CoverageData(str(file))
+        data.read()
+        return cls(data)
+
+    def tests(self, mutation: Mutation) -> tuple[list[str], bool]:
+        """The tests that run a changed line, and whether these are all.
+
+        They are not if the line runs at import or in another process, which coverage assigns to no test.
+        """
+        if mutation.path.suffix != ".py":
+            return [], False
+        lines = statement_lines((ROOT / mutation.path).read_text(encoding="utf-8"), mutation.line)
+        contexts: set[str] = set()
+        for name in self._files.get(mutation.path.relative_to(PACKAGE).as_posix(), ()):
+            by_line = self._data.contexts_by_lineno(name)
+            contexts.update(context for line in lines for context in by_line.get(line, ()))
+        tests = {context.rpartition("|")[0] for context in contexts} - {""}  # FILE::TEST|run
+        # Coverage does not see threads that XLA started, so a line that it never saw may have run.
+        return sorted(tests), bool(contexts) and "" not in contexts
+
+
 class Copy:
     """A copy of the checkout in which changes are tried."""
 
     def __init__(self, folder: Path) -> None:
         self._root = folder / "checkout"
+        self._sound: set[str] = set()  # tests that pass without a change
+        self._changed = int(time.time())  # when a source file was last changed, or later
         kept = shutil.ignore_patterns(
             ".git", ".venv", ".matrix", ".upstream", "build", "__pycache__", ".*_cache"
         )
@@ -210,7 +337,7 @@ class Copy:
             **os.environ,
             "PYTHONPATH": str(self._root),
             "HOSTCALLBACK_TRANSPORT": "native",
-            "PYTHONDONTWRITEBYTECODE": "1",  # a change of the same length in the same second would not be seen
+            "PYTHONDONTWRITEBYTECODE": "",
         }
         # Without the library each change would seem to be noticed.
         if not any((self._root / PACKAGE / "receiver" / "native").glob("libhostcallback.*")):
@@ -218,32 +345,80 @@ class Copy:
             if status:
                 raise RuntimeError(f"the native library cannot be built:\n{output}")
 
-    def noticed_by(self, mutation: Mutation, tests: list[str]) -> str:
-        """What fails with a change: a test, the compiler, or the time; empty if all of these tests pass."""
+    def measure(self, file: Path) -> None:
+        """Runs the fast tests of the copy under coverage, and writes into a file which of them ran which line."""
+        settings = file.with_suffix(".ini")
+        settings.write_text(COVERAGE.format(file=file.resolve()), encoding="utf-8")
+        options = ["--cov", f"--cov-config={settings.resolve()}", "--cov-context=test", "--cov-report="]
+        status, output = self._run(["-m", "pytest", *PYTEST, "-n", "2", *options, "tests"], seconds=None)
+        if status not in (0, 1):  # a test that fails because it is slower has run its lines all the same
+            raise RuntimeError(f"the fast tests do not run under coverage:\n{output[-2000:]}")
+
+    def noticed_by(self, mutation: Mutation, tests: list[str], without: Sequence[str] = ()) -> str:
+        """What fails with a change: a test, the compiler, or the time; empty if all of these tests pass.
+
+        Tests are folders, files, or names of tests; `without`, names of those in them that are left out.
+        """
         file = self._root / mutation.path
         source = file.read_text(encoding="utf-8")
-        file.write_text(source[: mutation.start] + mutation.text + source[mutation.end :], encoding="utf-8")
+        self._write(file, source[: mutation.start] + mutation.text + source[mutation.end :])
         try:
-            return self.failing(in_order(mutation.path, tests, self._root), build=file.suffix == ".cc")
+            if not any("::" in test for test in tests):
+                tests = in_order(mutation.path, tests, self._root)
+            return self.failing(tests, without, build=file.suffix == ".cc")
         finally:
-            file.write_text(source, encoding="utf-8")
+            self._write(file, source)
             if file.suffix == ".cc":
                 self._run(["tools/build_native.py"])
 
-    def failing(self, tests: list[str], build: bool = False) -> str:
+    def first_noticed(self, mutation: Mutation, groups: list[list[str]]) -> str:
+        """What fails with a change in the first of these groups of tests in which something does; empty if nothing.
+
+        A test that passes with the change when it runs alone has failed by chance, and does not count.
+
+        Raises:
+            RuntimeError: that test fails without the change, too.
+        """
+        by_chance: list[str] = []
+        for tests in filter(None, groups):
+            while test := self.noticed_by(mutation, tests, by_chance):
+                if not test.startswith("tests/"):
+                    return test
+                if self.noticed_by(mutation, [test]):
+                    self._check_sound(test)
+                    return test
+                by_chance.append(test)
+        return ""
+
+    def _check_sound(self, test: str) -> None:
+        if test not in self._sound:
+            if self.failing([test]):
+                raise RuntimeError(f"{test} fails without a change, too: mend it first")
+            self._sound.add(test)
+
+    def failing(self, tests: list[str], without: Sequence[str] = (), *, build: bool = False) -> str:
         """The first of these tests that fails, "the compiler", or "the time"; empty if all pass."""
         if build and self._run(["tools/build_native.py"])[0]:
             return "the compiler"
-        options = ["-q", "-x", "--tb=no", "-p", "no:cacheprovider", "-m", "not slow and not eager", "-n", "2"]
-        status, output = self._run(["-m", "pytest", *options, *tests])
+        few = len(tests) < FEW and all("::" in test for test in tests)
+        listed = self._root.parent / "tests.txt"
+        listed.write_text("\n".join(tests), encoding="utf-8")
+        options = ["-x", "--tb=no", "-n", "0" if few else "2", *(f"--deselect={test}" for test in without)]
+        status, output = self._run(["-m", "pytest", *PYTEST, *options, f"@{listed}"])
         if status == 0:
             return ""
-        if status == NONE_FOUND:  # not the change's doing
+        if status in NONE_FOUND:  # not the change's doing
             raise RuntimeError(f"pytest found no tests: {' '.join(tests)}\n{output}")
-        found = re.search(r"^(?:FAILED|ERROR) (\S+)", output, re.MULTILINE)
+        found = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", output, re.MULTILINE)
         return found[1] if found else output.strip().rpartition("\n")[2] or f"status {status}"
 
-    def _run(self, arguments: list[str]) -> tuple[int, str]:
+    def _write(self, file: Path, source: str) -> None:
+        """Writes a source file with a new time of change: Python knows its bytecode by time and length."""
+        self._changed += 1
+        file.write_text(source, encoding="utf-8")
+        os.utime(file, (self._changed, self._changed))
+
+    def _run(self, arguments: list[str], seconds: int | None = SECONDS) -> tuple[int, str]:
         command = [sys.executable, *arguments]
         try:
             done = subprocess.run(
@@ -255,15 +430,15 @@ class Copy:
                 stderr=subprocess.STDOUT,
                 text=True,
                 errors="replace",
-                timeout=SECONDS,
+                timeout=seconds,
             )
         except subprocess.TimeoutExpired:
-            return 1, f"the time ({SECONDS} s)"
+            return 1, f"the time ({seconds} s)"
         return done.returncode, done.stdout
 
 
 def main() -> int:
-    """Tries the changes; returns 1 if the tests fail without one."""
+    """Tries the changes."""
     parser = argparse.ArgumentParser(
         prog="python tools/mutate.py", description=(__doc__ or "").partition("\n")[0]
     )
@@ -272,21 +447,34 @@ def main() -> int:
     parser.add_argument("--room", default="", help="a folder of the package, such as receiver/wire (all)")
     parser.add_argument("--all", action="store_true", help="run the fast tests of all rooms for survivors")
     parser.add_argument("--after", type=int, default=0, metavar="N", help="leave out the first N lines (0)")
+    parser.add_argument(
+        "--coverage",
+        type=Path,
+        metavar="FILE",
+        help="run only the tests that run a changed line, by this file of coverage; made if it is missing",
+    )
     options = parser.parse_args()
     mutations = sample(options.lines, options.seed, options.room)[options.after :]
     noticed, survived = 0, 0
     with tempfile.TemporaryDirectory() as folder:
         copy = Copy(Path(folder))
-        rooms = {tuple(tests_of(mutation.path)) for mutation in mutations}
-        for room in sorted(rooms) if options.after == 0 else ():
-            if test := copy.failing(list(room)):
-                print(f"without a change, the tests of {' '.join(room)} fail here: mend {test} first")
-                return 1
+        if options.coverage and not options.coverage.exists():
+            copy.measure(options.coverage)
+        coverage = Coverage.read(options.coverage) if options.coverage else None
         for number, mutation in enumerate(mutations, options.after + 1):
-            if test := copy.noticed_by(mutation, tests_of(mutation.path)):
+            room, fast = tests_of(mutation.path), ["tests"]
+            if coverage is None:
+                first, then = [room], [fast]
+            else:
+                runs, are_all = coverage.tests(mutation)
+                first, then = [of_room(runs, mutation.path)], [runs]
+                if not are_all:
+                    first.append(unseen(mutation.path, room, runs))
+                    then.append(unseen(mutation.path, fast, runs))
+            if test := copy.first_noticed(mutation, first):
                 noticed += 1
                 print(f"{number}: noticed by {test}: {mutation}", flush=True)
-            elif options.all and (test := copy.noticed_by(mutation, ["tests"])):
+            elif options.all and (test := copy.first_noticed(mutation, then)):
                 print(f"{number}: noticed by the fast tests only, {test}: {mutation}", flush=True)
             else:
                 survived += 1

@@ -202,11 +202,18 @@ def divided_edge(
 
 
 def lower_function(
-    context: LoweringContext, function: Callable[..., Any], operands: Sequence[IrValue]
+    context: LoweringContext,
+    function: Callable[..., Any],
+    operands: Sequence[IrValue],
+    avals: Sequence[Aval] | None = None,
 ) -> Sequence[IrValue]:
-    """Lowers what a function of arrays that returns a list of them traces to, in place of the equation."""
+    """Lowers what a function of arrays that returns a list of them traces to, in place of the equation.
+
+    `avals` are those of the operands, if these are not the equation's own.
+    """
     to_rule: Any = _mlir.lower_fun
-    results: Sequence[IrValue] = to_rule(function, multiple_results=True)(context.raw, *operands)
+    raw = context.raw if avals is None else context.raw.replace(avals_in=list(avals))
+    results: Sequence[IrValue] = to_rule(function, multiple_results=True)(raw, *operands)
     return results
 
 

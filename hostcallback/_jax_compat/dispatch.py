@@ -9,7 +9,7 @@ import functools
 import inspect
 import re
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -18,8 +18,9 @@ from jax._src import (
     callback as _callback,  # _OrderedIOEffect
     config as _config,  # debug_nans, debug_infs: share a hook with us
     core as _core,  # Var, new_jaxpr_eqn
-    dispatch as _dispatch,  # jaxpr_has_prim_requiring_devices
+    dispatch as _dispatch,  # jaxpr_has_prim_requiring_devices, get_intermediate_shardings
     effects as _effects,  # effect types can be registered nowhere else
+    mesh as _mesh,  # get_concrete_mesh, thread_resources
     source_info_util as _source_info_util,  # new_source_info
 )
 from jax._src.export import _export  # what calls an exported program, its lowering rule; _check_module
@@ -189,7 +190,11 @@ def _restore_hook() -> None:
     state.set_local(wanted)
 
 
-def wrap_outermost_lowering(wrap: Callable[[Any, str, Sequence[bool], Sequence[Any], int], Any]) -> None:
+def wrap_outermost_lowering(
+    wrap: Callable[[Any, str, Sequence[bool], Sequence[Any], int], Any],
+    look: Callable[[Any, str], None],
+    tell_unplaced: Callable[[str], None],
+) -> None:
     """Has JAX lower `wrap(closed, name, ...)` where it lowers a program as a whole, whichever jit it is of.
 
     Every outermost jit ends in `pxla.lower_sharding_computation`, and there in `_cached_lowering_to_hlo`, which gets
@@ -201,6 +206,9 @@ def wrap_outermost_lowering(wrap: Callable[[Any, str, Sequence[bool], Sequence[A
         wrap: gets the closed jaxpr, the name of the module (`jit(step)`), which of its inputs are donated, their
             shardings, and the number of devices that it is for; returns a closed jaxpr with the same inputs and
             results.
+        look: is called with the closed jaxpr and the name of a program that is exported.
+        tell_unplaced: is called with the name of a program that is lowered as it was, since its devices were not
+            found and may be those of several processes.
 
     Raises:
         LookupError: this JAX lowers its programs in another way. Nothing has been changed then.
@@ -220,11 +228,18 @@ def wrap_outermost_lowering(wrap: Callable[[Any, str, Sequence[bool], Sequence[A
         how = kwargs.get("lowering_parameters")
         # Exported programs keep their effects: the process that runs them starts its receivers when it hashes
         # them.
-        if how is not None and not how.for_export:
-            name = args[0] if args and isinstance(args[0], str) else ""
+        name = args[0] if args and isinstance(args[0], str) else ""
+        if how is not None and how.for_export:
+            look(closed_jaxpr, name)
+        elif how is not None:
             count = len(closed_jaxpr.in_avals)
             donated, shardings = _donated(args, count), _shardings(args, count)
-            closed_jaxpr = wrap(closed_jaxpr, name, donated, shardings, _devices(args))
+            wrapped = wrap(closed_jaxpr, name, donated, shardings, _devices(args))
+            placed = args if wrapped is closed_jaxpr else _with_assignment(args, closed_jaxpr)
+            if placed is None:
+                tell_unplaced(name)
+            else:
+                closed_jaxpr, args = wrapped, placed
         return lower(closed_jaxpr, *args, **kwargs)
 
     module: Any = _pxla
@@ -275,6 +290,38 @@ def _shardings(args: Sequence[Any], count: int) -> Sequence[Any]:
 def _devices(args: Sequence[Any]) -> int:
     # `num_devices` is the last integer among them, after `num_const_args` (0.8 to 0.12); flags are bools.
     return next((arg for arg in reversed(args) if type(arg) is int), 1)
+
+
+def _with_assignment(args: tuple[Any, ...], closed: ClosedJaxpr) -> tuple[Any, ...] | None:
+    # The devices of a program come after their number, but None if JAX found none of our primitives in the program that
+    # was not wrapped yet (0.8 to 0.12). Then they are those of a sharding of its inputs, its results or within it, or
+    # of the mesh around it (`pxla._get_and_check_device_assignment`). Returns None if they are not found and may be
+    # those of several processes: no process would know that the messages are its own.
+    count = _devices(args)
+    place = next((i for i in reversed(range(len(args))) if type(args[i]) is int), len(args)) + 1
+    if count == 1 or place >= len(args) or args[place] is not None:
+        return args
+    shardings = [s for arg in args for s in getattr(arg, "shardings", ())]
+    shardings += [s for s, _ in _dispatch.get_intermediate_shardings(closed.jaxpr)]
+    for devices in (*map(_assigned, shardings), *_devices_around()):
+        if len(devices) == count:
+            return (*args[:place], devices, *args[place + 1 :])
+    return args if jax.process_count() == 1 else None
+
+
+def _assigned(sharding: Any) -> tuple[Any, ...]:
+    # The devices of a sharding; none where it has no devices yet.
+    is_abstract = isinstance(getattr(sharding, "mesh", None), jax.sharding.AbstractMesh)
+    return () if is_abstract else tuple(getattr(sharding, "_device_assignment", None) or ())
+
+
+def _devices_around() -> Iterator[tuple[Any, ...]]:
+    # Those of `jax.set_mesh`, which any jit takes, then those of `with mesh:`, which pjit takes (0.8 to 0.12).
+    concrete = getattr(_mesh, "get_concrete_mesh", None)
+    env = getattr(getattr(_mesh, "thread_resources", None), "env", None)
+    for mesh in (concrete and concrete(), getattr(env, "physical_mesh", None)):
+        if mesh is not None:
+            yield tuple(mesh.devices.flat)
 
 
 def as_one_equation(

@@ -53,6 +53,18 @@ def keeping_alive_in(ctx: LoweringRuleContext, kept: list[Any]) -> Any:
     return ctx.replace(module_context=ctx.module_context.replace(keepalives=kept))
 
 
+def without_sharding_types(function: Callable[[jax.Array], Any], value: jax.Array) -> Any:
+    """Returns `function(value)`, whole on each device, and leaves the explicit axes of a mesh to the compiler in it.
+
+    Under explicit sharding JAX refuses operations of which it cannot tell how the result is divided.
+    """
+    mesh = jax.typeof(value).sharding.mesh
+    if not mesh.explicit_axes:
+        return function(value)
+    whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    return jax.sharding.auto_axes(function, axes=mesh.explicit_axes, out_sharding=whole)(value)
+
+
 shard_map_p: Any = _shard_map.shard_map_p
 
 

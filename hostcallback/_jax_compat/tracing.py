@@ -43,6 +43,9 @@ ArrayImpl: Any = _array.ArrayImpl
 trace_context: Any = _core.trace_ctx
 eval_trace: Any = _core.eval_trace
 
+# Of a symbolic dimension whose value is asked for; `jax.errors` has it in later versions only.
+InconclusiveDimensionOperation: type[Exception] = _core.InconclusiveDimensionOperation
+
 
 def outside_traces() -> bool:
     """Whether the calling thread is outside every JAX transformation and trace."""
@@ -52,6 +55,12 @@ def outside_traces() -> bool:
 def is_staging() -> bool:
     """Whether what the calling thread computes now, under whatever transformation, becomes part of a program."""
     return any(isinstance(trace, _pe.DynamicJaxprTrace) for trace in _traces())
+
+
+def is_jit_disabled() -> bool:
+    """Whether `jax.disable_jit` is in force in the calling thread."""
+    config: Any = jax.config
+    return bool(config.jax_disable_jit)
 
 
 def is_batching() -> bool:
@@ -317,6 +326,11 @@ batch_jaxpr: Any = _batching.batch_jaxpr2
 def closed_jaxpr(function: Callable[..., Any], avals: Sequence[Aval]) -> ClosedJaxpr:
     """The closed jaxpr of a function that returns a list, without constants, for operands of these avals."""
     return jax.make_jaxpr(function)(*avals)
+
+
+def aval_of_element(axis: Any, dim: int, batch: Any) -> Aval:
+    """The aval of an element of a batch, mesh included, of what a batching rule gets: vmap, dimension and batch."""
+    return _core.mapped_aval(axis.size, dim, jax.typeof(batch))
 
 
 def zero_tangent(primal: Any) -> Any:

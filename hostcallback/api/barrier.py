@@ -206,8 +206,22 @@ def _in_effects_barrier() -> None:
     # wait for taps would wait for the caller itself.
     if _exiting or runtime.serves(threading.current_thread()) or compat.in_callback_of_jax():
         return
-    if runtime.receivers():
+    if not runtime.receivers():
+        return
+    if threading.current_thread() is threading.main_thread() and not threading.main_thread().is_alive():
+        # In an exit handler, such as equinox's, Python prints what is raised and goes on.
+        _deliver_at_exit()
+    else:
         barrier_wait()
+
+
+_deliver_at_exit: Callable[[], None] = barrier_wait
+
+
+def use_in_exit_handlers(deliver: Callable[[], None]) -> None:
+    """Has `jax.effects_barrier` call `deliver` in exit handlers, which waits for taps and reports what failed."""
+    global _deliver_at_exit
+    _deliver_at_exit = deliver
 
 
 _exiting = False

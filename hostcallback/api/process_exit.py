@@ -10,7 +10,7 @@ from contextlib import suppress
 from time import perf_counter
 from types import TracebackType
 
-from hostcallback.api.barrier import leave_effects_barrier, merge, wait_for_taps
+from hostcallback.api.barrier import leave_effects_barrier, merge, use_in_exit_handlers, wait_for_taps
 from hostcallback.lifecycle import receivers as transport, wait_bounds
 from hostcallback.lifecycle.job import this_job
 from hostcallback.primitives import effects
@@ -28,10 +28,6 @@ from hostcallback.sync.threads import hold_daemon_threads
 
 EXIT_STATUS = 1
 """The exit status of a process whose failures were not reported before its end, if it would exit with 0."""
-
-EXIT_STALL_SEC = 10.0
-"""Seconds without a delivery at interpreter exit, such as by one tap that does not return, after which the remaining
-messages count as lost."""
 
 LAST_TAP_SEC = 0.3
 """Seconds that the tap that runs when an interrupted program ends may take to return."""
@@ -52,9 +48,18 @@ def _end_program() -> None:
         this_job.leave()
 
 
+_gave_up = False  # whether a wait at exit was interrupted, or took too long
+_begun = False
+
+
 def _deliver_at_exit() -> None:
-    if getattr(sys, "last_type", None) is None:  # otherwise the program has ended before it
+    # Exit handlers that were registered later, and run before, call this by `jax.effects_barrier`.
+    global _gave_up, _begun
+    if _gave_up:
+        return
+    if getattr(sys, "last_type", None) is None and not _begun:  # otherwise the program has ended before it
         tell_never_entered([*never_entered])
+    _begun = True
     with suppress(KeyboardInterrupt):  # then without it
         hold_daemon_threads()  # also because the wait below would be longer
     leave_effects_barrier()
@@ -71,10 +76,11 @@ def _deliver_at_exit() -> None:
         if interrupted or this_job.failure is not None:
             wait_for_taps(deadline=perf_counter() + wait_bounds.GRACE_SEC, stall_sec=wait_bounds.GRACE_SEC)
         else:
-            exit_wait = wait_bounds.ExitWait(EXIT_STALL_SEC)
+            exit_wait = wait_bounds.ExitWait(wait_bounds.EXIT_STALL_SEC)
             wait_for_taps(exit_wait=exit_wait)
             wait_bounds.flush_writers(exit_wait.look)
     except TapTimeoutError as error:
+        _gave_up = True
         logger.error("at exit: %s", error)
         runtime.close_calls("hostcallback: the process ends, and the host function has not returned in time")
         for receiver in runtime.receivers():
@@ -82,6 +88,7 @@ def _deliver_at_exit() -> None:
                 lost = True
                 logger.error("%d message(s) of %s were lost at exit", receiver.queued(), receiver.name)
     except KeyboardInterrupt:
+        _gave_up = True
         lost = _give_up_at_exit()
     with suppress(KeyboardInterrupt):
         hold_daemon_threads()  # again: the wait may have taken longer than they are held
@@ -91,6 +98,9 @@ def _deliver_at_exit() -> None:
     # The daemon threads go on, because exit handlers that were registered earlier may still emit messages.
     if errors is not None:
         _report(errors)
+
+
+use_in_exit_handlers(_deliver_at_exit)
 
 
 def _give_up_at_exit() -> bool:

@@ -338,9 +338,14 @@ class OutfeedReceiver(ShownAsSummary):
         watch_termination.remove(recorder)  # not before: SIGTERM may come while it is being closed
         lost = sum(row.unrecorded for row in self.stats)
         if lost:
+            unnoted = recorder.counters.unnoted_messages
+            # Of all that is missing, dropped messages and those of other receivers included.
+            says = (
+                f"has no note of {unnoted} missing message(s)" if unnoted else "says where they are missing"
+            )
             warnings.warn(
                 f"{lost} message(s) were delivered but not recorded in {recorder.directory}: "
-                f"{recorder.counters.failure}. The log says where they are missing",
+                f"{recorder.counters.failure}. The log {says}",
                 receiver_options.RecordingWarning,
                 stacklevel=user_stacklevel(),
             )

@@ -26,6 +26,7 @@ from hostcallback.receiver.log import logger
 from hostcallback.receiver.messages import Message, Sink
 from hostcallback.receiver.native import bindings as native_library
 from hostcallback.receiver.runtime.dispatch.calls import ThreadFor, this_thread
+from hostcallback.receiver.runtime.dispatch.gil_share import HeldInterrupts
 
 callback_scope_p = compat.Primitive("inside_callback")
 callback_scope_p.multiple_results = True
@@ -58,18 +59,22 @@ class ReentrantSink:
     def __call__(self, message: Message) -> Any:
         """Returns the result of the sink, or raises its exception."""
         global _running
-        with _lock:
-            _running += 1
-            # A call inside a callback costs a program, so it is made only where the function could wait for a
-            # thread that waits for it: see the module's docstring.
-            inside = self._always or not this_thread.dispatched or _running >= _pool_threads()
+        counted = False
         try:
+            with _lock:
+                # Both or neither: Python looks for a signal at calls and jumps only.
+                _running += 1
+                counted = True
+                # A call inside a callback costs a program, so it is made only where the function could wait for a
+                # thread that waits for it: see the module's docstring.
+                inside = self._always or not this_thread.dispatched or _running >= _pool_threads()
             if inside:
                 return call_inside_callback(message.device, functools.partial(self._sink, message))
             return self._sink(message)
         finally:
-            with _lock:
-                _running -= 1
+            if counted:
+                with _lock:
+                    _running -= 1
 
 
 def call_inside_callback(device: jax.Device, function: Callable[[], Any]) -> Any:
@@ -81,22 +86,47 @@ def call_inside_callback(device: jax.Device, function: Callable[[], Any]) -> Any
 
     Returns:
         The result of the function. Its exceptions are raised.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C came outside of the function, where JAX would have made a text of it.
     """
     outcome: Future[Any] = Future()
-    _inside.function = functools.partial(_call_into, outcome, function)
+    interrupts = this_thread.interrupts
+    _inside.function = functools.partial(_call_into, outcome, function, interrupts)
     try:
-        _program(device)()
-    except Exception:
-        logger.exception("a host function on %s may wait without end if it uses JAX", device)
-        _call()  # if the program has not called it: without the callback is better than not at all
-    return _call_elsewhere(device, function) if _take() is not None else outcome.result()
+        if interrupts is not None:
+            interrupts.hold()
+        try:
+            _program(device)()
+        except Exception:
+            logger.exception("a host function on %s may wait without end if it uses JAX", device)
+            _call()  # if the program has not called it: without the callback is better than not at all
+    finally:
+        was_called = _take() is None
+        if interrupts is not None:
+            interrupts.end()
+    # An interrupt that came is raised here, but after an exception of the function only when the program has left.
+    if interrupts is not None and not (was_called and outcome.exception()):
+        interrupts.allow()
+    return outcome.result() if was_called else _call_elsewhere(device, function)
 
 
-def _call_into(outcome: Future[Any], function: Callable[[], Any]) -> None:
+def _call_into(
+    outcome: Future[Any], function: Callable[[], Any], interrupts: HeldInterrupts | None = None
+) -> None:
     try:
-        outcome.set_result(function())
+        if interrupts is None:
+            result = function()
+        else:
+            try:
+                interrupts.allow()
+                result = function()
+            finally:
+                interrupts.hold()
     except BaseException as error:  # kept here, because XLA would turn the exception into a text
         outcome.set_exception(error)
+    else:
+        outcome.set_result(result)
 
 
 def _call_elsewhere(device: jax.Device, function: Callable[[], Any]) -> Any:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hostcallback.receiver.errors import TapTimeoutError
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.runtime.runtime import runtime
-from hostcallback.receiver.runtime.signals import watch_termination
+from hostcallback.receiver.runtime.signals import is_interactive, watch_termination
 from hostcallback.receiver.text import say
 
 if TYPE_CHECKING:
@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 
 GRACE_SEC = 0.8
 """Seconds for which an interrupted program waits for its taps, its recorders and its collector."""
+
+EXIT_STALL_SEC = 10.0
+"""Seconds without a delivery at interpreter exit, such as by one tap that does not return, after which the remaining
+messages count as lost."""
 
 _MARK = "hostcallback: interrupted: "
 _TOLD = "_hostcallback_told_loss"
@@ -35,7 +39,7 @@ def is_interrupt(error: BaseException | None) -> bool:
 
 
 class InterruptedWait:
-    """The wait of an interrupted program for its taps. Says at its start that another Ctrl-C ends it.
+    """The wait of an interrupted program for its taps. Says at its start what another interrupt ends.
 
     Attributes:
         deadline: `perf_counter()` value at which it ends.
@@ -46,7 +50,9 @@ class InterruptedWait:
         """Begins to wait, for `seconds` at most."""
         self.deadline = perf_counter() + seconds
         self.note_backlog()
-        text = f"{_MARK}waiting at most {seconds:g} s for {self.backlog}; another Ctrl-C ends the program at once"
+        goes_on = is_interactive()
+        then = "another interrupt ends the wait" if goes_on else "another Ctrl-C ends the program at once"
+        text = f"{_MARK}waiting at most {seconds:g} s for {self.backlog}; {then}"
         if self.backlog:
             try:
                 say(text)

@@ -10,14 +10,18 @@ from dataclasses import replace
 from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import PyTreeDef
 
 from hostcallback import _jax_compat as compat
 from hostcallback.primitives.call import emit_call
 from hostcallback.primitives.tap import as_jax_array, bind_tap, template_of
+from hostcallback.receiver.errors import CallResultError
 from hostcallback.receiver.sinks.factory import Binding
 from hostcallback.receiver.wire import tap_descriptor
+from hostcallback.tracing import exact_integers
+from hostcallback.tracing.leaves import is_key
 from hostcallback.tracing.tap_spec import ON_ONE_DEVICE, callable_name, callback_options
 
 Arrays = Literal["numpy", "jax"]
@@ -49,7 +53,15 @@ def take_over(name: str, args: Sequence[Any], params: dict[str, Any], arrays: Ar
         compat.check_callback_params(name, params)
     except LookupError as error:
         raise StaysWithJaxError(f"this JAX is not known: {error}") from error
-    return FUNCTIONS[name](args, arrays, **params)
+    return FUNCTIONS[name](_as_sent_by_jax(name, args), arrays, **params)
+
+
+def _as_sent_by_jax(name: str, args: Sequence[Any]) -> Sequence[Any]:
+    # JAX lowers typed PRNG keys to their data, so its callbacks get uint32 arrays. Where it calls `jax.debug`'s outside
+    # of compiled code, they get keys. It wraps the integers of numpy that a tap would send as they are.
+    if name == "io_callback" or compat.is_staging():
+        args = [jax.random.key_data(arg) if is_key(arg) else arg for arg in args]
+    return [arg if exact_integers.wide_dtype(arg) is None else jnp.asarray(arg) for arg in args]
 
 
 def _check_place() -> None:
@@ -141,7 +153,9 @@ def _io_callback(
     arguments = _arguments(in_tree, args, static)
     if not result_avals:
         # The message keeps its order with the calls with results, also if the compiler partitions the program.
-        _emit_callback(func, arguments, arrays, ordered, params={ON_ONE_DEVICE: True} if ordered else {})
+        checked = functools.partial(_call_without_result, func)
+        params = {ON_ONE_DEVICE: True} if ordered else {}
+        _emit_callback(func, arguments, arrays, ordered, params=params, called=checked)
         return []
     host_func = functools.partial(_leaves_of_call, func, arrays)
     announced = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in result_avals]
@@ -156,9 +170,24 @@ def _leaves_of_call(func: Callable[..., Any], arrays: Arrays, arguments: Any) ->
     if arrays == "jax":
         with jax.default_device(_cpu()):
             args, kwargs = jax.tree.map(_as_from_jax, arguments)
-            return jax.tree.leaves(func(*args, **kwargs))
-    args, kwargs = arguments
-    return jax.tree.leaves(func(*args, **kwargs))
+            result = func(*args, **kwargs)
+    else:
+        args, kwargs = arguments
+        result = func(*args, **kwargs)
+    # A Python number has the dtype that it has in JAX, where it does not take the announced one.
+    return [
+        np.asarray(leaf) if isinstance(leaf, int | float | complex) else leaf
+        for leaf in jax.tree.leaves(result)
+    ]
+
+
+def _call_without_result(func: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+    result = func(*args, **kwargs)
+    if result is not None and jax.tree.leaves(result):
+        raise CallResultError(
+            f"the callback of io_callback returned a value of type {type(result).__qualname__}, and no result was "
+            "announced: make it return None, or announce the result in result_shape_dtypes"
+        )
 
 
 def _as_from_jax(leaf: Any) -> Any:
@@ -173,10 +202,13 @@ def _emit_callback(
     *,
     partitioned: bool = False,
     params: Mapping[str, Any] | None = None,
+    called: Callable[..., Any] | None = None,
 ) -> None:
-    binding = Binding(func)
+    # `called` is what calls `func`; without it the results of `func` are dropped, as by `jax.debug.callback`.
+    called = called or func
+    binding = Binding(called)
     if arrays == "jax":
-        binding = Binding(functools.partial(_call_on_cpu, func), objects={"present": as_jax_array})
+        binding = Binding(functools.partial(_call_on_cpu, called), objects={"present": as_jax_array})
     params = params or {}
     options = replace(
         callback_options(callable_name(func), ordered, partitioned),
@@ -184,7 +216,7 @@ def _emit_callback(
         params=params,
         awaited=True,
     )
-    identity = ("jax callback", func, arrays, *params)
+    identity = ("jax callback", func, called is func, arrays, *params)
     bind_tap(arguments, (), {}, binding, identity=identity, options=options)
 
 

@@ -215,6 +215,8 @@ class Context:
                 _set_key_everywhere()
         else:
             _here.contexts.append(self)
+            if runtime.serves(threading.current_thread()):
+                _here.within.append(self)
         _set_key_here()
         return self
 
@@ -238,6 +240,8 @@ class Context:
                 _set_key_everywhere()
         else:
             self._take_from(_here.contexts)
+            if self in _here.within:
+                _here.within.remove(self)
         _set_key_here()
 
     def _take_from(self, opened: list[Context]) -> None:
@@ -295,6 +299,9 @@ class Context:
 class _Here(threading.local):
     def __init__(self) -> None:
         self.contexts: list[Context] = []
+        # Those of them that a tap function, or the host function of a call, has opened.
+        self.within: list[Context] = []
+        self.is_closed = False
 
 
 _here = _Here()
@@ -328,7 +335,8 @@ def _set_key_everywhere() -> None:
 def _set_key_here() -> None:
     # From what is open, in whichever order blocks are left. A thread that has opened none sees the key of all threads.
     if opened := _here.contexts:
-        _key().set_local(tuple([context.xray for context in (*_everywhere, *opened)]))
+        opened = _here.within or [*_everywhere, *opened]
+        _key().set_local(tuple([context.xray for context in opened]))
     else:
         _key().unset_local()
 
@@ -350,12 +358,13 @@ def open_contexts() -> tuple[Context, ...]:
 def closed() -> Iterator[None]:
     """Hides all open contexts from the calling thread, while it traces programs of our own."""
     contexts, _here.contexts = _here.contexts, []
+    was_closed, _here.is_closed = _here.is_closed, True
     try:
         # Without a key there is nothing to close, and it is not made for that.
         with _key().context(()) if _only_key.cache_info().currsize else contextlib.nullcontext():
             yield
     finally:
-        _here.contexts = contexts
+        _here.contexts, _here.is_closed = contexts, was_closed
 
 
 def tapped(
@@ -369,8 +378,13 @@ def tapped(
 
     See `hostcallback.primitives.effects.rewrite` for the arguments.
     """
+    if _here.is_closed:
+        return None
+    # What a tap function runs is no part of the blocks around the program that has the tap: its own taps would run it
+    # again. It is part of the blocks that the tap function itself opens.
+    opened = _here.within if runtime.serves(threading.current_thread()) else open_contexts()
     # By the key, because a context for all threads may have been opened since the program was traced.
-    contexts = [(context, "") for context in open_contexts() if context.xray in _key().context.value]
+    contexts = [(context, "") for context in opened if context.xray in _key().context.value]
     if _marked:
         marks = _marks_in(closed)
         with _marks_lock:
@@ -383,7 +397,7 @@ def tapped(
                 "outside of what is traced", name, MAX_MARKS,
             )  # fmt: skip
     contexts = _once(contexts)
-    if not contexts or runtime.serves(threading.current_thread()) or _is_ours(closed):
+    if not contexts or _is_ours(closed):
         return None
     inner, constants = compat.constants_to_inputs(closed)
     first = len(constants)
@@ -426,4 +440,25 @@ def _marks_in(closed: compat.ClosedJaxpr) -> Sequence[str]:
     return list(dict.fromkeys(mark for stack in stacks for mark in source_line.marks_in(stack)))
 
 
+def tell_unseen(closed: compat.ClosedJaxpr, name: str) -> None:
+    """Logs that wrappers do nothing in a program that is exported, which stays as it is."""
+    if _here.is_closed or not _marked:
+        return
+    try:
+        marks = _marks_in(closed)
+    except Exception:  # the program is the user's: it is exported all the same
+        logger.warning(
+            "%s is exported, and could not be looked into; please report this", name, exc_info=True
+        )
+        return
+    with _marks_lock:
+        found = [_marked.get(mark) for mark in marks]
+    for made_by in dict.fromkeys(context.xray.made_by for context in found if context is not None):
+        logger.warning(
+            "%s is exported, and the %s in it does nothing there: exported programs have the taps and checks in their "
+            "code only (hcb.tap, hcb.check)", name, made_by,
+        )  # fmt: skip
+
+
 effects.add_taps = tapped
+effects.look_at_exported = tell_unseen

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.interpreters import ad, batching
 from jax.sharding import PartitionSpec
 
@@ -127,10 +126,7 @@ def _cond(equation: JaxprEqn, where: Where, values: Sequence[jax.Array]) -> Any:
 
 def _with_mask(where: Where, closed: ClosedJaxpr) -> Any:
     # The closed jaxpr with a mask as its first input.
-    return compat.closed_jaxpr(_inside(where, closed), [_MASK, *closed.in_avals])
-
-
-_MASK = jax.core.ShapedArray((), np.dtype(np.bool_))
+    return compat.closed_jaxpr(_inside(where, closed), [jax.typeof(where.mask), *closed.in_avals])
 
 
 def _scan(equation: JaxprEqn, where: Where, values: Sequence[jax.Array]) -> Any:
@@ -158,7 +154,7 @@ def _while(equation: JaxprEqn, where: Where, values: Sequence[jax.Array]) -> Any
         return [holds[0] & mask] if where.ends_loops else holds
 
     changed = {
-        "cond_jaxpr": compat.closed_jaxpr(going_on, [_MASK, *condition.in_avals]),
+        "cond_jaxpr": compat.closed_jaxpr(going_on, [jax.typeof(where.mask), *condition.in_avals]),
         "cond_nconsts": first + 1,
         "body_jaxpr": _with_mask(where, params["body_jaxpr"]),
         "body_nconsts": second - first + 1,
@@ -277,7 +273,7 @@ def _mask_branches(batch: Any) -> Callable[..., Any]:
         def masked(number: int, branch: ClosedJaxpr, index: Any, *values: jax.Array) -> Any:
             return evaluate_where(Where(index == number, calls), branch, values)
 
-        avals = [jax.core.ShapedArray((), jax.typeof(args[0]).dtype), *branches[0].in_avals]
+        avals = [compat.aval_of_element(axis, dims[0], args[0]), *branches[0].in_avals]
         with_index = tuple(
             compat.closed_jaxpr(functools.partial(masked, number, branch), avals)
             for number, branch in enumerate(branches)
@@ -365,9 +361,27 @@ def any_lane(holds: jax.Array) -> Any:
 
 def select_lanes(holds: jax.Array, new: Any, old: Any) -> Any:
     """Returns the tree `new`, under vmap with the leaves of `old` for elements for which `holds` is false."""
-    return jax.tree.map(
-        lambda new, old: select_lanes_p.bind(holds, jnp.asarray(new), jnp.asarray(old)), new, old
+    return unused_keys(
+        jax.tree.map(
+            lambda new, old: select_lanes_p.bind(holds, jnp.asarray(new), jnp.asarray(old)),
+            unused_keys(new),
+            unused_keys(old),
+        )
     )
+
+
+def unused_keys(tree: Any) -> Any:
+    """Returns the tree with typed keys that count as unused for `jax_debug_key_reuse`.
+
+    JAX takes keys for used that go through a primitive of another package, or through a custom derivative. So it does
+    not find keys that are used again in the next step of a loop.
+    """
+
+    def unused(leaf: Any) -> Any:
+        is_key = jax.dtypes.issubdtype(getattr(leaf, "dtype", None), jax.dtypes.prng_key)
+        return jax.random.clone(leaf) if is_key else leaf
+
+    return jax.tree.map(unused, tree)
 
 
 def _any_batch(args: Sequence[jax.Array], dims: Sequence[int | None]) -> Any:

@@ -16,6 +16,7 @@ import numpy as np
 from jax.interpreters import ad, batching
 
 from hostcallback import _jax_compat as compat
+from hostcallback.primitives.partial_evaluation import read_once_when_recomputed
 from hostcallback.primitives.tap import jvp_without_tangents, run_eagerly
 
 STATISTICS = ("mean", "std", "min", "max", "norm", "zeros", "nonfinite")
@@ -153,6 +154,8 @@ a reading that nothing uses is left out. With `alike` the latter is 0 in a progr
 after the same steps; without `timed` the time is 0 there, too, and costs nothing."""
 batching.primitive_batchers[clock_p] = _batch_clock
 compat.lower_with_devices(clock_p)
+# A loop that can be stopped takes the same steps when a checkpoint recomputes it.
+read_once_when_recomputed(clock_p, lambda params: params["alike"])
 not_finite_p = _define("not_finite", _not_finite_avals, reduce_not_finite)
 statistics_p = _define("statistics", _statistics_avals, reduce_statistics)
 share_statistics_p = _define("share_statistics", _share_statistics_avals, reduce_share_statistics)

@@ -10,6 +10,7 @@ token, threads it through the taps and drops it at the end. X-ray adds its taps 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -32,6 +33,9 @@ before_call: Callable[[], None] | None = None
 add_taps: Callable[..., compat.ClosedJaxpr | None] | None = None
 """Returns a program with the taps of the X-rays that are on, for the arguments of `rewrite`; None if it gets none.
 `lowering.xray` sets it, which `import hostcallback` does not load."""
+
+look_at_exported: Callable[[compat.ClosedJaxpr, str], None] | None = None
+"""Called with a program that is exported, and its name. `lowering.xray` sets it too."""
 
 keep_only_result: Any = None
 """Set by `lowering.emission`, which is loaded with the taps; see there."""
@@ -189,6 +193,20 @@ def rewrite(
     return discharge(closed, compat.constants_to_inputs(closed)[0])
 
 
+def _look(closed: compat.ClosedJaxpr, name: str) -> None:
+    if look_at_exported is not None:
+        look_at_exported(closed, name)
+
+
+@functools.cache  # once for each name
+def _tell_unplaced(name: str) -> None:
+    logger.warning(
+        "hcb.observe, hcb.watch_nonfinite and hcb.capsule do nothing in the program %s: its devices, which may be "
+        "those of several processes, are not known where it is lowered. Lower it within the jax.set_mesh(mesh) in "
+        "which it was traced, or give its jit in_shardings or out_shardings", name,
+    )  # fmt: skip
+
+
 def install() -> bool:
     """Begins to rewrite programs. Returns False if this JAX version is not known, or fast dispatch is switched off.
 
@@ -198,7 +216,7 @@ def install() -> bool:
         ValueError: `HOSTCALLBACK_FAST_DISPATCH` is neither 0 nor 1.
     """
     try:
-        compat.wrap_outermost_lowering(rewrite)
+        compat.wrap_outermost_lowering(rewrite, _look, _tell_unplaced)
     except LookupError as error:
         global why_not
         why_not = f"programs cannot be rewritten where this JAX lowers them: {error}. Update hostcallback"

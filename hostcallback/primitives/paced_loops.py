@@ -10,7 +10,9 @@ after the same step, so in programs of several devices it looks after every step
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -22,7 +24,7 @@ from jax.custom_derivatives import SymbolicZero
 
 from hostcallback import _jax_compat as compat
 from hostcallback._jax_compat.types import Aval, ClosedJaxpr
-from hostcallback.primitives.batched_predicates import any_lane, select_lanes
+from hostcallback.primitives.batched_predicates import any_lane, select_lanes, unused_keys
 from hostcallback.primitives.device_ops import read_clock
 from hostcallback.receiver.sinks.progress.bars import Phase
 from hostcallback.tracing.source_line import PACED
@@ -92,6 +94,27 @@ class Looks(NamedTuple):
         return pace
 
 
+class _LooksInPython:
+    """The looks of a loop that runs in Python, step by step: at most a tenth of its time."""
+
+    def __init__(self, looks: Looks) -> None:
+        self._looks = looks
+        self._pace = looks.first()
+        self._due = 0.0
+
+    @property
+    def is_stopped(self) -> bool:
+        stopped = self._pace.stopped
+        return not isinstance(stopped, tuple) and bool(stopped)
+
+    def after(self, step: int, *values: Any) -> None:
+        begin = time.perf_counter()
+        if begin >= self._due:
+            self._pace = self._looks.look(self._pace, _count(step), _count(step), lambda: values)
+            end = time.perf_counter()
+            self._due = end + 9 * (end - begin)
+
+
 class _Pace(NamedTuple):
     # When to look at the clock next, in steps; the step and the time of the last look; the time of the last message;
     # whether the loop ends, or () if it cannot be stopped.
@@ -123,6 +146,11 @@ def _count(number: int) -> Any:
     return jnp.asarray(number, jax.dtypes.canonicalize_dtype(np.int64))
 
 
+def _runs_in_python() -> bool:
+    """Whether steps run one by one: `jax.disable_jit` is in force, and the loop is not traced all the same."""
+    return compat.is_jit_disabled() and not compat.is_staging()
+
+
 def as_one_program(loop: Callable[..., Any], *arguments: Any) -> Any:
     """Returns `loop(*arguments)`, jitted where its operations would run one by one.
 
@@ -146,17 +174,34 @@ class While(NamedTuple):
 
     def _run(self, init: Any) -> Any:
         self.looks.send(Phase.BEGIN, 0)
+        if _runs_in_python():
+            # In a vmap, JAX's is a loop of a program, too.
+            with contextlib.suppress(jax.errors.ConcretizationTypeError):
+                return self._in_python(init)
         traced = jax.make_jaxpr(self.condition)(init)
         if [(aval.shape, aval.dtype) for aval in traced.out_avals] != [((), np.dtype(bool))]:
             self.jaxs(init)
         body, value = jax.make_jaxpr(self.body, return_shape=True)(init)
         if not _keeps_types(body, init, value):
             jax.eval_shape(self.jaxs, init)
+            init = _typed_as_results(init, jax.eval_shape(self._plain, init))
         if traced.effects:  # it must run once per step, and below it runs twice
             loop = self._with_condition_in_value()
             (_, value), count = loop._steps((jnp.asarray(self.condition(init)), init), has_taps=True)
             return value, count
         return self._steps(init, has_taps=bool(body.effects))
+
+    def _in_python(self, init: Any) -> Any:
+        value = jax.tree.map(jnp.asarray, init)
+        looks, count = _LooksInPython(self.looks), 0
+        while self.condition(value) and not looks.is_stopped:
+            value, count = self.body(value), count + 1
+            looks.after(count, value)
+        self.looks.send(Phase.END, count, value)
+        return value, _count(count)
+
+    def _plain(self, init: Any) -> Any:
+        return lax.while_loop(self.condition, self.body, init)
 
     def _with_condition_in_value(self) -> While:
         def both(state: Any) -> Any:
@@ -221,16 +266,51 @@ class Scan(NamedTuple):
         return done
 
     def _run(self, init: Any, xs: Any) -> tuple[Any, Any, Any]:
+        if _runs_in_python():
+            return self._in_python(init, xs)
         self.looks.send(Phase.BEGIN, 0)
         blocks = _Blocks.of(self, init, xs) if self.options.get("unroll", 1) == 1 else None
         if blocks is None:
             jax.eval_shape(self.jaxs, init, xs)
+            if self.looks.stop is not None:
+                init = self._promoted(init, xs)
             carry, ys, count = self.asking(init, xs)
         else:
             carry, ys, count = blocks.run(init, xs)
         shown = (carry, jax.tree.map(lambda y: y[self._last(count)], ys)) if self.length else ()
         self.looks.send(Phase.END, count, *shown)
         return carry, ys, count
+
+    def _in_python(self, carry: Any, xs: Any) -> tuple[Any, Any, Any]:
+        # As JAX's with jit disabled: the steps see their values.
+        self.looks.send(Phase.BEGIN, 0)
+        if not self.length:
+            self.jaxs(carry, xs)  # JAX refuses it, since it does not know the types of the outputs
+            self.looks.send(Phase.END, 0)
+            return carry, None, _count(0)
+        looks, ys, count = _LooksInPython(self.looks), [], 0
+        places = range(self.length)[:: -1 if self.options.get("reverse") else 1]
+        for place in places:
+            if looks.is_stopped:
+                break
+            carry, y = self.f(carry, jax.tree.map(lambda leaf, place=place: leaf[place], xs))
+            ys.append(y)
+            count += 1
+            looks.after(count, carry, y)
+        if not ys:
+            x = jax.tree.map(lambda leaf: leaf[0], xs)
+            y = jax.tree.map(lambda y: jnp.zeros(y.shape, y.dtype), jax.eval_shape(self.f, carry, x)[1])
+        self.looks.send(Phase.END, count, carry, y)
+        ys += [jax.tree.map(jnp.zeros_like, y)] * (self.length - count)
+        in_order = ys[::-1] if self.options.get("reverse") else ys
+        return carry, jax.tree.map(lambda *leaves: jnp.stack(leaves), *in_order), _count(count)
+
+    def _promoted(self, init: Any, xs: Any) -> Any:
+        # Needed by a step that is left out, which returns the carry as it is.
+        def last(init: Any, xs: Any) -> Any:
+            return lax.scan(self.f, init, xs, self.length, **self.options)[0]
+
+        return _typed_as_results(init, jax.eval_shape(last, init, xs))
 
     def _last(self, count: Any) -> Any:
         is_reverse = self.options.get("reverse")
@@ -282,7 +362,7 @@ class _Blocks:
         """Returns the loops; None for a scan that must stay JAX's own, or that JAX refuses."""
         if not scan.length:
             return None
-        x = jax.tree.map(lambda leaf: leaf[0], xs)
+        x = jax.tree.map(lambda leaf: leaf[0], unused_keys(xs))  # it would use the first key
         try:
             closed, out = jax.make_jaxpr(scan.f, return_shape=True)(init, x)
             carry = out[0]
@@ -297,8 +377,8 @@ class _Blocks:
         """Runs the scan; returns its last carry, its outputs, and the number of its steps."""
         fast = jax.custom_jvp(self._run)
         fast.defjvp(self._run_differentiated, symbolic_zeros=True)
-        carry, ys, count = fast(
-            self._constants, [*map(jnp.asarray, jax.tree.leaves(init))], jax.tree.leaves(xs)
+        carry, ys, count = unused_keys(
+            fast(self._constants, [*map(jnp.asarray, jax.tree.leaves(init))], jax.tree.leaves(xs))
         )
         ys = [_typed_as(leaf, aval) for leaf, aval in zip(ys, self._y_avals, strict=True)]
         return jax.tree.unflatten(self._carry_tree, carry), self._ys(ys), count
@@ -384,6 +464,18 @@ class _Blocks:
 def _typed_as(value: jax.Array, aval: Aval) -> Any:
     # What was stored in a buffer is not weakly typed any more; the outputs of JAX's scan are.
     return compat.weakly_typed(value) if aval.weak_type else value
+
+
+def _typed_as_results(init: Any, results: Any) -> Any:
+    # The first values of a loop with the types that JAX's loop gives them, where they are Python's numbers and its body
+    # returns others.
+    def typed(leaf: Any, aval: Any) -> Any:
+        if jnp.result_type(leaf) == aval.dtype:
+            return leaf
+        leaf = jnp.asarray(leaf).astype(aval.dtype)
+        return compat.weakly_typed(leaf) if aval.weak_type else leaf
+
+    return jax.tree.map(typed, init, results)
 
 
 def _keeps_types(traced: ClosedJaxpr, init: Any, carry: Any) -> bool:

@@ -8,7 +8,7 @@ last versions checked are JAX 0.8 to 0.12.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -103,6 +103,23 @@ def run_once_when_recomputed(effect_type: type[Effect], primitive: Primitive, st
     on_jaxprs[primitive] = rule
     on_jaxprs[compat.while_p] = loop_rule
     partial_eval.dce_rules[compat.remat_p] = drop_rule
+
+
+def read_once_when_recomputed(primitive: Primitive, chosen: Callable[[Mapping[str, Any]], bool]) -> None:
+    """Has jax.checkpoint save what a primitive without an effect reads, for the parameters for which `chosen` holds.
+
+    Another reading of a clock would take the code that is recomputed another way. With other parameters it reads again.
+    """
+
+    def rule(saveable: Any, unknown: Sequence[bool], there: Sequence[bool], equation: JaxprEqn) -> Any:
+        if not any(unknown) and chosen(equation.params):
+            return _run_now(equation)
+        _, later, results, _, saved = _run_later(equation, there)
+        if any(unknown):
+            return None, later, results, results, saved
+        return equation, later, [False] * len(results), results, saved
+
+    on_jaxprs[primitive] = rule
 
 
 _scan_pin_p: Any = Primitive("stay_in_scan")

@@ -404,5 +404,6 @@ def template_of(fmt: str, args: Sequence[jax.Array], kwargs: Mapping[str, Any]) 
 
 def as_jax_array(array: array_types.Array) -> Any:
     """Converts an array of a message into a JAX array on the CPU with the same dtype, as JAX's callbacks get it."""
-    with jax.enable_x64(True):  # the receiver thread's setting may differ from the tracing thread's
+    # The receiver thread's settings may differ from the tracing thread's, and guards are for the program's transfers.
+    with jax.enable_x64(True), jax.transfer_guard("allow"):
         return jax.device_put(array, jax.local_devices(backend="cpu")[0])

@@ -257,7 +257,18 @@ def dispatched_by_tap_functions() -> object:
 
 def wait_for_tap_functions(deadline: float | None, check: Callable[[], None]) -> None:
     """Waits for the programs that tap functions have dispatched since `wait`, with its arguments and exceptions."""
-    _wait(_devices.copy(), _looking(deadline, check), _wait_for_receivers)
+    threads = [receiver.thread.ident for receiver in runtime.receivers()]
+    _wait(_devices.copy(), _looking(deadline, check), functools.partial(_wait_for_threads, threads))
+
+
+def wait_for_this_thread() -> None:
+    """Waits for the programs with taps that this thread dispatched before this call.
+
+    Waits for those of all threads on devices other than CPUs, where they are for several devices, and where it is not
+    known what a thread dispatched.
+    """
+    threads = [threading.get_ident()]
+    _wait(_devices.copy(), lambda: None, functools.partial(_wait_for_threads, threads))
 
 
 _dispatched = (
@@ -339,14 +350,13 @@ def _wait_on_cpus(devices: Sequence[jax.Device], look: Look) -> None:
         _threads.waited(threads)
 
 
-def _wait_for_receivers(devices: Sequence[jax.Device], look: Look) -> None:
+def _wait_for_threads(threads: Iterable[int | None], devices: Sequence[jax.Device], look: Look) -> None:
     if _threads is None or (_asynchronous and not are_known(look)):
         raise _UnknownError
-    threads = {receiver.thread.ident for receiver in runtime.receivers()}
     try:
-        Sentinels(devices, (ident for ident in threads if ident), several=_several).wait(look)
+        Sentinels(devices, {ident for ident in threads if ident}, several=_several).wait(look)
     except DispatchError as error:
-        logger.exception("a barrier could not find out what tap functions dispatched")
+        logger.exception("a barrier could not find out what a thread dispatched")
         raise _UnknownError from error
 
 

@@ -19,6 +19,7 @@ from jax.tree_util import PyTreeDef
 
 from hostcallback import _jax_compat as compat
 from hostcallback.receiver.wire import array_types, pytree as tree, truncation
+from hostcallback.tracing import exact_integers
 
 _ABSENT = object()
 _LEAF = jax.tree.structure(0)
@@ -108,7 +109,7 @@ class TreeTemplate:
         """Returns the tapped pytree `value` with its arrays replaced by `outs`, the results of the tap's equation.
 
         Leaves that are not arrays stay the same objects. So do leaves through which no derivative flows: keys,
-        references, and Python numbers (a trace would lose their type).
+        references, Python numbers (a trace would lose their type), and integers that JAX would wrap.
         """
         leaves = jax.tree.leaves(value)
         static = {index for index, _ in self._static}
@@ -243,6 +244,7 @@ def split_leaves(
 
     Raises:
         TypeError: a leaf is an array that JAX cannot put on a device; the text names the leaf and the cure.
+        OverflowError: a leaf is a Python integer of more than 64 bits; the same.
         jax.errors.UnexpectedTracerError: a leaf is a tracer whose trace has ended.
     """
     leaves, tree = jax.tree_util.tree_flatten_with_path(value)
@@ -258,7 +260,8 @@ def split_leaves(
         except _CannotBeSent as error:
             if not keep_objects:
                 where = "" if tap is None else f" (in the tap {tap})"
-                raise TypeError(f"{what}{jax.tree_util.keystr(path)} is {error}{where}") from error.__cause__
+                kind = OverflowError if isinstance(error.__cause__, OverflowError) else TypeError
+                raise kind(f"{what}{jax.tree_util.keystr(path)} is {error}{where}") from error.__cause__
             array = None
         if array is None:
             static.append((index, leaf))
@@ -336,18 +339,24 @@ def _array_of(leaf: Any) -> Any:
             f"a {type(leaf).__module__}.{type(leaf).__qualname__}, an array class that JAX does not know: convert it "
             f"with jax.numpy.asarray, {_OR_KEEP_IT_ON_THE_HOST}"
         )
-    return jnp.asarray(leaf)
+    try:
+        return exact_integers.to_array(leaf)
+    except OverflowError as error:
+        raise _CannotBeSent(
+            f"a Python integer of more than 64 bits: convert it with float, {_OR_KEEP_IT_ON_THE_HOST}"
+        ) from error
 
 
 def is_key(leaf: Any) -> bool:
+    """Whether a value is an array of typed PRNG keys, traced or not."""
     dtype = getattr(leaf, "dtype", None)
     known = dtype is None or isinstance(dtype, np.dtype)  # for most leaves, in a fraction of the time
     return not known and bool(jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key))
 
 
 def _stays_itself(leaf: Any) -> bool:
-    if isinstance(leaf, np.generic):  # numpy.float64 is a subclass of float
-        return False
+    if isinstance(leaf, np.ndarray | np.generic):  # numpy.float64 is a subclass of float
+        return exact_integers.wide_dtype(leaf) is not None
     return isinstance(leaf, (*_NUMBERS, jax.Ref)) or is_key(leaf)
 
 
@@ -370,7 +379,8 @@ def _key_or_array(array: Any, impl: Any) -> Any:
     if impl is None or isinstance(array, truncation.TruncatedArray):
         return array
     # Made on the CPU, because the device that emitted the message may be busy, or wait for this very thread.
-    with jax.default_device(_host_device()):
+    # The user's `jax_transfer_guard` is for the program, not for what is received from it.
+    with jax.default_device(_host_device()), jax.transfer_guard("allow"):
         return jax.random.wrap_key_data(array, impl=impl)
 
 

@@ -137,12 +137,17 @@ def check_step(what: str, step: Any) -> None:
 
     Raises:
         TypeError: it is not an integer without dimensions.
+        ValueError: it is known now, and does not fit an int64.
     """
     dtype = np.int64 if isinstance(step, int) else getattr(step, "dtype", None)
     if dtype is None or not jnp.issubdtype(dtype, np.integer) or np.shape(step):
         raise TypeError(
             f"{what}: step is {type(step).__name__} {step!r:.80}, expected an integer or a traced integer without "
             f"dimensions, at {user_source_line()}"
+        )
+    if isinstance(step, int | np.integer) and not -(2**63) <= int(step) < 2**63:
+        raise ValueError(
+            f"{what}: step is {step!r:.80}, expected an integer from -2**63 to 2**63 - 1, at {user_source_line()}"
         )
 
 

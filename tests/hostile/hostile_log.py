@@ -60,8 +60,7 @@ _NONFINITE = replace(
     _TAP,
     consumer_id=6,
     kind="nonfinite",
-    tree=["tuple", [["array"], *[["list", [["array"]]]] * 3, ["list", []]]],
-    params={"operations": [[HOSTILE, [HOSTILE, 3, HOSTILE], HOSTILE, [2], HOSTILE, False, False]]},
+    params={"program": HOSTILE},
 )
 _FOUND = replace(
     _TAP,
@@ -69,7 +68,7 @@ _FOUND = replace(
     kind="nonfinite",
     params={
         "found": {
-            "operation": [HOSTILE, [HOSTILE, 3, HOSTILE], HOSTILE, [2], HOSTILE, False, False],
+            "operation": [HOSTILE, [HOSTILE, 3, HOSTILE], HOSTILE, [2], HOSTILE, False],
             **dict.fromkeys(("note", "step", "where", "device"), HOSTILE),
             "nan_count": 1, "inf_count": 0, "iteration": [1], "elements": [0], "call": 2, "values": {HOSTILE: HOSTILE},
         }
@@ -85,14 +84,13 @@ def write_hostile_log(folder: Path, value: float = 1.5) -> Path:
     info = {"host": f"h{HOSTILE}", "process": f"p{HOSTILE}", "job": HOSTILE}
     writer = SegmentWriter(folder / "20260101T000000.000000000Z-1-000001.hcblog", info=info)
     one, nan = np.float32(value), np.float32("nan")
-    ids = [np.array([1], np.int32)]
     frames = [
         frame(_TAP, one, seq=0),
         frame(_FORMAT, nan, seq=1),
         frame(_REFUSED, one, seq=2),
         frame(_PRINT, one, seq=3),
         frame(_CHECK, np.bool_(False), one, seq=4, flags=Flags.CHECK),
-        frame(_NONFINITE, np.bool_(False), np.bool_(True), *ids, *ids, seq=5, flags=Flags.CHECK),
+        frame(_NONFINITE, np.bool_(False), seq=5, flags=Flags.CHECK),
         frame(_OTHER, one, seq=6),
         frame(_MISFIT, one, seq=7),
         frame(replace(_TAP, consumer_id=99), one, seq=8),

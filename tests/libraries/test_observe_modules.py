@@ -87,3 +87,31 @@ def test_nnx_modules_are_found_by_their_attributes() -> None:
     assert list(message) == ["first", "second"]
     np.testing.assert_allclose(message["first"], net.first(x), rtol=1e-5)
     np.testing.assert_allclose(message["second"], net(x), rtol=1e-5)
+
+
+def test_a_linen_module_that_layers_share_has_a_cotangent_for_each_call() -> None:
+    linen = pytest.importorskip("flax.linen", reason="needs flax, of the extra `libraries`")
+
+    class Net(linen.Module):  # type: ignore[misc, name-defined]
+        @linen.compact
+        def __call__(self, x: Any, zeros: Any) -> Any:
+            dense = linen.Dense(3, name="shared")
+            for zero in zeros:
+                x = x + linen.tanh(dense(x) + zero)
+            return x
+
+    x, zeros = jnp.linspace(-1.0, 1.0, 6).reshape(2, 3), [jnp.zeros((2, 3))] * 3
+    net = Net()
+    variables = net.init(jax.random.key(0), x, zeros)
+
+    def loss(variables: Any, zeros: Any) -> Any:
+        return jnp.sum(net.apply(variables, x, zeros) ** 2)
+
+    def step(variables: Any) -> Any:
+        return jax.value_and_grad(loss)(variables, zeros)
+
+    message = observed(step, variables, where="Net/shared", what_of=["output", "grad"])
+    names = [f"Net/shared[{i}]" for i in range(3)]
+    assert list(message) == [*names, *(f"grad {name}" for name in reversed(names))]
+    for name, cotangent in zip(names, jax.grad(loss, 1)(variables, zeros), strict=True):
+        np.testing.assert_allclose(message[f"grad {name}"], cotangent, rtol=1e-5)

@@ -90,6 +90,38 @@ def test_the_cell_of_ipython_shows_a_failure_once(tmp_path: Path) -> None:
     assert "2 raised" in cells[4]
 
 
+INTERRUPTED = """
+import sys, threading
+import jax
+import hostcallback as hcb
+
+sys.ps1 = ">>> "
+begun, go = threading.Event(), threading.Event()
+
+def slow(value):
+    begun.set()
+    go.wait(30)
+
+try:
+    with hcb.outfeed_receiver():
+        jax.jit(lambda x: hcb.tap(slow, x, name="slow"))(1.0)
+        begun.wait(30)
+        raise KeyboardInterrupt
+except KeyboardInterrupt:
+    print("the prompt", flush=True)
+go.set()
+hcb.barrier_wait()
+"""
+
+
+@pytest.mark.native_only
+def test_an_interrupt_at_a_prompt_does_not_say_that_another_one_ends_the_program() -> None:
+    done = run_python("-c", INTERRUPTED, timeout_sec=60)
+    assert (done.returncode, done.stdout) == (0, "the prompt\n"), done.stderr
+    (told,) = [line for line in done.stderr.splitlines() if "waiting at most" in line]
+    assert told.endswith("; another interrupt ends the wait"), told
+
+
 @pytest.mark.slow
 def test_a_program_that_is_not_interactive_shows_nothing_before_its_end() -> None:
     done = run_python("-c", SETUP + "import sys; assert not hasattr(sys, 'ps1')", timeout_sec=60)

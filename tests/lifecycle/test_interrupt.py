@@ -279,6 +279,39 @@ def test_the_next_interrupt_of_a_program_that_is_back_does_not_end_it() -> None:
     ]
 
 
+BEFORE_THE_TEXT = """
+import os, sys, threading
+from hostcallback.receiver.runtime import signals
+
+read, write = os.pipe()
+back = threading.Event()
+signals._main_thread_is_back = lambda: back
+
+class Receivers:
+    def holds_programs(self): return True
+    def skip_taps(self, on): print("skip", on, flush=True)
+    def let_go(self, on): back.set()  # after several looks at the pipe
+    def describe_backlog(self):
+        if sys.argv[1] == "while it is made":
+            os.write(write, b"x")
+        return "1 message"
+
+if sys.argv[1] == "before it":
+    os.write(write, b"x")  # a second Ctrl-C
+signals.InterruptWatch()._wait_for_main_thread(Receivers(), read)
+print("goes on")
+"""
+
+
+@pytest.mark.parametrize("when", ["before it", "while it is made"])
+def test_only_an_interrupt_that_comes_after_the_text_ends_the_process(when: str) -> None:
+    assert python_output("-c", BEFORE_THE_TEXT, when, timeout_sec=30).splitlines() == [
+        "skip True",
+        "skip False",
+        "goes on",
+    ]
+
+
 @pytest.mark.native_only  # Python callbacks take longer than the messages
 @pytest.mark.parametrize("records", [False, True], ids=["alone", "recorded"])
 def test_messages_that_are_left_out_are_emitted_for_recorders_only(tmp_path: Path, records: bool) -> None:

@@ -109,10 +109,46 @@ def test_a_breakpoint_without_a_terminal_shows_no_line_of_ours() -> None:
     assert "no barrier_wait() or receiver reported it" not in result.stderr
 
 
+def test_a_failed_check_is_reported_though_an_exit_handler_waits_for_effects_before() -> None:
+    # equinox registers such a handler when it is imported, which may be after the first tap.
+    result = run_tapped(
+        """
+        import atexit
+        f(0)
+        for _ in range(2):
+            atexit.register(jax.effects_barrier)
+        jax.jit(lambda x: (hcb.check(x > 0, "x is {}", x), x)[1])(-1.0)
+        """
+    )
+    assert result.returncode == 1
+    assert got(result) == [0]
+    assert "Exception ignored" not in result.stderr
+    assert result.stderr.count("no barrier_wait() or receiver reported it") == 1, result.stderr
+    assert "x is -1.0" in result.stderr
+
+
+def test_a_thread_that_goes_on_when_the_program_has_ended_gets_its_failures() -> None:
+    result = run_tapped(
+        """
+        def train():
+            threading.main_thread().join()
+            jax.jit(lambda x: (hcb.check(x > 0, "x is {}", x), x)[1])(-1.0)
+            try:
+                jax.effects_barrier()
+            except hcb.TapFunctionException:
+                emit(1)
+        f(0)
+        threading.Thread(target=train).start()
+        """
+    )
+    assert result.returncode == 0, result.stderr
+    assert got(result) == [0, 1]
+
+
 def test_a_tap_that_never_returns_does_not_hang_the_exit_and_the_loss_is_reported() -> None:
     result = run_tapped(
         """
-        import hostcallback.api.process_exit as at_exit; at_exit.EXIT_STALL_SEC = 0.1
+        import hostcallback.lifecycle.wait_bounds as at_exit; at_exit.EXIT_STALL_SEC = 0.1
         f(0)
         hcb.barrier_wait()  # has compiled what waits at exit
         def stuck(x): threading.Event().wait()
@@ -132,7 +168,7 @@ def test_a_tap_that_never_returns_does_not_hang_the_exit_and_the_loss_is_reporte
 def test_a_call_that_never_returns_does_not_hang_the_exit() -> None:
     result = run_tapped(
         """
-        import hostcallback.api.process_exit as at_exit; at_exit.EXIT_STALL_SEC = 0.1
+        import hostcallback.lifecycle.wait_bounds as at_exit; at_exit.EXIT_STALL_SEC = 0.1
         begun = threading.Event()
         def stuck(x): begun.set(); threading.Event().wait()
         g = jax.pmap(lambda x: hcb.call(stuck, x, result_shape=x))  # on threads of XLA
@@ -145,8 +181,8 @@ def test_a_call_that_never_returns_does_not_hang_the_exit() -> None:
 
 
 SLOW = """
-import hostcallback.api.process_exit, hostcallback.lifecycle.wait_bounds
-hostcallback.api.process_exit.EXIT_STALL_SEC = 0.5
+import hostcallback.lifecycle.wait_bounds
+hostcallback.lifecycle.wait_bounds.EXIT_STALL_SEC = 0.5
 hostcallback.lifecycle.wait_bounds.TELL_SEC = {tell_sec}
 never = threading.Event()
 def slow(x):

@@ -266,6 +266,22 @@ def test_a_loop_with_a_progress_bar_is_exported_and_shows_it(capfd: pytest.Captu
 
 
 @native_only
+@pytest.mark.parametrize("options", [{"progress": "exported"}, {"progress": False, "stop": True}])
+def test_a_loop_to_a_symbolic_bound_is_exported(
+    options: dict[str, Any], capfd: pytest.CaptureFixture[str]
+) -> None:
+    def f(x: Any) -> Any:
+        return jax.tree.leaves(hcb.fori_loop(0, x.shape[0], lambda i, c: c + x[i], 0.0, **options))[0]
+
+    (size,) = jax.export.symbolic_shape("n")
+    of_any_size = jax.ShapeDtypeStruct((size,), np.float32)
+    exported = jax.export.export(jax.jit(f), disabled_checks=hcb.export_checks())(of_any_size)
+    assert [exported.call(jnp.ones(n)).item() for n in (3, 7)] == [3, 7]
+    hcb.barrier_wait()
+    assert ("7/7" in capfd.readouterr().err) == bool(options["progress"])
+
+
+@native_only
 def test_a_loop_with_a_progress_bar_is_not_exported_on_several_devices() -> None:
     mesh = Mesh(np.array(jax.devices()), ("i",))
     x = jax.device_put(jnp.arange(8.0), NamedSharding(mesh, P("i")))

@@ -46,10 +46,10 @@ jax.jit(lambda: hcb.fori_loop(0, 10, lambda i, x: x + i, 0, progress="train"))()
 
 EAGER = "hcb.fori_loop(0, 10, lambda i, x: x + i, 0, progress='eager'); None"
 
-INTERRUPTED = """
+INTERRUPT = """
 import os, signal, sys, threading
 go = threading.Event()
-def slow(value):
+def interrupt_the_wait():
     main = threading.main_thread().ident
     def frames(frame):
         while frame is not None:
@@ -58,6 +58,11 @@ def slow(value):
     while "_end_cell" not in frames(sys._current_frames()[main]):
         go.wait(0.01)
     os.kill(os.getpid(), signal.SIGINT)
+"""
+
+INTERRUPTED = f"""{INTERRUPT}
+def slow(value):
+    interrupt_the_wait()
     go.wait(30)
     print("it went on")
 jax.jit(lambda x: hcb.tap(slow, x))(jnp.float32(1)); None
@@ -148,6 +153,56 @@ def test_output_is_in_the_cell_that_ran_the_program(monkeypatch: pytest.MonkeyPa
     widgets = [output for output in notebook.cells[11].outputs if output.output_type == "display_data"]
     assert len(lines + widgets) == 1
     assert "10/10" in shown[11] + str(widgets)
+
+
+BACKGROUND = (
+    """
+import threading, jax, jax.numpy as jnp, hostcallback as hcb
+def endless(x):  # and not so cheap that XLA runs it on the thread that calls it
+    def body(c):
+        return c[0] + 1e-3, c[1] @ c[1] * 1e-3
+    return hcb.while_loop(lambda c: c[0] > 0, body, (x, jnp.ones((300, 300))), progress=False, stop=True)
+train = jax.jit(endless).lower(jnp.float32(1)).compile()
+other = jax.jit(lambda x: hcb.id_print(x, name="other"))
+other(jnp.float32(0)); None
+""",
+    """
+thread = threading.Thread(target=lambda: jax.block_until_ready(train(jnp.float32(1))))
+thread.start()
+""",
+    "other(jnp.float32(1)); None",
+    "print(thread.is_alive())",
+    "hcb.request_stop('enough'); thread.join(60); hcb.clear_stop(); print(thread.is_alive())",
+    # Without stop=True: the first Ctrl-C in a loop that can be stopped requests a stop.
+    f"""{INTERRUPT}
+def until_enough(x):
+    x = hcb.id_tap(lambda value: None, x)
+    def body(c):
+        return c[0] + 1, c[1] @ c[1] * 1e-3
+    return jax.lax.while_loop(lambda c: ~hcb.knob("enough", False), body, (x, jnp.ones((300, 300))))
+held = jax.jit(until_enough).lower(jnp.float32(1)).compile()
+threading.Thread(target=interrupt_the_wait).start()
+result = held(jnp.float32(1)); None
+""",
+    "print(result[1].is_ready())",
+    "hcb.knobs['enough'] = True; jax.block_until_ready(result); other(jnp.float32(2)); None",
+    "hcb.barrier_wait()",
+)
+
+
+def test_cells_do_not_wait_for_programs_that_they_did_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", python_path())
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in BACKGROUND])
+    nbclient.NotebookClient(notebook, timeout=60, kernel_name="python3").execute()
+    shown = ["".join(output.get("text", "") for output in cell.outputs) for cell in notebook.cells]
+    assert shown[:2] == ["0.\n", ""]
+    # What a cell prints comes in it, unless it takes longer than a cell waits while others' programs run.
+    assert {"1.", "True", "False"} <= set("".join(shown[2:5]).split())
+    assert "True\n" in shown[3]
+    assert shown[4].endswith("False\n")
+    assert "was interrupted" in shown[5]
+    assert shown[6] == "False\n"
+    assert (shown[7] + shown[8]).endswith("2.\n")
 
 
 def test_a_breakpoint_asks_in_the_cell_and_fails_where_there_is_no_input(

@@ -85,6 +85,22 @@ def test_the_first_screen_of_the_readme_says_that_no_gpu_was_tried() -> None:
         assert "docs/gpu.md" in first
 
 
+def test_the_note_on_costs_says_why_each_missed_row_is_missed() -> None:
+    report = document_costs.REPORT.read_text(encoding="utf-8")
+    missed = re.findall(r"^\| (.*?) \|.*\| MISSED \|$", report, re.MULTILINE)
+    note = (
+        (DESIGN / "costs.md").read_text(encoding="utf-8").partition("## Bounds that the last run missed")[2]
+    )
+    explained = re.findall(r"^\| (.*?) \|", note, re.MULTILINE)[1:]
+    assert note
+
+    def is_of(name: str, row: str) -> bool:
+        return re.match(rf"{re.escape(name)}($|,? [\d(]|, against)", row) is not None
+
+    assert [row for row in missed if not any(is_of(name, row) for name in explained)] == []
+    assert [name for name in explained if not any(is_of(name, row) for row in missed)] == []
+
+
 def test_a_mark_is_filled_or_refused() -> None:
     report = (
         "| what | ours | spread | peer or limit | its figure | ratio | must be at most | |\n"

@@ -99,7 +99,7 @@ def test_where_sentinels_cannot_run_the_live_arrays_are_waited_for(
     with caplog.at_level(logging.ERROR):
         (inflight.wait_for_tap_functions if of_taps else inflight.wait)(None, lambda: None)
     assert result.left == 0
-    what = "what tap functions dispatched" if of_taps else "what runs"
+    what = "what a thread dispatched" if of_taps else "what runs"
     told = [f"a barrier could not find out {what}"] if isinstance(error, DispatchError) else []
     assert caplog.messages == told
 

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
+import hostcallback as hcb
 from checkout import ROOT
 from plugin_pytest import run_pytest
 
@@ -237,3 +242,46 @@ def test_taps_that_end_or_skip_tests_and_groups_fail_their_test_only(
     ):
         assert line in output
     assert "UnknownConsumerError: 1 message(s) for consumer ids" in output
+
+
+def test_values_that_are_trees_or_of_several_shapes_are_compared_leaf_by_leaf() -> None:
+    from hostcallback.testing import CapturedTaps  # imports pytest's private names
+
+    def quiet(value: Any) -> None:
+        """A tap function."""
+
+    with CapturedTaps() as taps:
+        for x in (jnp.arange(2.0), jnp.arange(2.0) + 1):
+            jax.jit(lambda x: hcb.tap(quiet, {"a": x, "b": (x[0], x > 5)}, name="tree"))(x)
+        for size in (1, 2):
+            jax.jit(lambda x: hcb.tap(quiet, x, name="ragged"))(jnp.ones(size))
+        each = [{"a": [0, 1], "b": (0, [False, False])}, {"a": [1, 2], "b": (1, [False, False])}]
+        taps.assert_close("tree", each)
+        taps.assert_close(
+            "tree", {"a": np.array([[0, 1], [1, 2]]), "b": (np.arange(2), np.zeros((2, 2), bool))}
+        )
+        taps.assert_close("ragged", [[1], np.ones(2)])
+        with pytest.raises(AssertionError, match=r"message 1 of tap 'tree'\['b'\]\[0\]\n.*Mismatched"):
+            taps.assert_close("tree", [each[0], {**each[1], "b": (2, [False, False])}])
+        with pytest.raises(AssertionError, match=r"sent 2 message\(s\), expected 1"):
+            taps.assert_close("tree", each[:1])
+        with pytest.raises(AssertionError, match=r"message 0 of tap 'tree' has the structure .* expected"):
+            taps.assert_close("tree", [{"a": [0, 1]}, each[1]])
+        with pytest.raises(
+            AssertionError, match=r"message 1 of tap 'ragged' has the shape \(2,\), expected \(1,\)"
+        ):
+            taps.assert_close("ragged", [[1], [1]])
+        stacked = {"a": np.array([[0, 1], [1, 2]]), "b": (np.arange(2), np.zeros((2, 2), bool))}
+        with pytest.raises(
+            AssertionError, match=r"sent 2 message\(s\), expected 2 and 4 along the first axes"
+        ):
+            taps.assert_close("tree", {**stacked, "b": (np.arange(4), stacked["b"][1])})
+        with pytest.raises(AssertionError, match=r"expected a scalar along"):
+            taps.assert_close("tree", 3)
+        with pytest.raises(
+            AssertionError, match=r"message 0 of tap 'tree'\['a'\] is an array, expected dict"
+        ):
+            taps.assert_close("tree", [{**each[0], "a": {"c": 1}}, each[1]])
+        for size in (1, 2):
+            jax.jit(lambda x: hcb.tap(quiet, (x, x + 1), name="pair"))(jnp.ones(2) * size)
+        taps.assert_close("pair", (np.array([[1, 1], [2, 2]]), np.array([[2, 2], [3, 3]])))

@@ -28,3 +28,9 @@ def resident_mib(process: int | str = "self") -> float:
     """Resident memory of a process, by its id, in MiB."""
     pages = int(Path(f"/proc/{process}/statm").read_text(encoding="ascii").split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def peak_mib(process: int | str = "self") -> float:
+    """Peak of the resident memory of a process, by its id, in MiB. `ru_maxrss` is at least its parent's."""
+    status = Path(f"/proc/{process}/status").read_text(encoding="ascii", errors="replace")
+    return float(status.partition("VmHWM:")[2].split()[0]) / 1024

@@ -6,7 +6,6 @@ python -m tools.scale.reading read FOLDER COUNT
 
 from __future__ import annotations
 
-import resource
 import statistics
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 
 import hostcallback as hcb
+from tools.bench.machine import peak_mib
 from tools.bench.servers import ROOT
 from tools.soak.parts import environment
 
@@ -27,15 +27,15 @@ PEAKS, MORE_MIB = 3.0, 32.0
 
 ROUNDS = 5
 IMPORTS = """
-import resource, sys, time
+import sys, time
 import jax
+from tools.bench.machine import peak_mib
 jax.devices()
-before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
+before, began = peak_mib(), time.perf_counter()
 import hostcallback as hcb
 if "used" in sys.argv:
     hcb.id_tap, hcb.outfeed_receiver, hcb.barrier_wait
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-print((time.perf_counter() - began) * 1e3, (peak - before) / 1024)
+print((time.perf_counter() - began) * 1e3, peak_mib() - before)
 """
 """Prints milliseconds and MiB beyond JAX and its devices."""
 
@@ -68,9 +68,9 @@ def read(folder: Path, count: int) -> None:
     data = hcb.read(folder)
     loss = data["loss"]
     next(iter(loss))  # imports what reading needs
-    before, began = _peak_mib(), time.perf_counter()
+    before, began = peak_mib(), time.perf_counter()
     columns = loss.to_numpy()
-    seconds, peak = time.perf_counter() - began, _peak_mib() - before
+    seconds, peak = time.perf_counter() - began, peak_mib() - before
     for start in range(0, count, ROUND):
         expected = np.arange(start, min(start + ROUND, count)).astype(np.float32)
         if not np.array_equal(columns["loss"][start : start + ROUND], expected):
@@ -125,10 +125,6 @@ def _child(*arguments: str) -> list[float]:
         check=True,
     )
     return [float(number) for number in done.stdout.split()]
-
-
-def _peak_mib() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 if __name__ == "__main__":

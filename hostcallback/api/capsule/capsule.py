@@ -83,7 +83,7 @@ def capsule(
             a copy of the inputs.
         max_bytes: largest number of bytes of inputs in a capsule; larger inputs are left out, the largest first.
         max_capsules: number of capsules of each jitted function; those with the same options and folder count together.
-        all_threads: whether the programs of other threads are meant too.
+        all_threads: whether the programs of other threads are meant too, except those that tap functions run.
 
     Returns:
         The function, with the signature of `step`; without one, a context manager, which is also a decorator:

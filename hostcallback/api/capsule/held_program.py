@@ -133,7 +133,7 @@ class HeldProgram:
             self._diagnose(message, judged, [*constants, *arrays])
         line = compat.traced_function(self.program.closed) or self.name
         note = f"in the results of {self.name}"
-        explains = Explains(Watched("result", None, "", (), "float", False, False, None, note), 0, 0, ())
+        explains = Explains(Watched("result", None, "", (), "float", False, note), 0, 0, ())
         watch.raise_found(message._replace(consumer=replace(message.consumer, source_line=line)), [explains])
 
     def inputs(self, arrays: Arrays | None, why_not: str) -> Iterator[tuple[Input, list[Any]]]:

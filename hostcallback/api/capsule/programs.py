@@ -142,8 +142,9 @@ class Digests(Evaluator):
         for out in outs:
             if _is_digestible(out) and not structure_of(equation).is_open:
                 self._names.append(_name_of(equation, position, out))
-                self._hashes.append(_hash_of(out))
-                self._stats.append(_stats_of(out))
+                made = compat.without_sharding_types(lambda out: (_hash_of(out), _stats_of(out)), out)
+                self._hashes.append(made[0])
+                self._stats.append(made[1])
 
     def ends(self, position: Position) -> None:
         if not self._names:

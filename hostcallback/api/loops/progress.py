@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from hostcallback import _jax_compat as compat
 from hostcallback.api.loops.stopping import count_loop, read_stop
 from hostcallback.api.watch.watch import watch_nonfinite
 from hostcallback.primitives.batched_predicates import any_lane
@@ -142,6 +143,11 @@ def _looks(
         looks = Looks(None, stops, functools.partial(count_loop, str(line)))
     if bar is None:
         return looks
+    if compat.in_partially_manual_region():
+        raise NotImplementedError(
+            f"the loop at {line} has a bar, and is in a shard_map over some axes of its mesh only, where a program "
+            "cannot read a clock yet: pass progress=False, and for a bar call hcb.progress in its body"
+        )
     key, shown, before = str(line), bar, bar.initial
 
     def send(phase: Phase, step: Any, postfix: Mapping[str, Any]) -> None:
@@ -257,7 +263,8 @@ def scan(
         ModuleNotFoundError: tqdm, or the library of `Progress.display`, is not installed.
         TypeError: `progress` is something else; or as `jax.lax.scan`.
         ValueError: `watch` is set together with `progress` or `stop`, or `stop` is something else.
-        NotImplementedError: (later) a loop with `stop=True` runs on devices of several processes.
+        NotImplementedError: a loop with a bar is in a `shard_map` over some axes of its mesh only. Later: a loop with
+            `stop=True` runs on devices of several processes.
 
     Example:
         total, _ = hcb.scan(lambda total, value: (total + value, None), jnp.float32(0), x, progress="sum")
@@ -341,25 +348,22 @@ def fori_loop(
     Raises:
         ModuleNotFoundError: as `scan`.
         TypeError: as `scan`; or as `jax.lax.fori_loop`.
+        NotImplementedError: as `scan`.
 
     Example:
         x = hcb.fori_loop(0, 1000, lambda i, x: jnp.cos(x), x, progress="iterate")
     """
     bar = chosen(progress)
-    is_wrong = len({jnp.issubdtype(jnp.result_type(bound), jnp.integer) for bound in (lower, upper)}) > 1
-    if is_wrong or (bar is None and not stop):  # with bounds of two kinds, JAX raises
+    if bar is None and not stop:
         return lax.fori_loop(lower, upper, body_fun, init_val, unroll=unroll)
+    with jax.disable_jit(False):  # JAX raises what it says of wrong bounds
+        jax.eval_shape(lambda: lax.fori_loop(lower, upper, lambda i, value: value, 0, unroll=unroll))
     try:
-        first, last = operator.index(lower), operator.index(upper)
-    except (TypeError, jax.errors.JAXTypeError):
-        value, count = as_one_program(
-            lambda lower, upper, value: _traced_fori_loop(lower, upper, body_fun, value, bar, stop),
-            lower,
-            upper,
-            init_val,
-        )
+        first, last = int(lower), int(upper)
+    except (TypeError, jax.errors.JAXTypeError, compat.InconclusiveDimensionOperation):
+        loop = functools.partial(_traced_fori_loop, body_fun=body_fun, bar=bar, stop=stop)
+        value, count = as_one_program(loop, lower, upper, init_val)
         return (value, count) if stop else value
-    dtype = jnp.result_type(lower, upper)
 
     def step(carry: Any, _: Any) -> Any:
         index, value = carry
@@ -371,25 +375,30 @@ def fori_loop(
     def jaxs(init: Any, _: Any) -> Any:
         return lax.fori_loop(lower, upper, body_fun, init[1], unroll=unroll)
 
-    def loop(value: Any) -> Any:
-        init = (jnp.asarray(lower, dtype), value)
-        (_, value), _, count = Scan(step, steps, looks, {"unroll": unroll or 1}, jaxs).run(init, None)
+    def run(value: Any) -> Any:
+        # The number of a step is weakly typed, as JAX's: `i * x` has the type of `x`.
+        made = Scan(step, steps, looks, {"unroll": unroll or 1}, jaxs)
+        (_, value), _, count = made.run((first, value), None)
         return value, count
 
-    value, count = as_one_program(loop, init_val)
+    value, count = as_one_program(run, init_val)
     return (value, count) if stop else value
 
 
 def _traced_fori_loop(
     lower: Any,
     upper: Any,
-    body_fun: Callable[[Any, Any], Any],
     init_val: Any,
+    *,
+    body_fun: Callable[[Any, Any], Any],
     bar: Progress | None,
     stop: Stop,
 ) -> Any:
     dtype = jnp.result_type(lower, upper)
-    lower, upper = jnp.asarray(lower, dtype), jnp.asarray(upper, dtype)
+    # Not with the type as an argument: a weakly typed bound stays one, as JAX's.
+    lower, upper = (
+        jnp.asarray(b) if jnp.result_type(b) == dtype else jnp.asarray(b, dtype) for b in (lower, upper)
+    )
     looks = _looks(bar, jnp.maximum(upper - lower, 0), view=lambda carry: (carry[1],), stop=stop)
 
     def step(carry: Any) -> Any:
@@ -430,6 +439,7 @@ def while_loop(
     Raises:
         ModuleNotFoundError: as `scan`.
         TypeError: as `scan`; or as `jax.lax.while_loop`.
+        NotImplementedError: as `scan`.
 
     Example:
         least = hcb.while_loop(lambda value: value > 1e-6, lambda value: value / 2, 1.0, progress="halve")

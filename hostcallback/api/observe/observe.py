@@ -118,7 +118,8 @@ def observe(
             sends the values to the receiver's writers as `label/statistic`, seconds as `time/label`.
         name: name of the tap in reports and in `hcb.taps`; by default that of its line, as in `observe@train:42`.
         ordered: as in `id_tap`.
-        all_threads: whether the block is for programs that other threads call, too.
+        all_threads: whether the block is for programs that other threads call, too, except those that tap functions
+            run.
 
     Returns:
         A context manager, which may be entered again, and is also a decorator; with `fun`, a function with its
@@ -396,6 +397,12 @@ _Asked = tuple[str, tuple[Selection, ...]]
 
 
 NOT_COMPUTED = "no array of numbers that a compiled program needs for its results or taps is computed there"
+EMPTY = {
+    "output": "no array of numbers leaves it, other than for a backward pass or where one computes it again",
+    "input": "no array of numbers enters it, other than where a backward pass computes it again",
+    "grad": "no cotangent enters its backward pass that is computed and is of its outputs alone: nothing there is "
+    "differentiated, or its only cotangent is a constant, as the 1 of a loss",
+}
 IN_CONDITION = "places in the condition of a while_loop have no time"
 
 
@@ -476,5 +483,9 @@ class _Notes:
         names = [name for kind in kinds for name in self._names.get(kind, ())]
         others = "\n".join(f"    {name}" for name in near(text, names))
         hint = f"; the nearest that there are:\n{others}" if others else ""
+        if what_of in EMPTY and any(
+            each.has(name) for each in item for name in self._names.get(each.kind, ())
+        ):
+            hint = f". There is such a place, but {EMPTY[what_of]}"
         cotangents = " in a backward pass" if what_of == "grad" else ""
         return f"hcb.observe: where={text!r} matches no {what_of} {of_what}{cotangents}, at {at}{hint}"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
+import functools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -140,6 +141,12 @@ class Selection:
         """Whether all equations with one label form one place, whose outputs are tapped."""
         return self.kind in ("scope", "module", "function", "file", "call")
 
+    def has(self, name: str) -> bool:
+        """Whether a scope, module, function, call or primitive of that name is such a place."""
+        if self.kind in ("scope", "module", "call"):
+            return match_path(self.text, name.split("/")) is not None
+        return self.kind in ("jit", "function", "primitive") and fnmatch.fnmatchcase(name, self.text)
+
     def _own(self, site: Site) -> str:
         name = site.function if self.kind == "jit" else site.primitive
         if site.scope:
@@ -255,6 +262,11 @@ class Labelled:
     site: Site
     recomputed: bool
     label: str | None
+
+    @functools.cached_property
+    def origin(self) -> tuple[Any, ...]:
+        """Where it was traced; see `compat.equation_origin`."""
+        return compat.equation_origin(self.equation)
 
     @property
     def direction(self) -> str:

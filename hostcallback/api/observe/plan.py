@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from hostcallback import _jax_compat as compat
 from hostcallback._jax_compat.types import AnyJaxpr, Atom, Jaxpr, JaxprEqn, Literal, Var
+from hostcallback.api.observe.cotangents import Entering, Run, Runs, is_sum, named
 from hostcallback.api.observe.places import Labelled, Modules, Origins, Selection, Site, site_of
 from hostcallback.api.observe.report import can_measure
 from hostcallback.lowering.equations import Position, structure_of, variables
@@ -60,10 +61,10 @@ class Found:
     names: dict[str, dict[str, None]] = field(default_factory=dict)
     not_entered: list[Site] = field(default_factory=list)
 
-    def new_label(self, label: str) -> str:
-        """Adds a label, with a number appended if it is taken."""
+    def new_label(self, label: str, but: Collection[str] = ()) -> str:
+        """Adds a label, with a number appended if it is taken or one of some others."""
         unique, number = label, 1
-        while unique in self.labels:
+        while unique in self.labels or unique in but:
             number += 1
             unique = f"{label}#{number}"
         self.labels[unique] = None
@@ -112,6 +113,23 @@ class Around:
         return Around(one.site, position, modules, needed, cotangents)
 
 
+@dataclass(frozen=True)
+class Backward:
+    """The backward pass of a place in one program.
+
+    Attributes:
+        position: of the program.
+        label: of the place.
+        region: the operations of the backward pass.
+        entering: finds what enters them.
+    """
+
+    position: Position
+    label: str
+    region: Sequence[Labelled]
+    entering: Entering
+
+
 class Planner:
     """Plans the taps of one selection.
 
@@ -126,6 +144,8 @@ class Planner:
         self._what_of = what_of
         self._found = found
         self._origins: Origins = {}
+        self._runs: Runs | None = None
+        self._backward: list[Backward] = []
 
     def prepare(self, jaxpr: AnyJaxpr, around: Around) -> None:
         """Notes which operations belong to modules. Called before `plan`, which finds the backward pass by them."""
@@ -141,23 +161,64 @@ class Planner:
                 self.prepare(inner, around.inside(one, inner, operands))
 
     def plan(self, program: AnyJaxpr, around: Around) -> Plan:
-        """Plans one program."""
+        """Plans a whole program."""
+        plan = self._plan(program, around)
+        if self._backward:
+            self._plan_cotangents(plan, self._runs_of(program, around))
+        return plan
+
+    def _runs_of(self, program: AnyJaxpr, around: Around) -> Runs:
+        planner = Planner(self._selection, "output", Found(), self._mark)
+        planner._origins = self._origins
+        planner._runs = Runs(are_regions=self._selection.is_region)
+        planner._plan(program, around)
+        return planner._runs
+
+    def _plan(self, program: AnyJaxpr, around: Around) -> Plan:
         jaxpr, _ = compat.open_jaxpr(program)
         equations = self.labelled(jaxpr, around)
+        if self._runs is not None:
+            self._runs.see(around.position, equations)
         live, plan = _live(jaxpr, equations, around.needed), Plan()
         uses = _uses(jaxpr, equations, around.needed, live)
         cotangents = _cotangents(equations, jaxpr, around)
         for one in equations:
             if one.label is None and not one.recomputed:
                 self._plan_inside(plan, one, around, live, cotangents)
+        entering = Entering(equations, cotangents)
         for label, region in self._regions(equations):
-            if self._what_of == "output":
-                values = _leaving(region, uses)
-            else:
-                values = _entering(region)
-                values = [v for v in values if self._what_of == "input" or v in cotangents]
-            self._tap(plan, around.position, label, values)
+            if self._what_of == "grad":
+                self._backward.append(Backward(around.position, label, region, entering))
+                continue
+            values = _leaving(region, uses) if self._what_of == "output" else _entering(region)
+            names = self._tap(plan, around.position, label, values)
+            if self._runs is not None:
+                self._runs.name(around.position, label, names)
         return plan
+
+    def _plan_cotangents(self, plan: Plan, runs: Runs) -> None:
+        of_outputs = {PREFIXES["grad"] + name for name in runs.names()}
+        taken: set[str] = set()
+        for one in self._backward:
+            members: dict[Run | None, list[Labelled]] = {}
+            known = runs.of_backward(one.position, one.label, one.region, one.entering.cotangents)
+            for run, each in zip(known, one.region, strict=True):
+                members.setdefault(run, []).append(each)
+            for run, of_run in members.items():
+                values = one.entering.of_run(of_run, one.region)
+                values = {v: by for v, by in values.items() if can_measure(v.aval)}
+                names = named(run, values, taken)
+                taken.update(names.values())
+                known_values = plan.taps.get(one.position.key, {})
+                others = [v for v in values if v not in names and v not in known_values]
+                for value in values:
+                    if value in names:
+                        label = self._found.new_label(PREFIXES["grad"] + names[value])
+                        plan.tap(one.position, value, label)
+                    elif value in others:
+                        number = f"[{others.index(value)}]" if len(others) > 1 else ""
+                        label = self._found.new_label(f"{PREFIXES['grad']}{one.label}{number}", of_outputs)
+                        plan.tap(one.position, value, label)
 
     def _regions(self, equations: Sequence[Labelled]) -> list[tuple[str, list[Labelled]]]:
         regions: dict[Any, tuple[str, list[Labelled]]] = {}
@@ -193,12 +254,15 @@ class Planner:
             result.append(Labelled(equation, site, recomputed, label if is_meant else None))
         return _with_between(result, "forward") if self._selection.kind == "module" else result
 
-    def _tap(self, plan: Plan, position: Position, label: str, values: Sequence[Var]) -> None:
+    def _tap(self, plan: Plan, position: Position, label: str, values: Sequence[Var]) -> dict[Var, str]:
         known = plan.taps.get(position.key, {})
         values = [v for v in values if can_measure(v.aval) and v not in known]
+        names = {}
         for i, value in enumerate(values):
             name = PREFIXES[self._what_of] + label
-            plan.tap(position, value, self._found.new_label(f"{name}[{i}]" if len(values) > 1 else name))
+            names[value] = self._found.new_label(f"{name}[{i}]" if len(values) > 1 else name)
+            plan.tap(position, value, names[value])
+        return names
 
     def _plan_inside(
         self, plan: Plan, one: Labelled, around: Around, live: set[Var], cotangents: set[Var]
@@ -206,19 +270,20 @@ class Planner:
         carries, structure = _carries(one.equation), structure_of(one.equation)
         # The next iteration uses a carry.
         needed = [i < carries or var in live for i, var in enumerate(one.equation.outvars)]
-        before, found = dict(self._found.labels), Plan()
+        before, found, backward = dict(self._found.labels), Plan(), len(self._backward)
         for jaxpr, operands in structure.programs:
             results = len(compat.open_jaxpr(jaxpr)[0].outvars)
             of_results = needed if results == len(needed) else [True] * results
             given = [not isinstance(atom, Literal) and atom in cotangents for atom in operands]
             inside = around.inside(one, jaxpr, operands, of_results, given)
-            found.add(self.plan(jaxpr, inside))
+            found.add(self._plan(jaxpr, inside))
             is_meant = around.position.has_mark(self._mark, one.equation)
             if self._selection.kind == "carry" and carries and is_meant:
                 self._tap_carry(found, one, jaxpr, inside.position, carries)
         if structure.is_open:
             plan.add(found)
-        elif found:
+        elif found or len(self._backward) > backward:
+            del self._backward[backward:]
             self._found.labels = before
             self._found.not_entered.append(one.site)
 
@@ -305,8 +370,8 @@ def _cotangents(equations: Sequence[Labelled], jaxpr: Jaxpr, around: Around) -> 
     given = zip(jaxpr.invars, around.cotangents, strict=False)
     values = {var for var, is_cotangent in given if is_cotangent}
     for one in equations:
-        # JAX adds cotangents outside of the scopes whose cotangents they are.
-        adds = one.site.primitive == "add_any" and any(var in values for var in one.reads())
+        # Versions of JAX differ in the scopes of a sum of cotangents.
+        adds = is_sum(one) and any(var in values for var in one.reads())
         is_zero = all(isinstance(atom, Literal) and not np.any(atom.val) for atom in one.equation.invars)
         if (one.site.backward and not one.recomputed and not is_zero) or adds:
             values.update(one.equation.outvars)

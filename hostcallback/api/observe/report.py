@@ -82,7 +82,7 @@ def measure(value: jax.Array, names: tuple[str, ...] | None, devices: int) -> An
             measured = device_ops.statistics(value)
             record.update((name, measured[name]) for name in names if name in measured)
     if "histogram" in names:
-        record["histogram"] = _histogram(value)
+        record["histogram"] = compat.without_sharding_types(_histogram, value)
     return _in_order(record, names)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from hostcallback import _jax_compat as compat
 from hostcallback.api.watch.origin import Origin, Value, Walk, shard_map_around
-from hostcallback.api.watch.program_tests import Chosen, Tests, only_results
+from hostcallback.api.watch.program_tests import Tests, only_results
 from hostcallback.lifecycle import receivers as transport
 from hostcallback.lifecycle.reentrant_calls import call_inside_callback
 from hostcallback.lowering import equations, evaluator, xray
@@ -112,7 +112,7 @@ class WatchedProgram:
             jit.
         selects: the operations that are reported.
         inputs: whether values that came in are reported.
-        every: whether operations are reported whose values do not reach a result.
+        every: whether operations with finite operands are reported too whose values do not reach a result.
         compilation: number of the program among those of its name, from 1.
     """
 
@@ -130,20 +130,28 @@ class WatchedProgram:
             _compilations[self.name] += 1
             object.__setattr__(self, "compilation", _compilations[self.name])
 
-    @property
-    def chosen(self) -> Chosen:
-        """The equations that are watched."""
+    def tests(self, operations: evaluator.Evaluator | None = None) -> Tests:
+        """Returns the tests of operations, and of what leaves the marked equations, if there is a mark.
 
-        def chosen(equation: compat.JaxprEqn, position: equations.Position) -> bool:
-            if not position.has_mark(self.program.mark, equation):
-                return False
-            return not self.every or any(
+        Args:
+            operations: evaluates them; None for an evaluator that has their effects.
+        """
+
+        def is_selected(equation: compat.JaxprEqn, position: equations.Position) -> bool:
+            return self._is_marked(equation, position) and any(
                 self.selects(self._operation(equation, number, position))
                 for number, variable in enumerate(equation.outvars)
                 if is_inexact(variable.aval)
             )
 
-        return chosen
+        return Tests(
+            left=self._is_marked if self.program.mark else None,
+            every=is_selected if self.every else None,
+            evaluator=operations,
+        )
+
+    def _is_marked(self, equation: compat.JaxprEqn, position: equations.Position) -> bool:
+        return position.has_mark(self.program.mark, equation)
 
     def has_selected(self) -> bool:
         """Whether an operation of the program is selected."""
@@ -218,18 +226,19 @@ class WatchedProgram:
     def _walked(self, values: Sequence[Any], *, compiles: bool) -> tuple[Walk, list[Value], set[Origin]]:
         # Also returns the origins that are selected.
         mark = self.program.mark
-        tests = Tests(self.chosen, every=self.every, evaluator=evaluator.Silent())
+        tests = self.tests(evaluator.Silent())
         walk = Walk(
             tests.failed if self.every or mark else only_results,
-            self.chosen if mark else None,
+            self._is_marked if mark else None,
             compiles=compiles,
         )
         results = walk.run(self.program.closed, values)
         if mark:
             return walk, results, walk.entered
+        reached = {origin for result in results for origin in result.sources or ()}
         if self.every:
-            return walk, results, set(walk.origins)
-        return walk, results, {origin for result in results for origin in result.sources or ()}
+            reached |= {origin for origin in walk.origins if origin.of_finite}
+        return walk, results, reached
 
     def _is_reported(self, origin: Origin, known: Container[Unsound]) -> bool:
         closed, mark = self.program.closed, self.program.mark
@@ -279,7 +288,7 @@ class WatchedProgram:
         self, name: str, line: Any, value: Any, *, scope: str = "", backward: bool = False, note: str = ""
     ) -> Watched:
         return Watched(
-            name, line, scope, tuple(value.shape), str(value.dtype), backward, False, note=note, step=self.name,
+            name, line, scope, tuple(value.shape), str(value.dtype), backward, note=note, step=self.name,
             compilation=self.compilation,
         )  # fmt: skip
 

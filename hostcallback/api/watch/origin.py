@@ -38,6 +38,7 @@ class Origin:
         element: the index of its first element that is not finite.
         operands: texts about the operands at that element, by name.
         device: of a `shard_map`, the index of the device in its mesh; None elsewhere.
+        of_finite: whether it is an operation of which all operands were finite.
     """
 
     equation: compat.JaxprEqn | None
@@ -47,6 +48,7 @@ class Origin:
     element: tuple[int, ...]
     operands: Mapping[str, str] = field(default_factory=dict)
     device: tuple[int, ...] | None = None
+    of_finite: bool = False
 
     @property
     def key(self) -> tuple[int, ...]:
@@ -185,7 +187,8 @@ class Walk:
         if axes and out.shape[:axes] == mesh:  # a device has one element of these axes
             device, element = element[:axes], element[axes:]
             out = out[device]
-        origin = Origin(equation, number, position, out, element, texts, device)
+        of_finite = all(operand.sources is None for operand in operands)
+        origin = Origin(equation, number, position, out, element, texts, device, of_finite)
         self._known[key] = origin
         self.origins.append(origin)
         return origin
@@ -209,11 +212,17 @@ class Walk:
         outs, firsts, _ = program(np.int32(np.iinfo(np.int32).max), arrays)
         found = len(self.origins)
         flown: set[Origin] = set()
-        for first in sorted({int(first) for first in firsts if first >= 0}):
+        becomes, nan, inside = (int(first) for first in firsts)
+        unexplained = [{becomes, nan} - {-1}, {inside} - {-1}]
+        for first in sorted(set().union(*unexplained)):
+            if not any(first in group for group in unexplained):
+                continue
             _, _, state = program(np.int32(first), arrays)
-            flown |= self._iteration(equation, loop, first, state, position)
-            if len(self.origins) > found or flown:
-                break
+            before = len(self.origins)
+            passing = self._iteration(equation, loop, first, state, position)
+            if passing or len(self.origins) > before:
+                unexplained = [group for group in unexplained if first not in group]
+            flown |= passing
         sources = frozenset({*self.origins[found:], *flown}) or sources_of(operands)
         return [Value.of(out, sources) for out in outs]
 

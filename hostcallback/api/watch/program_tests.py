@@ -11,7 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from hostcallback import _jax_compat as compat
-from hostcallback.lowering.equations import Position, equations_in, loop_of, structure_of, variables
+from hostcallback.lowering.equations import (
+    OUTERMOST,
+    Position,
+    equations_in,
+    loop_of,
+    structure_of,
+    variables,
+)
 from hostcallback.lowering.evaluator import Evaluator, Records, Silent, Tester, where_it_goes_on
 from hostcallback.lowering.inputs import any_not_finite, is_inexact
 from hostcallback.tracing import source_line
@@ -23,28 +30,35 @@ Chosen = Callable[[compat.JaxprEqn, Position], bool]
 class Tests(Tester):
     """Tests the results of operations for values that are not finite."""
 
-    def __init__(self, chosen: Chosen, *, every: bool, evaluator: Evaluator | None = None) -> None:
+    def __init__(
+        self, *, left: Chosen | None = None, every: Chosen | None = None, evaluator: Evaluator | None = None
+    ) -> None:
         """Makes the evaluator.
 
         Args:
-            chosen: the equations that are meant.
-            every: whether to test each of their results, where their operands are finite; otherwise only those that
-                other equations, or what follows the program, use.
+            left: the equations of which those results are tested that other equations, or what follows the program,
+                use; None for no such test. Equations inside of one are such equations too.
+            every: the equations of which each result is tested, where their operands are finite; None for none.
             evaluator: evaluates operations; None for one that has their effects.
         """
-        self._chosen: Chosen = lambda equation, position: (
-            not source_line.is_own(str(equation.source_info.name_stack)) and chosen(equation, position)
-        )
-        self._every = every
+        self._left = _of_user(left)
+        self._every = _of_user(every)
         self._evaluator = evaluator or Evaluator()
+        self._outermost = OUTERMOST
         self._leaving: set[compat.Var] = set()
         self._flags: dict[tuple[int, int], tuple[Records, Any, Any]] = {}
 
+    def failed(
+        self, jaxpr: compat.AnyJaxpr, values: Sequence[jax.Array], position: Position = OUTERMOST
+    ) -> tuple[list[Any], Any]:
+        self._outermost = position
+        return super().failed(jaxpr, values, position)
+
     def enters(self, equation: compat.JaxprEqn, position: Position) -> bool:
-        if not self._every and self._chosen(equation, position):
-            return False  # its results are tested
+        is_left = self._left(equation, position)  # then its results are tested
         return any(
-            any(is_inexact(v.aval) for v in inner.outvars) and self._chosen(inner, there)
+            any(is_inexact(v.aval) for v in inner.outvars)
+            and (self._every(inner, there) or (not is_left and self._left(inner, there)))
             for program, _ in structure_of(equation).programs
             for inner, there in equations_in(program, position.inside(equation))
         )
@@ -55,11 +69,17 @@ class Tests(Tester):
     def given(
         self, jaxpr: compat.Jaxpr, values: Sequence[jax.Array], position: Position, records: Records
     ) -> None:
-        if not self._every:
-            self._leaving.update(variables(jaxpr.outvars))
-            for equation in jaxpr.eqns:
-                if not self._chosen(equation, position):
-                    self._leaving.update(variables(equation.invars))
+        *around, last = position.equations or (None,)
+        if (
+            last is not None
+            and position.key != self._outermost.key
+            and self._left(last, Position((*around,)))
+        ):
+            return  # of this program only what leaves the equation around it
+        self._leaving.update(variables(jaxpr.outvars))
+        for equation in jaxpr.eqns:
+            if not self._left(equation, position):
+                self._leaving.update(variables(equation.invars))
 
     def made(
         self,
@@ -70,21 +90,20 @@ class Tests(Tester):
         records: Records,
     ) -> None:
         results = [
-            out
+            (out, variable in self._leaving)
             for variable, out in zip(equation.outvars, outs, strict=True)
-            if is_inexact(out) and (self._every or variable in self._leaving)
+            if is_inexact(out)
         ]
-        if not results or not self._chosen(equation, position):
-            return
-        if self._every:
-            held = functools.reduce(jnp.logical_or, (self._flag(records, out) for out in results))
+        if results and self._every(equation, position):
+            held = functools.reduce(jnp.logical_or, (self._flag(records, out) for out, _ in results))
             # What a NaN spreads to is no origin, and a mask of infinities is meant.
             for value in values:
                 if is_inexact(value):
                     held &= ~self._flag(records, jnp.asarray(value))
-        else:
-            held = any_not_finite(results)
-        self.fail_if(records, held)
+            self.fail_if(records, held)
+        leaving = [out for out, is_leaving in results if is_leaving]
+        if leaving and self._left(equation, position):
+            self.fail_if(records, any_not_finite(leaving))
 
     def _flag(self, records: Records, value: jax.Array) -> Any:
         # By the records, because a value may be used in several traces. The entry keeps both alive, and with them ids.
@@ -92,6 +111,15 @@ class Tests(Tester):
         if key not in self._flags:
             self._flags[key] = (records, value, any_not_finite([value]))
         return self._flags[key][2]
+
+
+def _of_user(chosen: Chosen | None) -> Chosen:
+    # None stands for no equation; equations of our own are not meant either.
+    return lambda equation, position: (
+        chosen is not None
+        and not source_line.is_own(str(equation.source_info.name_stack))
+        and chosen(equation, position)
+    )
 
 
 # ---- Loops -----------------------------------------------------------------------------------------------------------
@@ -119,8 +147,8 @@ def search(
 
     Returns:
         A function of the most iterations to run, int32, and of the operands. It returns the results of the loop, int32
-        [2] with the first iteration that makes a value that is not finite and the first that makes a NaN (-1 for none),
-        and the carry.
+        [3] with the first iteration of which a result becomes one that is not finite, the first of which a result has a
+        NaN, and the first in which a test of `flags` fails (-1 for none), and the carry.
     """
 
     def run(most: Any, operands: Sequence[jax.Array]) -> tuple[list[Any], Any, list[Any]]:
@@ -148,7 +176,7 @@ def search(
             return i + 1, firsts, after, ys
 
         ys = [zeros(variable.aval) for variable in equation.outvars[count:]]
-        start = (jnp.int32(0), jnp.full(2, -1, np.int32), loop.init, ys)
+        start = (jnp.int32(0), jnp.full(3, -1, np.int32), loop.init, ys)
         _, firsts, carry, ys = jax.lax.while_loop(goes_on, step, start)
         return [*carry, *ys], firsts, carry
 
@@ -156,12 +184,12 @@ def search(
 
 
 def _tests_of(carry: Sequence[jax.Array], outs: Sequence[jax.Array], inside: jax.Array) -> jax.Array:
-    # Whether an iteration makes a value that is not finite, and whether one of its results has a NaN: bool [2].
-    new = inside | any_not_finite(outs[len(carry) :])
+    # Whether a result becomes one that is not finite, whether one has a NaN, and whether a test failed: bool [3].
+    new = any_not_finite(outs[len(carry) :])
     for before, after in zip(carry, outs, strict=False):
         new |= any_not_finite([after]) & ~any_not_finite([before])
     nan = [jnp.any(jnp.isnan(out)) for out in outs if is_inexact(out)]
-    return jnp.stack([new, jnp.any(jnp.stack(nan)) if nan else jnp.zeros((), bool)])
+    return jnp.stack([new, jnp.any(jnp.stack(nan)) if nan else jnp.zeros((), bool), inside])
 
 
 def zeros(aval: compat.Aval) -> Any:

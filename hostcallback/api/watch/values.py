@@ -27,7 +27,10 @@ def numpy_of(value: Any) -> np.ndarray[Any, Any]:
 def is_plain(value: Any) -> bool:
     if isinstance(value, jax.Array):
         return not jnp.issubdtype(value.dtype, jax.dtypes.extended)
-    return isinstance(value, np.ndarray | np.generic | float | complex | int)
+    if isinstance(value, np.ndarray | np.generic | float | complex | int):
+        return True
+    # A constant of a program is an array of numpy with a type of JAX's, which is no subclass in JAX 0.8.
+    return hasattr(value, "__array__") and not isinstance(value, jax.Ref)
 
 
 def bad_of(value: Any) -> Any:

@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NoReturn, ParamSpec, TypeVar, overload
 
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from hostcallback import _jax_compat as compat
 from hostcallback.api.barrier import add_after_delivery
 from hostcallback.api.watch.diagnosis import Unsound, WatchedProgram, Where, selector
-from hostcallback.api.watch.program_tests import Tests
 from hostcallback.lowering.device_ops import FINE, FIRST, FURTHER, NOT_COUNTED, forget, verdict
 from hostcallback.lowering.inputs import groups_not_finite, is_inexact, run_keeping_inputs, send_inputs_if
 from hostcallback.lowering.xray import Context, Program, Xray
@@ -40,7 +40,7 @@ MAX_NAME_CHARS = 100
 """Characters of a program's name that logs have."""
 
 MAX_WALKS = 8
-"""Number of failed calls of a program that are walked; later ones are counted."""
+"""Number of walks of a program for each of its tests that fail; later failed calls are counted."""
 
 
 @overload
@@ -72,8 +72,9 @@ def watch_nonfinite(
     `on_error`. There is one error per operation, the first failure first, which counts the failed calls.
     `disable_checks("watch_nonfinite")` turns the reports off.
 
-    Only an operation with finite operands is reported, so neither operations to which a NaN spreads nor operations
-    that pass a mask of `-inf` on are reported; an input that has such a value is, by its path: `input batch['x'][3,5]`.
+    An operation is reported if its operands are finite, or if it makes a NaN of infinite constants. So neither
+    operations to which a NaN spreads nor operations that pass a mask of `-inf` on are reported. An input that has such
+    a value is, by its path: `input batch['x'][3,5]`. A result of the program must depend on what is reported.
 
     Within a trace, as in `jax.jit(watch_nonfinite(f))`, the values that leave the equations of `fun` are tested, and
     those of its backward pass under `jax.grad`. In a function that is not jitted, each operation is a program.
@@ -84,9 +85,11 @@ def watch_nonfinite(
             `"decoder/attention"`) or, if it ends in `.py`, the end of a file's path (`"model.py"`, `"nets/model.py"`).
             A function gets an `Operation` and returns whether to report it.
         inputs: whether to report values that came in with the inputs.
-        mode: `"results"`, or `"every"` to test each operation as it runs, which costs a pass over each value and finds
-            also what reaches no result, such as a NaN behind `jnp.where`.
-        all_threads: of the context, whether programs that other threads call are meant too.
+        mode: `"results"`, or `"every"` to test each operation as it runs too, which costs a pass over each value. It
+            reports the same, and operations with finite operands whose values reach no result, such as a NaN behind
+            `jnp.where`.
+        all_threads: of the context, whether programs that other threads call are meant too, except those that tap
+            functions run.
 
     Returns:
         A function with the signature of `fun`, or the context, which is also a decorator.
@@ -138,14 +141,18 @@ class Watch(Xray):
             context.notes["selected"] = context.notes.get("selected") or watched.has_selected()
         receive, params = _Receive(watched, self.passed_on), {"program": program.function[:MAX_NAME_CHARS]}
         receive.reports_all = self.where is None and self.inputs and not program.mark
-        tests = Tests(watched.chosen, every=self.every)
+        tests = watched.tests()
 
         def evaluate(values: Sequence[Any]) -> tuple[list[Any], Any]:
+            failed: list[Any] = []
             if self.every or program.mark:
-                outs, failed = tests.failed(program.tapped, values)
-                return outs, failed[None]
-            outs = compat.eval_jaxpr(program.tapped, *values)
-            return outs, groups_not_finite(outs, program.devices)
+                outs, inside = tests.failed(program.tapped, values)
+                failed.append(inside[None])
+            else:
+                outs = compat.eval_jaxpr(program.tapped, *values)
+            if not program.mark and any(map(is_inexact, outs)):
+                failed.append(groups_not_finite(outs, program.devices))
+            return outs, failed[0] if len(failed) == 1 else jnp.concatenate(failed)
 
         def run(*values: Any) -> list[Any]:
             (outs, failed), kept = run_keeping_inputs(program, values, evaluate)
@@ -257,7 +264,7 @@ class _Receive:
         self._seen: Any = False  # which groups of results were not finite in a call that is diagnosed
         self._found: list[Explains] = []
         self._results: list[Unsound] = []
-        self._left = MAX_WALKS
+        self._walks: Any = 0  # by test: in results that are meant to be infinite the walks find nothing
 
     def __call__(self, message: Message) -> None:
         """Diagnoses the first failed call; raises its failures for each one, so that they are counted.
@@ -269,8 +276,8 @@ class _Receive:
         is_counted = number != NOT_COUNTED
         with self._lock:
             is_first = kind == FIRST and (is_counted or np.any(failed & ~np.asarray(self._seen)))
-            if self._left and is_first:
-                self._left -= 1
+            if is_first and np.any(failed & (np.asarray(self._walks) < MAX_WALKS)):
+                self._walks = self._walks + failed
                 self._seen = self._seen | failed
                 add_after_delivery(self._begin_again)
                 call = int(number) if is_counted else None

@@ -77,7 +77,8 @@ class CallSite:
     def source(self) -> list[str]:
         """The lines of the call without their common indentation, with marks below its first argument.
 
-        Without marks if that argument has several lines; cut after `MAX_LINES`; empty if the file cannot be read.
+        Without marks if that argument has several lines; cut after `MAX_LINES`; empty if the file cannot be read, or
+        has other lines now.
         """
         if not self.stack:
             return []
@@ -86,7 +87,7 @@ class CallSite:
             return [line] if line else []
         first, last, start, end = self.span
         lines = [self.stack[0].source_text(number) for number in range(first, last + 1)]
-        if not all(lines):
+        if not all(lines) or not any(map(str.strip, lines)):  # the file has changed since
             return []
         mark = _first_argument(lines, start, end)
         indents = [len(line) - len(line.lstrip()) for line in lines if line.strip()]

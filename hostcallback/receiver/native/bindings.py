@@ -160,7 +160,7 @@ class HostThreads(ctypes.Structure):
     _fields_ = tuple((name, c_void_p) for name in _HOST_THREADS)
 
 
-HostCall = ctypes.CFUNCTYPE(c_int32, c_void_p, c_int32)
+HostCall = ctypes.CFUNCTYPE(c_int32, c_void_p, c_int32, c_int32)
 """`hcb_host_call`."""
 
 Wait = ctypes.PYFUNCTYPE(None)

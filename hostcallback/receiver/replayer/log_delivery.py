@@ -7,25 +7,30 @@ import contextlib
 import functools
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from hostcallback.receiver import errors, tap_arguments
 from hostcallback.receiver.failures.deferred_errors import failing_message
-from hostcallback.receiver.messages import Lease, Message, Registry, Sink
+from hostcallback.receiver.messages import Lease, Message, Registry, Sink, device_text
 from hostcallback.receiver.runtime.dispatch.calls import Call, Calls
 from hostcallback.receiver.runtime.dispatch.dispatcher import Dispatcher
 from hostcallback.receiver.runtime.dispatch.scope import Scope
 from hostcallback.receiver.sinks.call import ExportedTaps
 from hostcallback.receiver.sinks.factory import Binding, BoundTap
+from hostcallback.receiver.sinks.scalars import ScalarsSink
 from hostcallback.receiver.sinks.sharding.multi_process import ShardStream
 from hostcallback.receiver.sources.source import Batch, Frame
 from hostcallback.receiver.taplog.format.block import FrameBlock
+from hostcallback.receiver.taplog.format.layout import NO_STEP
 from hostcallback.receiver.taplog.reading.merge import Stretch
 from hostcallback.receiver.taplog.reading.segment_reader import Writer
 from hostcallback.receiver.taplog.reading.selection import Selection
+from hostcallback.receiver.wire.array_types import Array
 from hostcallback.receiver.wire.frame import Flags
 from hostcallback.receiver.wire.tap_descriptor import ALL_PROCESSES, UNDESCRIBED, TapDescriptor
 
@@ -86,6 +91,16 @@ Parts = Callable[[Sequence[int], int, int], Iterable[tuple[int, int]]]
 """Splits messages into parts that are delivered together: from the times of a block's messages, and the start and stop
 of those to deliver, to ranges."""
 
+NOTED_BLOCKS = 16
+"""Blocks of a device whose steps are noted, for values that are assembled from several devices."""
+
+
+class _Noted(NamedTuple):
+    # The steps of the messages of a block.
+    seqs: Array
+    times_ns: Array
+    steps: Array
+
 
 class LogDelivery:
     """The taps of some logged processes, and the consumers of their messages. One thread.
@@ -132,13 +147,19 @@ class LogDelivery:
             name: func if isinstance(func, Binding) else Binding(func) for name, func in (bind or {}).items()
         }
         self._selection = selection
-        self._sinks = tuple(sinks)
+        self._sinks = tuple(
+            functools.partial(sink.take, step_of=self.step_of) if isinstance(sink, ScalarsSink) else sink
+            for sink in sinks
+        )
         self._printers = printers
         self._checks_only = checks_only
         self._label = label
         self._stream_of = stream_of
         self._shards = shards
         self._processes: dict[Writer, _ProcessTaps] = {}
+        self._noted: dict[str, deque[_Noted]] = {}  # by device
+        self._step_of_whole: int | None = None
+        self._is_whole = False
 
     def deliver(self, run: Stretch, parts: Parts | None = None) -> None:
         """Delivers the messages of a run; `parts` splits them."""
@@ -148,6 +169,7 @@ class LogDelivery:
                 self, self._label(run.writer), self._stream_of(run.writer)
             )
         dispatcher, block = taps.ready(run)
+        self._note_steps(run)
         # Of the message that was delivered: a report of a failed call has the number and the time of that call's.
         self.scope.deferred.step_of = lambda message: run.step_of(failing_message() or message)
         start, stop = run.start, run.stop
@@ -160,6 +182,38 @@ class LogDelivery:
         for first, end in [(start, stop)] if parts is None else parts(block.times, start, stop):
             batch: Batch = LogBatch(block, first, end, run.folded)
             dispatcher.deliver(dispatcher.decode(batch))
+
+    def step_of(self, message: Message) -> int | None:
+        """The step of a message that is delivered; None if it is not known."""
+        if self._is_whole:
+            return self._step_of_whole
+        for noted in reversed(self._noted.get(device_text(message.device), ())):
+            place = int(np.searchsorted(noted.seqs, np.uint64(message.seq)))
+            if place < len(noted.steps) and noted.times_ns[place] == message.time_ns:
+                step = int(noted.steps[place])
+                return None if step == NO_STEP else step
+        return None
+
+    def see(self, message: Message, sink: Sink) -> Sink:
+        """Notes the step of a shard; returns a sink for the whole value that has this step.
+
+        When the value is complete, the shard's device may have reached a later step.
+        """
+        return functools.partial(self._at_step, self.step_of(message), sink)
+
+    def _at_step(self, step: int | None, sink: Sink, message: Message) -> None:
+        before = self._is_whole, self._step_of_whole
+        self._is_whole, self._step_of_whole = True, step
+        try:
+            sink(message)
+        finally:
+            self._is_whole, self._step_of_whole = before
+
+    def _note_steps(self, run: Stretch) -> None:
+        # Before the messages are delivered. The parts of a block come one by one.
+        noted = self._noted.setdefault(self._label(run.writer) + run.device, deque(maxlen=NOTED_BLOCKS))
+        if not noted or noted[-1].steps is not run.steps:
+            noted.append(_Noted(run.block.seqs, run.block.times_ns, run.steps))
 
     def release(self) -> None:
         """Frees the blocks that were delivered last, which are kept for their next parts."""

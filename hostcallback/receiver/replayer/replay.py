@@ -90,6 +90,7 @@ class Replay:
             on_error: see `outfeed_receiver`.
         """
         self._reader = reader
+        self._labels = _labels(reader.writers)
         self._checks_only = checks_only
         self._jobs = None if shards else logged_message.LoggedProgramRuns()
         self._shards = shards
@@ -137,10 +138,7 @@ class Replay:
         return None if self._jobs is None or self._reader.is_alone(writer) else self._jobs.stream(writer)
 
     def _label(self, writer: segment_reader.Writer) -> str:
-        if len(self._reader.writers) == 1:
-            return ""
-        number = writer.pid if writer.process_index is None else writer.process_index
-        return f"process {number}, "
+        return self._labels[writer]
 
     def _note_damage(self, damage: Damage) -> None:
         if damage.torn:
@@ -167,6 +165,34 @@ class Replay:
                 "replay: the log has no messages of a tap %r, to which a function is bound; it has: %s",
                 name, ", ".join(map(repr, near)) or "none",
             )  # fmt: skip
+
+
+def _labels(writers: Sequence[segment_reader.Writer]) -> dict[segment_reader.Writer, str]:
+    # What the names of a process's devices begin with, which those of no other process do.
+    if len(writers) == 1:
+        return {writers[0]: ""}
+    names: dict[segment_reader.Writer, str] = {}
+    for writer in writers:
+        is_known = any(other.pid == writer.pid and other.host != writer.host for other in writers)
+        by_pid = f"process {writer.host}:{writer.pid}" if is_known else f"process {writer.pid}"
+        names[writer] = by_pid if writer.process_index is None else f"process {writer.process_index}"
+    for equal in _equal(names):
+        if len({writer.run for writer in equal}) > 1:
+            names |= {writer: f"{names[writer]} of {writer.run}" for writer in equal if writer.run}
+    for equal in _equal(names):
+        starts = [*dict.fromkeys(writer.process for writer in equal)]
+        if len(starts) > 1:
+            names |= {
+                writer: f"{names[writer]} (start {starts.index(writer.process) + 1})" for writer in equal
+            }
+    return {writer: f"{name}, " for writer, name in names.items()}
+
+
+def _equal(names: dict[segment_reader.Writer, str]) -> list[list[segment_reader.Writer]]:
+    found: dict[str, list[segment_reader.Writer]] = {}
+    for writer, name in names.items():
+        found.setdefault(name, []).append(writer)
+    return [*found.values()]
 
 
 @hide_frames

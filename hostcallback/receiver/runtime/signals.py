@@ -11,6 +11,7 @@ main thread is back.
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # see gil_share
 import contextlib
 import ctypes
 import math
@@ -28,6 +29,7 @@ from hostcallback.receiver import processes
 from hostcallback.receiver.errors import TapTimeoutError
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.native import bindings as native_library
+from hostcallback.receiver.runtime.dispatch import gil_share
 from hostcallback.receiver.text import say
 
 LOOK_SEC = 0.5
@@ -98,6 +100,7 @@ class InterruptWatch:
         self._stop: Stoppable | None = None
         self._holds = False  # whether the next SIGINT comes here first
         self._has_held = False  # whether one has come that has not been dealt with
+        self._write = -1  # the end of the pipe that the handler writes to
 
     def stops(self, request: Stoppable) -> None:
         """From now on, Ctrl-C while a loop runs that can be stopped makes the request, if there is none yet."""
@@ -120,11 +123,13 @@ class InterruptWatch:
                 target=self._run, args=(receivers, read, write), name="hostcallback-sigint", daemon=True
             )
             self._thread.start()
+            self._write = write
             self._hold_next()
 
     def after_fork_in_child(self) -> None:
         """Removes the handler in a forked child, which does not have the thread."""
         if self._thread is not None:
+            gil_share.set_handler = _signal.signal
             native_library.load().hcb_unwatch_interrupt()
             native_library.load().hcb_hold_interrupt(0)
         self.__init__()  # type: ignore[misc]
@@ -142,11 +147,17 @@ class InterruptWatch:
         # The signal of the second Ctrl-C, and those for a handler of the user, are not held.
         library = native_library.load()
         if self._stop is not None and self._stop.reason is None and _is_of_python():
+            gil_share.set_handler = self._set_handler  # host functions set handlers often
             held, self._holds = self._holds, True
             self._has_held |= not library.hcb_hold_interrupt(1) and held
         elif self._holds and not self._has_held:
             self._has_held = not library.hcb_hold_interrupt(0)
             self._holds = self._has_held
+
+    def _set_handler(self, number: int, handler: Any) -> None:
+        # Of Python, in front of which the native one stays.
+        _signal.signal(number, handler)
+        native_library.load().hcb_watch_interrupt(self._write)
 
     def _takes_held(self) -> bool:
         # Of a signal that was held: requests a stop, or gives it to Python. Whether it was one.
@@ -178,11 +189,6 @@ class InterruptWatch:
             if monotonic() > let_go_at and receivers.holds_programs():
                 let_go_at = math.inf
                 receivers.let_go(True)
-            if not skips and receivers.holds_programs():
-                skips, let_go_at = True, monotonic() + LET_GO_SEC
-                text = AT_PROMPT if is_interactive() else ANNOUNCED
-                say(text.format(f"{receivers.describe_backlog()} and those behind are"))
-                receivers.skip_taps(True)
             if select.select([read], [], [], 0)[0]:
                 if back.is_set():
                     break  # it is the first one of what the main thread does now
@@ -191,6 +197,13 @@ class InterruptWatch:
                     # The C function: Python's `signal.signal` works on the main thread only.
                     ctypes.CDLL(None).signal(signal.SIGINT, None)  # the default action
                     os.kill(os.getpid(), signal.SIGINT)
+            if not skips and receivers.holds_programs():
+                skips, let_go_at = True, monotonic() + LET_GO_SEC
+                text = AT_PROMPT if is_interactive() else ANNOUNCED
+                say(text.format(f"{receivers.describe_backlog()} and those behind are"))
+                receivers.skip_taps(True)
+                if not back.is_set() and select.select([read], [], [], 0)[0]:
+                    os.read(read, 4096)  # came before this text, and ends nothing
         if skips and not self.exits:
             receivers.skip_taps(False)
             receivers.let_go(False)
@@ -198,7 +211,11 @@ class InterruptWatch:
 
 def _is_of_python() -> bool:
     # A handler of the user's may want the program to end as usual, for example to save its state.
-    return signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    handler = signal.getsignal(signal.SIGINT)
+    held = getattr(handler, "__self__", None)
+    if isinstance(held, gil_share.HeldInterrupts):
+        return held.are_of_python
+    return handler is signal.default_int_handler
 
 
 def _main_thread_is_back() -> threading.Event:

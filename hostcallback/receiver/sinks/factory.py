@@ -215,12 +215,7 @@ def _nonfinite(parts: TapParts, binding: Binding) -> Sink | None:
         return nonfinite.FoundSink.of_failed_calls(program)
     if binding.func is None and "found" in parts.params:
         return nonfinite.FoundSink(nonfinite.Explains.from_plain(parts.params["found"]))
-    if binding.func is not None or "operations" not in parts.params:
-        return _tap(parts, binding)
-    operations = binding.objects.get("operations")
-    if operations is None:
-        operations = [nonfinite.Watched.from_plain(operation) for operation in parts.params["operations"]]
-    return nonfinite.NonFiniteSink(parts.unflatten, operations)
+    return _tap(parts, binding)
 
 
 def _metrics(parts: TapParts, binding: Binding) -> Sink | None:

@@ -1,10 +1,9 @@
-"""The sink of `watch_nonfinite`: reports each operation that made NaN or infinite values as a failed check."""
+"""What `watch_nonfinite` reports: each operation that made NaN or infinite values, as a failed check."""
 
 from __future__ import annotations
 
 import hashlib
 import itertools
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -17,7 +16,6 @@ from hostcallback.receiver.failures.check_report import CheckError, FailedCheck
 from hostcallback.receiver.failures.deferred_errors import DelegatedFailure, MultipleFailures
 from hostcallback.receiver.failures.explanation import CheckFailed, Explanation
 from hostcallback.receiver.messages import Consumer, Message
-from hostcallback.receiver.sinks.tap import Unflatten
 from hostcallback.receiver.wire.tap_descriptor import NONFINITE, TapDescriptor
 
 
@@ -35,8 +33,6 @@ class NonFiniteError(CheckError, ArithmeticError):
         iteration: iterations of the loops around it the first time, outermost first.
         device: the device on which it happened first, as text, such as `cpu:0`.
         backward: whether the operation belongs to the backward pass.
-        cotangent: whether the array is the cotangent of the operation's result, which the transpose of the
-            operation that used the result has made.
         call: the number of the call of the watched step, from 0, if the report is of a second run of that call; None
             if the program was watched as it ran.
         compilation: the number of that program among those of its function's name that were compiled, from 1: a
@@ -61,7 +57,6 @@ class NonFiniteError(CheckError, ArithmeticError):
     inf_count: int
     iteration: tuple[int, ...]
     backward: bool
-    cotangent: bool
     call: int | None
     compilation: int
     reproduced: bool | None
@@ -103,9 +98,6 @@ class Watched:
         shape: shape of the result.
         dtype: dtype of the result, as text.
         backward: whether the operation belongs to the backward pass.
-        cotangent: whether this describes the cotangent of the result instead of the result.
-        rerun_of: name of the step if this is a second run of one call of it: the first iteration is then the call's
-            number. Empty if this is a second run of some iterations of a loop, and the first of these is then.
         note: what else is known; empty for an operation. With a note, the numbers of values are not known.
         step: name of the program whose recording was walked; empty if it was not.
         compilation: number of that program among those of its name, from 1.
@@ -117,8 +109,6 @@ class Watched:
     shape: tuple[int, ...]
     dtype: str
     backward: bool
-    cotangent: bool
-    rerun_of: str | None = None
     note: str = ""
     step: str = ""
     compilation: int = 1
@@ -126,17 +116,13 @@ class Watched:
     @property
     def name(self) -> str:
         """Name of the operation in reports."""
-        what = f"cotangent of {self.primitive}" if self.cotangent else self.primitive
-        return f"backward pass, {what}" if self.backward else what
+        return f"backward pass, {self.primitive}" if self.backward else self.primitive
 
     def plain(self) -> list[Any]:
         """Returns the fields as plain data, for processes that did not trace the program."""
         line = self.source_line
         place = None if line is None else [line.file, line.line, line.function]
-        return [
-            self.primitive, place, self.scope, list(self.shape), self.dtype, self.backward, self.cotangent,
-            *([] if self.rerun_of is None else [self.rerun_of, self.note]),
-        ]  # fmt: skip
+        return [self.primitive, place, self.scope, list(self.shape), self.dtype, self.backward]
 
     @classmethod
     def from_plain(cls, plain: Sequence[Any]) -> Watched:
@@ -146,17 +132,13 @@ class Watched:
             ValueError: the data was not made by `plain`.
             TypeError: as above.
         """
-        primitive, place, scope, shape, dtype, backward, cotangent, *rerun = plain
-        if rerun and [type(text) for text in rerun] != [str, str]:
-            raise ValueError(f"the second run of a step is described as {str(rerun)[:80]}")
+        primitive, place, scope, shape, dtype, backward, *_ = plain  # earlier versions wrote more
         if place is not None and [type(item) for item in place] != [str, int, str]:
             raise ValueError(f"the place of an operation is described as {str(place)[:80]}")
         if not all(type(text) is str for text in (primitive, scope, dtype)):
             raise ValueError(f"an operation is described as {str(plain)[:80]}")
         line = None if place is None else Line(*place)
-        return cls(
-            primitive, line, scope, tuple(map(int, shape)), dtype, bool(backward), bool(cotangent), *rerun
-        )
+        return cls(primitive, line, scope, tuple(map(int, shape)), dtype, bool(backward))
 
     @property
     def places(self) -> Sequence[CallSite]:
@@ -166,58 +148,6 @@ class Watched:
             return ()
         made = DescribedFrame if isinstance(line, Line) else Frame
         return (CallSite((made(line.file, line.line, line.function),)),)
-
-
-class NonFiniteSink:
-    """Takes the messages of one watched program or of a part of it.
-
-    A message holds a predicate; for each operation, whether it made values that are not finite, and the numbers of NaN
-    and of infinite values; and the iterations of the loops around. Under vmap all of these have batch dimensions.
-    """
-
-    __slots__ = ("_operations", "_unflatten")
-
-    def __init__(self, unflatten: Unflatten, operations: Sequence[Watched]) -> None:
-        """Makes the sink.
-
-        Args:
-            unflatten: makes `(predicate, made_here, nan_counts, inf_counts, iterations)` from the arrays. All but the
-                predicate are lists of scalars.
-            operations: the operations, in the order of these lists (`iterations` has one entry per loop).
-        """
-        self._unflatten = unflatten
-        self._operations = operations
-
-    def __call__(self, message: Message) -> None:
-        """Takes one message.
-
-        Raises:
-            MultipleFailures: has one failed check per operation that made values that are not finite, in program order.
-        """
-        _, made_here, nan_counts, inf_counts, iterations = self._unflatten(message.arrays)
-        iteration = tuple(int(np.max(number)) for number in iterations)
-        failures: list[BaseException] = []
-        alike: Counter[tuple[str, Any]] = Counter()
-        for operation, made, nans, infs in zip(
-            self._operations, made_here, nan_counts, inf_counts, strict=True
-        ):
-            key = operation.name, operation.source_line
-            if np.any(made):
-                explains = Explains(
-                    operation, int(np.sum(nans)), int(np.sum(infs)), iteration, part=alike[key]
-                )
-                failures.append(explains.failure(message))
-            alike[key] += 1
-        raise MultipleFailures("operations made values that are not finite", failures)
-
-    def texts(self, message: Message) -> list[str]:
-        """Returns one text per operation that made values that are not finite."""
-        try:
-            self(message)
-        except MultipleFailures as failures:
-            made = [error.error for error in failures.exceptions if isinstance(error, DelegatedFailure)]
-            return [f.sink.explain(message).text for f in made if isinstance(f, CheckFailed)]
-        return []
 
 
 class FoundSink:
@@ -234,7 +164,7 @@ class FoundSink:
     def of_failed_calls(cls, program: str) -> FoundSink:
         """The sink for the inputs of failed calls of a program: what made the values, other messages tell."""
         note = "the process that ran the program reported the operation"
-        watched = Watched("a result", None, "", (), "", False, False, note=note, step=program)
+        watched = Watched("a result", None, "", (), "", False, note=note, step=program)
         return cls(Explains(watched, 0, 0, (), is_known=False), f"a result of {program} is NaN or infinite")
 
     def __call__(self, message: Message) -> None:
@@ -261,7 +191,7 @@ class Explains:
         operation: the operation.
         nan_count: number of NaN elements of its result.
         inf_count: number of infinite elements.
-        iteration: iterations of the loops around it, outermost first; see `Watched.rerun_of`.
+        iteration: iterations of the loops around it, outermost first.
         where: the first element that is not finite, as a phrase.
         elements: the same as an index.
         values: texts about the operands, by name.
@@ -346,13 +276,12 @@ class Explains:
         shape = f"{operation.dtype}[{','.join(map(str, operation.shape))}]"
         counts = "NaN or" if operation.note else f"{self.nan_count} NaN and {self.inf_count}"
         text = f"{operation.name}: {counts} infinite values" + (f" in {shape}" if operation.dtype else "")
-        call, iteration = self._call_and_iteration()
-        if iteration:
-            text += f", iteration {', '.join(map(str, iteration))}"
+        if self.iteration:
+            text += f", iteration {', '.join(map(str, self.iteration))}"
         if operation.scope:
             text += f", in scope {operation.scope}"
-        if call is not None:
-            text += f", call {call} of {operation.step or operation.rerun_of}"
+        if self.call is not None:
+            text += f", call {self.call} of {operation.step}"
         elif operation.step:
             text += f", in {operation.step}"
         if operation.compilation > 1:
@@ -366,18 +295,8 @@ class Explains:
             details=self._details(), program=operation.step, is_known=self.is_known,
         )  # fmt: skip
 
-    def _call_and_iteration(self) -> tuple[int | None, tuple[int, ...]]:
-        if self.operation.rerun_of is None or not self.iteration:
-            return self.call, self.iteration
-        first, *inner = self.iteration
-        if self.operation.rerun_of:
-            return first, tuple(inner)
-        # Of a block of a loop: the block's first iteration, and the iteration within it.
-        return None, (first + sum(inner[:1]), *inner[1:])
-
     def _details(self) -> Mapping[str, Any]:
         operation = self.operation
-        call, iteration = self._call_and_iteration()
         return {
             "primitive": operation.primitive,
             "source_line": operation.source_line,
@@ -386,11 +305,10 @@ class Explains:
             "dtype": operation.dtype,
             "nan_count": self.nan_count,
             "inf_count": self.inf_count,
-            "iteration": iteration,
+            "iteration": self.iteration,
             "backward": operation.backward,
-            "cotangent": operation.cotangent,
-            "call": call,
+            "call": self.call,
             "compilation": operation.compilation,
             "device": self.device,
-            "reproduced": None if operation.rerun_of is None and not operation.step else not operation.note,
+            "reproduced": None if not operation.step else not operation.note,
         }

@@ -171,8 +171,8 @@ class _Which(NamedTuple):
         return ", ".join(parts)
 
 
-def _bins(seconds: np.ndarray[Any, Any]) -> list[int]:
-    # Where each of the times belongs; NaN nowhere.
+def bin_numbers(seconds: np.ndarray[Any, Any]) -> list[int]:
+    """Where each of the times belongs; NaN nowhere."""
     if seconds.size == 1:  # most calls, and sixteen times as fast
         one = seconds.item()
         return [round(math.log2(max(one, SHORTEST)) * BINS_PER_OCTAVE)] if one >= 0 else []
@@ -181,7 +181,7 @@ def _bins(seconds: np.ndarray[Any, Any]) -> list[int]:
     return found
 
 
-def _percentile(bins: Counter[int], percent: int) -> float:
+def percentile(bins: Counter[int], percent: int) -> float:
     """A time that this part of the times does not exceed; NaN where there are none."""
     left = math.ceil(bins.total() * percent / 100)
     for number in sorted(bins):
@@ -207,7 +207,7 @@ class _Distribution:
 
     def add(self, seconds: np.ndarray[Any, Any], step: _Step) -> None:
         """Adds the times of one call, by iteration; NaN where it did not run."""
-        if bins := _bins(seconds):
+        if bins := bin_numbers(seconds):
             total, least, most = _sum_and_bounds(seconds)
             self.total += total
             self.count += len(bins)
@@ -239,7 +239,7 @@ class _Slowest:
         for place, by_device in parts.items():
             if any(each.size > count for each in by_device.values()):
                 sums = _means(by_device, count)
-                self.sums.setdefault(place, Counter()).update(_bins(sums[sums > 0]))
+                self.sums.setdefault(place, Counter()).update(bin_numbers(sums[sums > 0]))
         seconds = _means(whole, count)
         while (at := int(seconds.argmax())) >= 0 and seconds[at] > self._least():
             times = {place: _means(each, count).item(at) for place, each in parts.items()}
@@ -260,7 +260,7 @@ class _Slowest:
         self, whole: Mapping[str, _Distribution], places: Mapping[str, Mapping[str, _Distribution]]
     ) -> list[SlowStep]:
         """The slowest ones, the slowest first; `whole` has the times of all, and `places` those of each place."""
-        calls, usual = _calls(whole, whole), _percentile(_bins_of(whole), 50)
+        calls, usual = _calls(whole, whole), percentile(_bins_of(whole), 50)
         medians = {place: self._median(place, _count(whole), places[place]) for place in places}
         return [
             SlowStep(which.text(calls) or f"call {which.call}", None if which.iterations else which.step.number,
@@ -271,7 +271,7 @@ class _Slowest:
     def _median(self, place: str, count: int, by_device: Mapping[str, _Distribution]) -> float:
         bins = self.sums.get(place) or _bins_of(by_device)
         of_each = 1 if place in self.sums else len(by_device)
-        return _percentile(bins, 50) if 2 * bins.total() > count * of_each else 0.0
+        return percentile(bins, 50) if 2 * bins.total() > count * of_each else 0.0
 
 
 def _count(by_device: Mapping[str, _Distribution]) -> int:
@@ -460,7 +460,7 @@ def _row(place: str, by_device: Mapping[str, _Distribution]) -> TimeRow:
     longest, which = max((one.longest for one in by_device.values()), key=lambda one: one[0])
     shortest = min(one.shortest for one in by_device.values())
     # The middle of a bin may be longer or shorter than all that is in it.
-    middles = [_percentile(both.bins, percent) for percent in (50, 90, 99)]
+    middles = [percentile(both.bins, percent) for percent in (50, 90, 99)]
     p50, p90, p99 = np.clip(middles, shortest, longest).tolist()
     at = "" if which is None else which.text(max(one.calls for one in by_device.values()))
     longest = math.nan if which is None else longest

@@ -292,13 +292,13 @@ class RingSource:
         """Lets the reader continue. The thread that `read_call` gave a frame calls it once the frame is delivered."""
         self._quick.hcb_ring_end_read_call(self._ring)
 
-    def call_on_own_threads(self, call: Callable[[int, bool], bool]) -> None:
+    def call_on_own_threads(self, call: Callable[[int, bool, bool], bool]) -> None:
         """Runs the host functions of programs that run on a Python thread on that thread.
 
         Args:
-            call: gets the id of the call, and whether the thread resumes a program that another thread began. It reads
-                the call with `read_own_call` and replies. It returns whether the thread was interrupted, and must not
-                raise: an exception cannot pass the native code between.
+            call: gets the id of the call, whether the thread resumes a program that another thread began, and whether
+                an interrupt came before. It reads the call with `read_own_call` and replies. It returns whether the
+                thread was interrupted, and must not raise: an exception cannot pass the native code between.
         """
         pointer = native.HostCall(call)
         _host_calls.append(pointer)

@@ -285,13 +285,3 @@ def test_callbacks_may_use_jax() -> None:
         jax.block_until_ready(program(ROW))
     hcb.barrier_wait()
     assert seen == [3.0]
-
-
-def test_typed_keys_arrive_as_keys() -> None:
-    calls: list[Any] = []
-    with hcb.accelerate():
-        jax.block_until_ready(
-            jax.jit(lambda k: [jax.debug.callback(calls.append, k), 0][1])(jax.random.key(0))
-        )
-    hcb.barrier_wait()
-    assert jax.dtypes.issubdtype(calls[0].dtype, jax.dtypes.prng_key)

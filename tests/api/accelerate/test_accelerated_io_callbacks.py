@@ -176,8 +176,11 @@ def test_jax_arrays_come_and_go_if_asked_for() -> None:
         ((np.float32(1), np.float32(2)), "returned a PyTreeDef"),
         (np.int8(1), r"returned int8\[\]"),
         ("text", "returned"),
+        (2, r"returned int(32|64)\[\]"),
+        (True, r"returned bool\[\]"),
+        (2j, r"returned complex(64|128)\[\]"),
     ],
-    ids=["another shape", "too many", "another dtype", "no array"],
+    ids=["another shape", "too many", "another dtype", "no array", "an int", "a bool", "a complex number"],
 )
 def test_an_unannounced_result_fails_with_both_shapes_and_the_line(returned: Any, complaint: str) -> None:
     with hcb.accelerate():
@@ -187,6 +190,33 @@ def test_an_unannounced_result_fails_with_both_shapes_and_the_line(returned: Any
     assert "CallResultError" in str(caught.value)
     assert "test_accelerated_io_callbacks.py" in str(caught.value)
     hcb.barrier_wait()
+
+
+@pytest.mark.parametrize(
+    ("returned", "dtype"), [(2, np.int32), (2.5, np.float32), (2j, np.complex64), (True, np.bool_)]
+)
+def test_a_python_number_is_of_the_dtype_that_it_has_in_jax(returned: Any, dtype: Any) -> None:
+    def program(calls: Calls) -> Any:
+        return jax.jit(lambda: io_callback(lambda: returned, jax.ShapeDtypeStruct((), dtype)))()
+
+    jaxs, ours = both(program)
+    assert ours.result == jaxs.result == returned
+
+
+@ORDERED
+@pytest.mark.parametrize("arrays", ["numpy", "jax"])
+def test_a_result_is_an_error_where_none_was_announced(arrays: Any, ordered: bool) -> None:
+    returned: list[Any] = [None, (), {"a": None}, np.float32(1)]
+    with hcb.accelerate(arrays=arrays):
+        f = jax.jit(lambda x: io_callback(lambda x: returned.pop(0), None, x, ordered=ordered))
+        for _ in range(3):
+            f(X)
+        hcb.barrier_wait()
+        f(X)
+        with pytest.raises(hcb.TapFunctionException, match="of type float32, and no result was announced"):
+            hcb.barrier_wait()
+        jax.jit(lambda x: jax.debug.callback(lambda x: x, x))(X)
+        hcb.barrier_wait()
 
 
 @pytest.mark.parametrize(("ordered", "devices"), [(False, 1), (True, 1), (False, 2)])

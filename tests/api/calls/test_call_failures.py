@@ -288,7 +288,7 @@ BEHIND_A_TAP = """
 import contextlib, threading
 import jax
 import hostcallback as hcb
-import hostcallback.api.process_exit as at_exit
+import hostcallback.lifecycle.wait_bounds as at_exit
 
 at_exit.EXIT_STALL_SEC = 0.1
 begun = threading.Event()

@@ -17,6 +17,7 @@ import pytest
 from jax import lax
 
 import hostcallback as hcb
+from hostcallback.lifecycle import reentrant_calls
 from hostcallback.receiver.errors import CallFailedError
 from hostcallback.receiver.native import bindings as native_library
 from hostcallback.receiver.runtime.runtime import runtime
@@ -291,16 +292,138 @@ def test_a_call_that_waits_for_a_tap_can_be_interrupted() -> None:
     assert float(f(jnp.float32(3))) == 3
 
 
+class Nested:
+    """A call inside a callback of JAX, on the thread that dispatched, which a signal interrupts at one moment."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.where = ""
+        self.called = 0
+        self.returns: Callable[[Any], Any] = lambda v: v
+        self.f = jax.jit(lambda x: hcb.call(self._host, x, result_shape=x))
+        call = reentrant_calls._call
+
+        def around() -> None:
+            self._at("before the function")
+            call()
+            self._at("after the function")
+
+        monkeypatch.setattr(reentrant_calls, "_pool_threads", lambda: [1, self._at("counting")][0])
+        monkeypatch.setattr(reentrant_calls, "_call", around)
+        self.f(jnp.float32(1))
+        self.called = 0
+
+    def _at(self, moment: str) -> None:
+        if moment == self.where:
+            signal.raise_signal(signal.SIGINT)
+
+    def _host(self, v: Any) -> Any:
+        self.called += 1
+        return self.returns(v)
+
+
+@pytest.fixture
+def nested(monkeypatch: pytest.MonkeyPatch) -> Nested:
+    return Nested(monkeypatch)
+
+
+def fail(v: Any) -> Any:
+    raise ValueError("as it should")
+
+
+@pytest.mark.native_only
+@pytest.mark.parametrize("where", ["counting", "before the function", "after the function"])
+@pytest.mark.parametrize("returns", [lambda v: v, fail], ids=["returns", "raises"])
+def test_an_interrupt_near_a_nested_host_function_is_not_lost(
+    where: str, returns: Callable[[Any], Any], nested: Nested
+) -> None:
+    nested.where, nested.returns = where, returns
+    assert failing(nested.f, jnp.float32(1))
+    assert nested.called == (where == "after the function")
+    assert reentrant_calls._running == 0
+    with pytest.raises(hcb.TapFunctionException, match=r"KeyboardInterrupt|as it should"):
+        hcb.barrier_wait()
+    assert_books_are_closed()
+    nested.where, nested.returns = "", lambda v: v
+    assert float(nested.f(jnp.float32(1))) == 1
+
+
+@pytest.mark.native_only
+@pytest.mark.parametrize("where", ["before the function", "after the function"])
+def test_a_handler_of_the_user_is_called_near_a_nested_host_function_and_the_program_goes_on(
+    where: str, nested: Nested
+) -> None:
+    asked: list[int] = []
+    nested.where = where
+    usual = signal.signal(signal.SIGINT, lambda number, frame: asked.append(number))
+    try:
+        assert float(nested.f(jnp.float32(1))) == 1
+        assert asked == [signal.SIGINT]
+    finally:
+        signal.signal(signal.SIGINT, usual)
+    hcb.barrier_wait()
+
+
+@pytest.mark.native_only
+def test_a_handler_of_the_user_is_called_wherever_a_signal_comes_and_the_program_goes_on() -> None:
+    length, seen, asked = 3000, [0], []
+    due = iter(range(0, length, 100))
+
+    def host(v: Any) -> Any:
+        seen[0] += 1
+        return v + 1
+
+    def send() -> None:
+        for number in due:
+            until(lambda: seen[0] > number)  # noqa: B023
+            os.kill(os.getpid(), signal.SIGINT)
+
+    f = jax.jit(
+        lambda x: lax.scan(lambda c, _: (hcb.call(host, c, result_shape=c), None), x, None, length)[0]
+    )
+    usual = signal.signal(signal.SIGINT, lambda number, frame: asked.append(number))
+    sender = threading.Thread(target=send)
+    sender.start()
+    try:
+        assert float(f(jnp.float32(0))) == length
+    finally:
+        sender.join()
+        signal.signal(signal.SIGINT, usual)
+    assert asked  # signals of which the last was not handled yet count once
+    hcb.barrier_wait()
+
+
+@pytest.mark.native_only
+def test_a_handler_that_a_host_function_installs_stays(nested: Nested) -> None:
+    usual = signal.getsignal(signal.SIGINT)
+
+    def mine(number: int, frame: Any) -> None:
+        pass
+
+    def install(v: Any) -> Any:
+        signal.signal(signal.SIGINT, mine)
+        return v
+
+    nested.returns = install
+    try:
+        nested.f(jnp.float32(1))
+        assert signal.getsignal(signal.SIGINT) is mine
+    finally:
+        signal.signal(signal.SIGINT, usual)
+
+
 @pytest.mark.native_only
 def test_interrupts_at_any_time_leave_the_books_in_order() -> None:
-    runs = threading.Event()
+    calls = 0  # not an event: `count` may be interrupted while it holds the event's lock
 
     def count(c: Any) -> Any:
-        runs.set()
+        nonlocal calls
+        calls += 1
         return c + 1
 
     def interrupt(after_sec: float) -> None:
-        runs.wait()
+        before = calls
+        go.set()
+        until(lambda: calls > before)
         threading.Event().wait(after_sec)
         os.kill(os.getpid(), signal.SIGINT)
 
@@ -310,9 +433,10 @@ def test_interrupts_at_any_time_leave_the_books_in_order() -> None:
     g = jax.jit(lambda x: hcb.call(lambda v: v, hcb.id_tap(lambda v: None, x), result_shape=x))
     g(jnp.float32(1))
     for i in range(30):
-        runs.clear()
+        go = threading.Event()
         timer = threading.Thread(target=interrupt, args=[0.0007 * i])
         timer.start()
+        go.wait()
         assert failing(f, jnp.float32(0))
         timer.join()
         try:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 import hostcallback as hcb
 from hostcallback.api.capsule.programs import Digest, digests
@@ -239,3 +240,23 @@ def test_digests_of_other_versions_and_foreign_ones_are_shown_without_it() -> No
         assert (
             replace(digest, bad=(1, 0, first), finite=(0.0, 1.0)).not_finite == "1 NaN and 0 infinite values"
         )
+
+
+def test_operations_on_typed_shards_have_digests(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    mesh = jax.make_mesh((2, 2), ("d", "m"), axis_types=(AxisType.Explicit,) * 2)
+
+    def train(w: Any, x: Any) -> Any:
+        def loss(w: Any, x: Any) -> Any:
+            return jnp.mean(jnp.log(x @ w))
+
+        _, (losses, gradients) = lax.scan(lambda c, x: (c, jax.value_and_grad(loss)(w, x)), 0, x)
+        return w - gradients.sum(0), losses
+
+    w = jax.device_put(jnp.ones((4, 2)), NamedSharding(mesh, P(None, "m")))
+    x = jax.device_put(jnp.ones((3, 8, 4)).at[1, 5].set(-1.0), NamedSharding(mesh, P(None, "d")))
+    with pytest.raises(hcb.TapFunctionException), hcb.outfeed_receiver():
+        hcb.capsule(jax.jit(train), tmp_path, nonfinite=True)(w, x)
+    (path,) = tmp_path.glob("*.hcb")
+    assert not any("operations" in what or "--bisect" in what for what in Capsule(path).left_out)
+    assert main(["reproduce", str(path)]) == 0
+    assert "reproduced: nonfinite " in capsys.readouterr().out

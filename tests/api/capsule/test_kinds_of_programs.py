@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -123,8 +124,9 @@ def test_a_replica_of_each_device_fails_and_one_capsule_is_left(tmp_path: Path) 
 
 
 @native
-def test_automatic_sharding(tmp_path: Path) -> None:
-    mesh = Mesh(np.array(jax.devices()).reshape(2, 2), ("a", "b"))
+@pytest.mark.parametrize("shape", [(2, 2), (1, 2)])
+def test_automatic_sharding(shape: tuple[int, int], tmp_path: Path) -> None:
+    mesh = Mesh(np.array(jax.devices()[: math.prod(shape)]).reshape(shape), ("a", "b"))
     x = jax.device_put(np.ones((4, 8), np.float32), NamedSharding(mesh, PartitionSpec("a", "b")))
 
     def step(x: Any, w: Any) -> Any:
@@ -140,7 +142,7 @@ def test_automatic_sharding(tmp_path: Path) -> None:
     failing(lambda: results.append(held(x, w)))
     np.testing.assert_array_equal(results[0], expected)
     (capsule,) = capsules(tmp_path)
-    assert capsule.inputs[0].mesh == (("a", 2), ("b", 2))
+    assert capsule.inputs[0].mesh == (("a", shape[0]), ("b", shape[1]))
     assert capsule.array(capsule.inputs[0]).shape == (4, 8)
     assert reproduce(capsule).is_exact
 

@@ -1,6 +1,6 @@
 """Runs a loop that can be stopped, and says whether it was; then waits.
 
-python stopped_program.py [signals | "no loop" | "failed loop" | "own handler" | child]
+python stopped_program.py [signals | calls | "no loop" | "failed loop" | "own handler" | child]
 """
 
 import contextlib
@@ -23,7 +23,9 @@ def say_runs(*_):
 
 
 def body(i, x):
-    jax.lax.cond(i == 1000, lambda: hcb.callback(say_runs), lambda: None)
+    if "calls" in sys.argv:  # host functions, which set handlers of SIGINT, many times a second
+        x = jax.lax.cond(i % 100_000 == 50_000, lambda: hcb.call(lambda x: x, x, result_shape=x), lambda: x)
+    jax.lax.cond(i == 1_000_000, lambda: hcb.callback(say_runs), lambda: None)
     return jnp.sin(x) + 1
 
 
@@ -48,7 +50,7 @@ if "child" in sys.argv and (pid := os.fork()):
     os.waitpid(pid, 0)
     os._exit(0)
 try:
-    if len(sys.argv) > 1 and "signals" not in sys.argv:
+    if not {*sys.argv[1:]} <= {"signals", "calls"}:
         say_runs()
     else:
         value, count = run(10**9)

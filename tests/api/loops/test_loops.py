@@ -13,8 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.sharding import Mesh, PartitionSpec
 
 import hostcallback as hcb
+from hostcallback.lifecycle import receivers
 from terminals import screen
 
 pytest.importorskip("tqdm")  # environments of other JAX versions may lack it
@@ -409,3 +411,25 @@ def test_what_jax_refuses_is_refused_with_its_words(loop: str, arguments: Any) -
     with pytest.raises(TypeError) as ours:
         getattr(hcb, loop)(*arguments)
     assert str(ours.value).partition("\n")[0] == str(theirs.value).partition("\n")[0]
+
+
+def test_a_bar_in_a_shard_map_over_some_axes_is_refused_with_the_cure() -> None:
+    mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("i", "j"))
+
+    def run(**options: Any) -> Any:
+        def each(x: Any) -> Any:
+            return hcb.scan(lambda c, a: (c + lax.psum(c, "i"), None), x, jnp.arange(3.0), **options)[0]
+
+        spec = PartitionSpec("i")
+        return jax.jit(jax.shard_map(each, mesh=mesh, in_specs=spec, out_specs=spec, axis_names={"i"}))(
+            jnp.arange(4.0)
+        )
+
+    with pytest.raises(
+        NotImplementedError, match=r"the loop at \S+test_loops.py:\d+ .*pass progress=False, and"
+    ):
+        run()
+    if receivers.use_native(
+        "cpu"
+    ):  # JAX's callbacks, which would read the request to stop, are refused there
+        np.testing.assert_array_equal(run(progress=False), run(progress=False, stop=True))

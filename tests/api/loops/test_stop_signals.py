@@ -40,8 +40,10 @@ def line_of(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline().strip()
 
 
-def test_the_first_ctrl_c_stops_the_loop_and_the_second_one_is_pythons() -> None:
-    with running(PROGRAM, first="runs") as process:
+@pytest.mark.slow_variants
+@pytest.mark.parametrize("calls", [[], ["calls"]], ids=["alone", "calls"])
+def test_the_first_ctrl_c_stops_the_loop_and_the_second_one_is_pythons(calls: list[str]) -> None:
+    with running(PROGRAM, *calls, first="runs") as process:
         process.send_signal(signal.SIGINT)
         assert line_of(process) == "stopped True"
         process.send_signal(signal.SIGINT)

@@ -188,6 +188,56 @@ def test_exported_programs_are_left_as_they_are() -> None:
         assert module() == plain
 
 
+@pytest.mark.parametrize(
+    "wrap", [lambda f: hcb.observe(f, where="primitive:*"), hcb.watch_nonfinite], ids=["observe", "watch"]
+)
+def test_a_wrapped_function_in_an_exported_program_does_nothing_and_a_line_says_so(
+    wrap: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    wrapped = wrap(scale)
+
+    def program(x: Any) -> Any:
+        return wrapped(x) + 1
+
+    exported = jax.export.export(jax.jit(program))(X)
+    (record,) = caplog.records
+    made_by = "hcb.watch_nonfinite" if wrap is hcb.watch_nonfinite else "hcb.observe"
+    assert record.getMessage().startswith(
+        f"jit(program) is exported, and the {made_by} in it does nothing there"
+    )
+    np.testing.assert_array_equal(exported.call(X), scale(X) + 1)
+
+
+def test_wrappers_are_looked_for_in_an_exported_program_without_the_lock_of_their_marks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    locked: list[bool] = []
+    marks_in = xray._marks_in
+
+    def noting(closed: Any) -> Any:
+        locked.append(xray._marks_lock.locked())
+        return marks_in(closed)
+
+    monkeypatch.setattr(xray, "_marks_in", noting)
+    jax.export.export(jax.jit(hcb.watch_nonfinite(scale)))(X)
+    assert locked == [False]
+
+
+def test_a_program_that_cannot_be_looked_into_is_exported_and_a_line_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(closed: Any) -> Any:
+        raise KeyError("no such equation")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(xray, "_marks_in", fail)
+        exported = jax.export.export(jax.jit(hcb.watch_nonfinite(scale)))(X)
+    (record,) = caplog.records
+    assert record.getMessage() == "jit(scale) is exported, and could not be looked into; please report this"
+    assert record.exc_info is not None
+    np.testing.assert_array_equal(exported.call(X), scale(X))
+
+
 def test_a_block_that_matches_nothing_raises_at_its_end_unless_it_raises_already() -> None:
     with pytest.raises(ValueError, match=r"where='scal' matches no output of 1 program, at (.|\n)*scale"):
         with hcb.observe(where="scal"):
@@ -380,3 +430,48 @@ def test_misuse_of_a_block_is_named() -> None:
     with pytest.raises(ValueError, match=r"where=<lambda> raised AttributeError: .* 'prim'"):
         with hcb.observe(where=lambda site: site.prim == "sin"):
             jax.jit(scale)(X)
+
+
+def test_a_block_in_a_tap_function_is_for_what_the_function_runs(caplog: pytest.LogCaptureFixture) -> None:
+    messages: list[Any] = []
+    inner = jax.jit(scale)
+
+    def tap_func(value: Any) -> None:
+        with observing(messages):
+            inner(value)
+
+    jax.jit(lambda x: hcb.id_tap(tap_func, x))(X)
+    hcb.barrier_wait()
+    assert received(messages) == 1
+    assert "saw no program" not in caplog.text
+    inner(X)
+    assert received(messages) == 1
+
+
+def test_a_block_in_the_function_of_a_call_is_for_what_the_function_runs() -> None:
+    inside: list[Any] = []
+    around: list[Any] = []
+    inner = jax.jit(scale)
+
+    def host_func(value: Any) -> Any:
+        with observing(inside):
+            return np.asarray(inner(value))
+
+    outer = jax.jit(lambda x: scale(hcb.call(host_func, x, result_shape=x)))
+    with observing(around):
+        outer(X)
+        assert (received(inside), received(around)) == (1, 1)
+        inner(X)
+    assert (received(inside), received(around)) == (1, 2)
+
+
+def test_blocks_elsewhere_are_not_for_what_tap_functions_run() -> None:
+    values: list[Any] = []
+
+    def tap_func(value: Any) -> None:
+        values.append(value)
+        jax.jit(lambda x: scale(x))(X)  # in the block it would have a message that runs it again
+
+    with hcb.observe(where="scale", what="value", tap_func=tap_func, all_threads=True):
+        jax.jit(lambda x: scale(x))(X)
+        assert received(values) == 1

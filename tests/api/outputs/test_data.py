@@ -379,6 +379,16 @@ def test_arrow_is_read_batch_by_batch() -> None:
     assert state.to_numpy_ndarray().shape == (10, 2, 3)
 
 
+def test_arrow_takes_arrays_without_elements() -> None:
+    pytest.importorskip("pyarrow")
+    with hcb.capture() as taps:
+        for _ in range(2):
+            hcb.id_tap(nothing, {"flat": jnp.zeros((0,), jnp.int8), "rows": jnp.zeros((0, 3))}, name="empty")
+    table = taps["empty"].to_arrow().read_all()
+    shapes = {name: table.column(name).combine_chunks().to_numpy_ndarray().shape for name in ("flat", "rows")}
+    assert shapes == {"flat": (2, 0), "rows": (2, 0, 3)}
+
+
 def test_a_tap_of_several_layouts() -> None:
     with hcb.capture() as taps:
         for shape in ((), (2,)):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import hostcallback as hcb
 from python_process import start_python
 
 pytestmark = pytest.mark.native_only
@@ -96,3 +97,65 @@ def test_an_interrupt_tells_once_what_a_writer_loses_and_gives_no_advice() -> No
     assert said.count("was not done at the end of the receiver") == 1
     assert "nothing writes" not in said
     assert said.endswith("KeyboardInterrupt\n")
+
+
+TORN = [
+    ("m.csv", "step,loss\r\n0,1.0\r\n1,2.", "step,loss\n0,1.0\n1,2.\n2,0.5\n", "may be cut short: b'1,2.'"),
+    ("m.csv", "step,loss\r\n0,1.0\r", "step,loss\n0,1.0\n2,0.5\n", ""),
+    ("m.csv", "step,loss\r\n0,1.0\r\n1", "step,loss\n0,1.0\n2,0.5\n", "which is removed: b'1'"),
+    ("m.csv", 'step,said,loss\r\n1,"a\nb', "step,said,loss\n2,,0.5\n", "which is removed: b'1,\"a\\nb'"),
+    ("m.csv", 'step,loss\r\n1,"a\nb"', 'step,loss\n1,"a\nb"\n2,0.5\n', "may be cut short: b'1,\"a\\nb\"'"),
+    ("m.csv", 'step,loss\r\n1,5" pipe\r\n2,', 'step,loss\n1,5" pipe\n2,\n2,0.5\n', "may be cut short: b'2,'"),
+    ("m.csv", "step,loss\r\n1,2\0\0", "step,loss\n2,0.5\n", "which is removed"),
+    ("m.csv", "step,loss", "step,loss\n2,0.5\n", "may be cut short: b'step,loss'"),
+    ("m.csv", "step,loss\r\n0,1.0\r\n" + 200_000 * "\0", "step,loss\n0,1.0\n2,0.5\n", "200000 zero byte(s)"),
+    (
+        "m.csv",
+        "step,said,loss\r\n1,a\u2028b,2.0",
+        "step,said,loss\n1,a\u2028b,2.0\n2,,0.5\n",
+        "may be cut short",
+    ),
+    (
+        "m.csv",
+        'step,loss\r\n0,"' + 20_000 * "odd quote\r\n" + "1",
+        'step,loss\n0,"' + 20_000 * "odd quote\n" + "2,0.5\n",
+        "which is removed: b'1'",
+    ),
+    (
+        "m.jsonl",
+        '{"step": 0}\n' + 200_000 * "\0",
+        '{"step": 0}\n{"step": 2, "loss": 0.5}\n',
+        "200000 zero byte(s)",
+    ),
+    (
+        "m.jsonl",
+        '{"step": 0}\n{"ste',
+        '{"step": 0}\n{"step": 2, "loss": 0.5}\n',
+        "which is removed: b'{\"ste'",
+    ),
+    ("m.jsonl", '{"step": 0}', '{"step": 0}\n{"step": 2, "loss": 0.5}\n', ""),
+    ("m.jsonl", '{"step": 0}\n', '{"step": 0}\n{"step": 2, "loss": 0.5}\n', ""),
+]
+
+
+@pytest.mark.parametrize(("name", "found", "then", "told"), TORN)
+def test_a_file_that_ends_within_a_line_goes_on_with_a_new_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, found: str, then: str, told: str
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(found.encode())
+    make = hcb.csv if name == "m.csv" else hcb.jsonl
+    with hcb.outfeed_receiver(writers=[make(path, mode="a")]):
+        hcb.metrics({"loss": 0.5}, step=2)
+    assert path.read_bytes().decode().replace("\r\n", "\n") == then
+    assert [told in message for message in caplog.messages] == [True] * bool(told)
+
+
+def test_a_further_column_leaves_the_permissions_of_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "m.csv"
+    path.write_text("step\n")
+    path.chmod(0o640)
+    with hcb.outfeed_receiver(writers=[hcb.csv(path, mode="a")]):
+        hcb.metrics({"loss": 0.5}, step=2)
+    assert path.read_text().splitlines() == ["step,loss", "2,0.5"]
+    assert path.stat().st_mode & 0o777 == 0o640

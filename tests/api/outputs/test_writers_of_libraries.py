@@ -189,6 +189,23 @@ def test_a_run_that_tracks_as_aims_does(monkeypatch: pytest.MonkeyPatch) -> None
     ]  # fmt: skip
 
 
+def test_histograms_of_libraries_have_the_finite_values() -> None:
+    seen: list[list[float]] = []
+
+    class Writer:
+        def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> None:
+            raise AssertionError
+
+        def add_histogram(self, tag: str, values: Any, global_step: int, bins: int) -> None:
+            seen.append(values.tolist())
+
+    with hcb.outfeed_receiver(writers=[Writer()]) as rx:
+        for values in (jnp.array([1, jnp.nan, 2, jnp.inf]), jnp.array([jnp.nan]), jnp.array([3, 4])):
+            hcb.metrics({"h": hcb.histogram(values)}, step=0)
+    assert seen == [[1, 2], [3, 4]]
+    assert rx.writers[0].failed == 0
+
+
 def test_a_backend_that_logs_one_scalar_at_a_time_as_metrax_does() -> None:
     seen: list[Any] = []
 

@@ -13,6 +13,7 @@ import pytest
 from jax import lax
 
 import hostcallback as hcb
+from hostcallback.primitives import effects
 from recorder import Recorder
 from transforming import JVP, TRANSPOSE, Jit, batch
 
@@ -51,6 +52,31 @@ def test_arrays_of_keys_arrive_in_their_shape(jit: Jit, shape: tuple[int, ...], 
     hcb.barrier_wait()
     assert_key(out, keys)
     assert_key(rec.values[0], keys)
+
+
+@pytest.mark.skipif(
+    not effects.installed,
+    reason="without fast dispatch, JAX moves a token of its effects to the device for the call",
+)
+@pytest.mark.parametrize("guard", ["disallow", "disallow_explicit"])
+def test_keys_and_jax_arrays_arrive_though_transfers_are_disallowed(guard: str, rec: Recorder) -> None:
+    key, x, stream = jax.random.key(7), jnp.ones(2), io.StringIO()
+
+    def f(key: Any, x: Any) -> Any:
+        hcb.id_tap(rec, key)
+        hcb.print("{!r}", x, output_stream=stream)  # of a JAX array
+        return x
+
+    program = jax.jit(f).lower(key, x).compile()
+    before = jax.config.jax_transfer_guard
+    jax.config.update("jax_transfer_guard", guard)  # for all threads
+    try:
+        jax.block_until_ready(program(key, x))
+        hcb.barrier_wait()
+    finally:
+        jax.config.update("jax_transfer_guard", before)
+    assert_key(rec.values[0], key)
+    assert stream.getvalue() == f"{x!r}\n"
 
 
 def test_a_key_of_an_implementation_of_ones_own_arrives(rec: Recorder) -> None:

@@ -214,3 +214,22 @@ def test_another_failure_after_a_barrier_is_named() -> None:
             except* hcb.NonFiniteError as group:
                 found += [error.primitive for error in group.exceptions]
     assert found == ["log", "div"]
+
+
+@pytest.mark.parametrize("mode", ["results", "every"])
+def test_programs_that_a_tap_function_runs_in_its_block_are_watched(mode: Any) -> None:
+    def tap_func(x: Any) -> None:
+        with hcb.watch_nonfinite(mode=mode):
+            jax.jit(lambda x: jnp.log(x) * 2)(x)
+
+    assert primitives(lambda: jax.jit(lambda x: hcb.id_tap(tap_func, x))(-ONES)) == ["log"]
+
+
+def test_a_watched_function_is_watched_though_a_tap_function_calls_it_first() -> None:
+    step = jax.jit(hcb.watch_nonfinite(lambda x: jnp.log(x) * 2))
+
+    def tap_func(x: Any) -> None:
+        step(x)
+
+    assert primitives(lambda: jax.jit(lambda x: hcb.id_tap(tap_func, x))(-ONES)) == ["log"]
+    assert primitives(lambda: step(-ONES)) == ["log"]

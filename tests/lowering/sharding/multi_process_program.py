@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import logging
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ from typing import Any
 import jax
 import numpy as np
 from jax import lax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+from jax.experimental.pjit import pjit
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
 
 number = int(sys.argv[1])
 jax.distributed.initialize(f"localhost:{sys.argv[2]}", num_processes=2, process_id=number)
@@ -112,6 +114,83 @@ jax.jit(lambda x: hcb.id_tap(lambda x, *, index: kept.append([str(index), x.toli
 hcb.barrier_wait()
 
 
+# Programs without taps in blocks that look into them. Their devices are those of the inputs, the results, within, or of
+# the mesh around them:
+
+
+def constrained() -> Any:
+    ones = lax.with_sharding_constraint(jax.numpy.ones(4), NamedSharding(mesh, P("i")))
+    return jax.numpy.cos(ones - 1).sum()
+
+
+def cosine_of_zeros(x: Any = None) -> Any:
+    return cosine(jax.numpy.zeros(4) if x is None else x).sum()
+
+
+def around(axis_type: Any, *args: Any) -> Any:
+    with jax.set_mesh(jax.make_mesh((4,), ("k",), axis_types=(axis_type,))):
+        return jax.jit(cosine_of_zeros)(*args)
+
+
+def around_pjit() -> Any:
+    with mesh:
+        return pjit(cosine_of_zeros)()
+
+
+cosine = jax.numpy.cos
+zeros = np.zeros(4, np.float32)
+observed: dict[str, Any] = {}
+
+
+def observing_cosines(name: str) -> Any:
+    means = observed[name] = []
+
+    def keep_means(sites: Any) -> None:
+        means.extend(float(mean) for statistics in sites.values() for mean in statistics.values())
+
+    return hcb.observe(where="cos", what="mean", tap_func=keep_means)
+
+
+for name, run in {
+    "inputs": lambda: jax.jit(lambda x: cosine(x - x).sum())(rows),
+    "results": lambda: jax.jit(
+        lambda: cosine(jax.numpy.zeros(4)), out_shardings=NamedSharding(mesh, P("i"))
+    )(),
+    "within": lambda: jax.jit(constrained)(),
+    "explicit mesh": lambda: around(AxisType.Explicit, zeros),
+    "explicit mesh, no inputs": lambda: around(AxisType.Explicit),
+    "auto mesh": lambda: around(AxisType.Auto, zeros),
+    "auto mesh, no inputs": lambda: around(AxisType.Auto),
+    "mesh of pjit": around_pjit,
+}.items():
+    with observing_cosines(name):
+        run()
+        hcb.barrier_wait()
+missing = jax.make_array_from_callback(
+    (4, 4), NamedSharding(mesh, P("i")), lambda place: whole[place] * np.nan
+)
+with hcb.error_collector(on_error="warn") as errors, hcb.watch_nonfinite():
+    jax.jit(lambda x: x.sum())(missing)
+observed["failed"] = [check.name for check in errors.failed_checks]
+
+
+# Programs whose mesh is gone where they are lowered:
+
+logged: list[str] = []
+handler = logging.Handler()
+handler.emit = lambda record: logged.append(record.getMessage())  # type: ignore[method-assign]
+logging.getLogger("hostcallback").addHandler(handler)
+totals: list[float] = []
+with observing_cosines("mesh that is gone"):
+    for more in (zeros, np.zeros(8, np.float32)):
+        with jax.set_mesh(jax.make_mesh((4,), ("k",), axis_types=(AxisType.Auto,))):
+            traced = jax.jit(cosine_of_zeros).trace(more)
+        totals.append(float(traced.lower().compile()(more)))
+    hcb.barrier_wait()
+logging.getLogger("hostcallback").removeHandler(handler)
+observed["gone"] = {"logged": logged, "totals": totals}
+
+
 # Programs that one process of four devices has exported:
 
 from_exported: dict[str, Any] = {}
@@ -123,6 +202,13 @@ for path in sys.argv[4:]:
     hcb.barrier_wait()
 with open(sys.argv[3], "w") as file:  # standard output is shared with JAX's own messages
     json.dump(
-        {"found": found, "printed": printed, "written": written, "kept": kept, "exported": from_exported},
+        {
+            "found": found,
+            "printed": printed,
+            "written": written,
+            "kept": kept,
+            "exported": from_exported,
+            "observed": observed,
+        },
         file,
     )

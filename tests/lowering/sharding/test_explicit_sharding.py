@@ -77,3 +77,42 @@ def test_an_eager_tap(mesh: Any, rec: Recorder) -> None:
     hcb.barrier_wait()
     np.testing.assert_array_equal(rec.values[0], WHOLE)
     assert jnp.array_equal(out, WHOLE)
+
+
+def grow(x: Any) -> Any:
+    return lax.while_loop(lambda c: c.sum() < 5000, lambda c: c * 2, x)
+
+
+@pytest.mark.parametrize("kind", ["plain", "nested", "while", "jvp"])
+def test_vmap_of_a_branch_sends_the_elements_that_take_it(mesh: Any, rec: Recorder, kind: str) -> None:
+    def taken(row: Any) -> Any:
+        row = hcb.id_tap(rec, row, tap_tangents=False)
+        if kind == "nested":
+            row = lax.cond(
+                row[0] > 40, lambda row: hcb.id_tap(lambda row: None, row) * 1, lambda row: row, row
+            )
+        return grow(row) if kind == "while" else row * 2
+
+    def f(x: Any) -> Any:
+        return jax.vmap(lambda row: lax.cond(row.sum() > 300, taken, lambda row: row, row))(x)
+
+    x = jax.device_put(WHOLE, NamedSharding(mesh, P("i", None)))
+    program = jax.jit(lambda x: jax.jvp(f, (x,), (x,))[0]) if kind == "jvp" else jax.jit(f)
+    out = program(x)
+    hcb.barrier_wait()
+    (value,) = rec.values
+    assert value.tolist() == [row.tolist() for row in WHOLE if row.sum() > 300]
+    if kind != "while":
+        np.testing.assert_array_equal(out, np.where(WHOLE.sum(1, keepdims=True) > 300, WHOLE * 2, WHOLE))
+
+
+def test_a_histogram_of_a_place(mesh: Any) -> None:
+    got: list[Any] = []
+    f = jax.jit(jnp.sin)
+    seen = hcb.observe(where="sin", what=["histogram", "mean"], tap_func=got.append)
+    with hcb.outfeed_receiver(), seen:
+        f(argument(mesh))
+    (record,) = got[0].values()
+    # The one zero, sin(0), is not counted.
+    assert record["histogram"].sum() == WHOLE.size - 1
+    np.testing.assert_allclose(record["mean"], np.sin(WHOLE).mean(), rtol=1e-4)

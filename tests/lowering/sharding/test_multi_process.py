@@ -17,6 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 import hostcallback as hcb
 from hostcallback import receiver
 from hostcallback.lifecycle.receivers import use_native
+from hostcallback.receiver.sinks.metric_writers.reduction import NO_STEP
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
 from hostcallback.receiver.taplog.reading.reader import LogReader
 from python_process import run_pythons
@@ -124,9 +125,32 @@ def test_taps_of_a_program_that_one_process_exported_follow_the_processes_that_r
         assert process["exported"]["rows"] == process["exported"]["rows-first"] == process["kept"]
 
 
+def test_programs_without_taps_are_observed_and_watched(found: list[Found]) -> None:
+    first, second = (process["observed"] for process in found)
+    for name in (
+        "inputs", "results", "within", "explicit mesh", "explicit mesh, no inputs", "auto mesh", "auto mesh, no inputs",
+        "mesh of pjit",
+    ):  # fmt: skip
+        assert (first[name], second[name]) == ([1.0], []), name
+    assert first["failed"] == second["failed"]
+    assert len(first["failed"]) == 1
+
+
+def test_programs_whose_devices_are_not_known_run_as_they_are_and_one_line_says_so(
+    found: list[Found],
+) -> None:
+    for process in found:
+        gone = process["observed"]["gone"]
+        (line,) = gone["logged"]
+        assert "do nothing in the program jit(cosine_of_zeros): its devices, which may be those of" in line
+        assert "within the jax.set_mesh(mesh) in which it was traced" in line
+        assert gone["totals"] == [4.0, 8.0]
+        assert process["observed"]["mesh that is gone"] == []
+
+
 def test_metrics_of_replicated_values_are_written_once(found: list[Found]) -> None:
-    assert found[0]["written"] == [[0, {"loss": 3.0}], [0, {"everywhere": 3.0}]]
-    assert found[1]["written"] == [[0, {"everywhere": 3.0}]]
+    assert found[0]["written"] == [[NO_STEP, {"loss": 3.0}], [NO_STEP, {"everywhere": 3.0}]]
+    assert found[1]["written"] == [[NO_STEP, {"everywhere": 3.0}]]
 
 
 def test_readers_of_the_logs_show_a_replicated_value_once(found: list[Found]) -> None:

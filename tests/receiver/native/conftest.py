@@ -46,11 +46,9 @@ def the_driver(tmp_path_factory: Any) -> Driver:
 @pytest.fixture
 def driver(the_driver: Driver) -> Iterator[Driver]:
     """The fake GPU driver, behaving well. Fails a test that misused it."""
-    gc.freeze()  # of older objects, hundreds of tests have left too many to look at them
     the_driver.reset()
     yield the_driver
     gc.collect()  # arrays give pinned memory back, which would count in the next test
-    gc.unfreeze()
     violations, depth = the_driver.functions.fake_violations(), the_driver.functions.fake_context_depth()
     the_driver.reset()
     assert violations == 0, (

@@ -25,6 +25,13 @@ def test_only_python_files_of_usual_size_are_read(tmp_path: Path) -> None:
     assert DescribedFrame("/dev/zero", 1, "step").source_text(1) == ""
 
 
+@pytest.mark.parametrize("text", ["\n\n\n\n", "  \n \n\t\n\n", "x\n", "", '"""\n\n\n\n', ")\n(\n)\n]\n"])
+def test_a_file_that_was_edited_since_is_no_error(tmp_path: Path, text: str) -> None:
+    (tmp_path / "code.py").write_text(text)
+    place = described_place([[str(tmp_path / "code.py"), 2, "step"]], [2, 3, 4, 90])
+    assert all(line.strip() in text for line in place.source())
+
+
 @pytest.mark.parametrize(
     ("stack", "span"),
     [

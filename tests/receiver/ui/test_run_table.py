@@ -140,6 +140,23 @@ def test_pictures_are_as_bright_as_their_numbers(tmp_path: Path, serve: Serve) -
     assert bright == {"shown": [0, 0, 127, 255, 255, 0], "bytes": [0, 1, 128, 254, 255, 255]}
 
 
+def test_what_cannot_be_compared_is_said_for_both_runs(tmp_path: Path, serve: Serve) -> None:
+    sent = {"one": {"loss": jnp.zeros(1)}, "two": {"loss": jnp.zeros(32)}, "three": {"other": jnp.zeros(1)}}
+    for run, value in sent.items():
+        with hcb.outfeed_receiver(sinks=[hcb.record(tmp_path, run=run)]):
+            hcb.id_tap(ignore, value, name="tap")
+    client = serve(tmp_path)
+
+    def first(left: str, right: str) -> Any:
+        return client.get("/api/diff", params={"left": left, "right": right}).json()["first"]
+
+    found = first("one", "two")
+    assert (found["leaf"], found["left"], found["right"]) == ("loss", "float32[1]", "float32[32]")
+    found = first("one", "three")
+    assert (found["left"], found["right"]) == ("", "")
+    assert found["text"].startswith("the tapped values have different structures")
+
+
 def test_exceptions_of_tap_functions_are_in_the_log(tmp_path: Path, serve: Serve) -> None:
     def refuse(value: Any) -> None:
         raise ValueError(f"no {int(value)}")

@@ -76,6 +76,65 @@ def test_all_values_that_are_not_finite_count_and_the_first_hundred_have_a_place
     assert shown["nonfinite"] == [[50.0 + place, "inf"] for place in range(100)]
 
 
+def test_values_that_are_not_finite_have_a_place_on_each_axis(tmp_path: Path, serve: Serve) -> None:
+    @jax.jit
+    def send() -> Any:
+        def step(carry: Any, i: Any) -> Any:
+            hcb.metrics({"never": i * jnp.inf, "some": jnp.where(i % 4 == 3, jnp.nan, i)}, step=10 * i)
+            return carry, None
+
+        return jax.lax.scan(step, 0, jnp.arange(1, 9))[0]
+
+    with hcb.outfeed_receiver(record=tmp_path / "taps"):
+        send()
+    client = serve(tmp_path / "taps")
+    taps = {tap["title"]: tap["id"] for tap in client.get("/api/overview").json()["taps"]}
+
+    def marked(title: str, axis: str) -> Any:
+        found = client.get("/api/series", params={"tap": taps[title], "axis": axis}).json()["series"][0]
+        return [x for x, _ in found["nonfinite"]], found
+
+    assert marked("never", "step")[0] == [10.0 * n for n in range(1, 9)]
+    assert marked("never", "message")[0] == [*range(8)]
+    assert marked("some", "step")[0] == [30.0, 70.0]
+    assert marked("some", "message")[0] == [2.0, 5.0]
+    for axis in ("time", "elapsed"):
+        first, series = marked("some", axis)
+        assert series["first"] <= first[0] <= first[1] <= series["last"]
+        assert len(marked("never", axis)[0]) == 8
+
+
+def test_complex_numbers_are_measured_by_their_magnitudes(tmp_path: Path, serve: Serve) -> None:
+    @jax.jit
+    def send() -> Any:
+        def step(carry: Any, i: Any) -> Any:
+            hcb.tap(lambda value: None, jax.lax.complex(3.0, 4.0) * i, name="one")
+            hcb.tap(lambda value: None, jnp.array([3 + 4j, 0j, jnp.inf]) * i, name="few")
+            hcb.tap(lambda value: None, jnp.full(32, 3 + 4j) * i, name="many")
+            return carry, None
+
+        return jax.lax.scan(step, 0, jnp.arange(4))[0]
+
+    with hcb.outfeed_receiver(record=tmp_path / "taps"):
+        send()
+    client = serve(tmp_path / "taps")
+    one, few, many = (
+        tap_of(client, *tap) for tap in (("one", "scalar"), ("few", "array"), ("many", "histogram"))
+    )
+    assert one["complex"]
+    assert one["last"] == 15.0
+    (series,) = client.get("/api/series", params={"tap": one["id"]}).json()["series"]
+    assert series["mean"] == [0, 5, 10, 15]
+    array = client.get("/api/array", params={"tap": few["id"]}).json()
+    assert array["values"][0] == {"real": 9.0, "imag": 12.0}
+    assert (array["stats"]["max"], array["stats"]["zeros"], array["stats"]["nonfinite"]) == (15.0, 1, 1)
+    heatmap = client.get("/api/heatmap", params={"tap": many["id"]}).json()
+    assert heatmap["edges"][-1] == 15.0
+    assert [sum(counts) for counts in heatmap["taps"][0]["counts"]] == [32] * 4
+    (run,) = client.get("/api/runs").json()["runs"]
+    assert run["metrics"] == {"|one|": [15.0, 0.0, 15.0]}
+
+
 def test_a_failed_check_is_shown_with_its_line_and_values(log: Path, serve: Serve) -> None:
     (group,) = serve(log).get("/api/errors").json()["groups"]
     assert (group["kind"], group["count"]) == ("check", 1)
@@ -267,6 +326,21 @@ def test_two_runs_are_compared_and_shown_side_by_side(tmp_path: Path, serve: Ser
     assert client.get("/api/diff", params={"left": "one", "right": "one"}).json()["equal"]
     assert client.get("/api/diff", params={"left": "one", "right": "two", "atol": 1}).json()["equal"]
     assert client.get("/api/diff", params={"left": "one", "right": "three"}).status_code == 404
+
+
+def test_taps_of_two_runs_are_compared_though_their_lines_have_moved(tmp_path: Path, serve: Serve) -> None:
+    def before(x: Any) -> None:
+        hcb.id_tap(ignore, x, name="loss")
+
+    def after(x: Any) -> None:
+        hcb.id_tap(ignore, x + 1, name="loss")
+
+    for name, program in (("one", before), ("two", after)):
+        with hcb.outfeed_receiver(sinks=[hcb.record(tmp_path, run=name)]):
+            jax.jit(program)(jnp.float32(1))
+    found = serve(tmp_path).get("/api/diff", params={"left": "one", "right": "two"}).json()
+    assert [(tap["name"], tap["compared"], tap["differing"]) for tap in found["taps"]] == [("loss", 1, 1)]
+    assert found["notes"] == []
 
 
 @pytest.mark.slow_variants

@@ -109,7 +109,7 @@ def test_the_first_values_that_are_not_finite_are_kept_in_any_order_of_chunks() 
         steps = np.arange(start, start + 80)
         tap.note_nonfinite(np.full((80, 1), np.nan), steps, steps * 1e9)
     assert tap.nonfinite_count == 240
-    assert [x for x, _ in tap.nonfinite] == [*range(200, 280), *range(300, 380)][:MAX_NONFINITE]
+    assert [step for step, _, _ in tap.nonfinite] == [*range(200, 280), *range(300, 380)][:MAX_NONFINITE]
 
 
 def test_numbers_of_less_than_a_byte_are_found_one_by_one(tmp_path: Path) -> None:

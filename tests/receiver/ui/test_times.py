@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import hcb_command
 import hostcallback as hcb
 from hostcallback.receiver.sinks.times import DEVICE, SECONDS, START
 from hostcallback.receiver.taplog.writing.log_writer import LogWriter
@@ -93,6 +95,19 @@ def test_the_slowest_step_comes_first_with_the_place_that_took_longer(calls: Pat
     assert (place, first["seconds"] >= seconds >= LONG > 10 * median) == ("mlp", True)
     assert found["usual"] < LONG < first["seconds"]
     assert [one["seconds"] for one in slowest] == sorted((one["seconds"] for one in slowest), reverse=True)
+
+
+@pytest.mark.parametrize("recorded", ["calls", "loop"])
+def test_medians_are_those_of_hcb_stats(recorded: str, request: pytest.FixtureRequest, serve: Serve) -> None:
+    folder = request.getfixturevalue(recorded)
+    found = times(serve(folder))
+    told = hcb_command.hcb(folder, "stats", ".", "--slowest", "10", "--json").stdout
+    steps = [row for row in map(json.loads, told.splitlines()) if "which" in row]
+    assert [round(row["median"], 12) for row in steps] == [round(found["usual"], 12)] * 10
+    assert [row["seconds"] for row in steps] == pytest.approx([row["seconds"] for row in found["slowest"]])
+    for step, row in zip(steps, found["slowest"], strict=True):
+        medians = {place["place"]: place["median"] for place in step["places"]}
+        assert medians == {place: pytest.approx(median) for place, _, median in row["longer"]}
 
 
 def test_a_log_of_one_call_is_shown_by_iteration(loop: Path, serve: Serve) -> None:

@@ -65,7 +65,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add(
         "--metrics",
         metavar="FILE",
-        help="write the scalars of messages to this file: CSV if it ends in .csv, else JSON",
+        help="write the scalars of messages to this file: CSV if it ends in .csv, else JSON; a later start with the "
+        "same --log appends",
     )
     add(
         "--otlp",
@@ -148,12 +149,21 @@ def run(arguments: argparse.Namespace) -> int:
     allow_many_files()
     permissions = PRIVATE if arguments.group is None else _permissions_of(arguments.group)
     with contextlib.ExitStack() as stack:
-        sinks = [*sinks, *_own_sinks(arguments, permissions, stack)]
+        metrics = None
+        if arguments.metrics is not None:
+            # Created here, because a writer would create it with the default permissions.
+            with contextlib.suppress(FileExistsError):
+                os.close(permissions.create(Path(arguments.metrics), os.O_WRONLY))
+            metrics = stack.enter_context(scalars_into(arguments.metrics, devices=True, resumes=True))
+        if arguments.otlp is not None:
+            from hostcallback.receiver.remote.otlp.exporter import otlp
+
+            sinks = [*sinks, stack.enter_context(otlp(arguments.otlp))]
         store = Store(arguments.log, fsync=arguments.fsync, permissions=permissions)
         stack.callback(store.close)
         delivery = Delivery(
             store, bind=bind, sinks=sinks, prints=not arguments.quiet, everything=arguments.print_all,
-            shards=arguments.shards, patience_sec=arguments.wait,
+            shards=arguments.shards, patience_sec=arguments.wait, metrics=metrics,
         )  # fmt: skip
         services = _services(arguments, store, delivery)
         if arguments.listen is not None:
@@ -258,22 +268,6 @@ def _check_exposure(arguments: argparse.Namespace) -> None:
             "or --no-control",
             file=sys.stderr,
         )
-
-
-def _own_sinks(
-    arguments: argparse.Namespace, permissions: Permissions, stack: contextlib.ExitStack
-) -> list[Sink]:
-    found: list[Sink] = []
-    if arguments.metrics is not None:
-        # Created here, because a writer would create it with the default permissions.
-        with contextlib.suppress(FileExistsError):
-            os.close(permissions.create(Path(arguments.metrics), os.O_WRONLY))
-        found.append(stack.enter_context(scalars_into(arguments.metrics)))
-    if arguments.otlp is not None:
-        from hostcallback.receiver.remote.otlp.exporter import otlp
-
-        found.append(stack.enter_context(otlp(arguments.otlp)))
-    return found
 
 
 def _url(arguments: argparse.Namespace, broker: Broker) -> str | None:

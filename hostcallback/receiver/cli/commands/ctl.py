@@ -52,7 +52,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="name or glob of taps; quote it. Or one of the words set and stop",
     )
     parser.add_argument(
-        "knob", nargs="*", metavar="NAME VALUE", help="after the word set: a knob, and its new value"
+        "knob",
+        nargs="*",
+        metavar="NAME VALUE",
+        help="after the word set: a knob, and its new value, or NAME=VALUE",
     )
     parser.add_argument(
         "--every", type=_setting("every", int), metavar="N", help="send every N-th message; 1 for all"
@@ -158,7 +161,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _knob_command(arguments: argparse.Namespace, words: list[str]) -> tuple[str, dict[str, Any]]:
-    # The command and its arguments for the words after `set`.
+    # The command and its arguments for the words after `set`. No value has a `=`.
+    if len(words) == 1 and "=" in words[0]:
+        words = [*words[0].rpartition("=")[::2]]
     if len(words) not in (0, 2):
         arguments.parser.error("set takes the name of a knob and its new value, or nothing: set lr 3e-4")
     return ("set", {"name": words[0], "value": _value(arguments, words[1])}) if words else ("knobs", {})

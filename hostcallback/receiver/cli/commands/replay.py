@@ -22,7 +22,7 @@ from hostcallback.receiver.failures.check_report import CheckError
 from hostcallback.receiver.log import INDENT
 from hostcallback.receiver.messages import Sink
 from hostcallback.receiver.replayer.replay import Replay, Replayed
-from hostcallback.receiver.sinks.scalars import scalars_into
+from hostcallback.receiver.sinks.scalars import ScalarsSink, scalars_into
 from hostcallback.receiver.taplog.reading.selection import Selection
 from hostcallback.receiver.text import printable, printable_lines
 
@@ -69,10 +69,10 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.json:
             stack.enter_context(contextlib.redirect_stdout(sys.stderr))
         sinks: list[Sink] = []
-        written: Counter[str] | None = None
+        scalars: ScalarsSink | None = None
         if arguments.metrics is not None:
-            scalars = stack.enter_context(scalars_into(arguments.metrics))
-            written = scalars.written
+            several = len(log.reader.devices(log.wanted)) > 1
+            scalars = stack.enter_context(scalars_into(arguments.metrics, devices=several))
             sinks.append(scalars)
         replay = Replay(log.reader, bind=bind, sinks=sinks, shards=arguments.shards)
         replayed = replay.run(log.wanted, arguments.speed)
@@ -84,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
         if not damaged or not any(text in str(error) for text in damaged):
             print(f"hcb: {printable_lines(_described(error), INDENT)}", file=sys.stderr)
             status = 1
-    _sum_up(replayed, written, arguments)
+    _sum_up(replayed, scalars, arguments)
     return status or log.status(replayed.messages or replayed.skipped)
 
 
@@ -95,32 +95,28 @@ def _described(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}" + (f" ({notes})" if notes else "")
 
 
-def _sum_up(replayed: Replayed, written: Counter[str] | None, arguments: argparse.Namespace) -> None:
+def _sum_up(replayed: Replayed, scalars: ScalarsSink | None, arguments: argparse.Namespace) -> None:
     if arguments.json:
-        scalars = None if written is None else {"file": arguments.metrics, "scalars": written.total()}
+        file = None if scalars is None else {"file": arguments.metrics, "scalars": scalars.written.total()}
         counts = {
             "messages": replayed.messages, "skipped": replayed.skipped, "incomplete": replayed.incomplete,
-            "failed_checks": len(replayed.failed_checks), "metrics": scalars,
+            "failed_checks": len(replayed.failed_checks), "metrics": file,
         }  # fmt: skip
         print(json.dumps(counts), flush=True)
         return
     text = f"replayed {replayed.messages:,} message(s)"
     skipped = replayed.skipped
-    if written is not None:
-        taken = {name: count for name, count in skipped.items() if _has_of(written, name)}
+    if scalars is not None:
+        taken = {name: count for name, count in skipped.items() if name in scalars.taps}
         skipped = Counter({name: count for name, count in skipped.items() if name not in taken})
         text = f"replayed {replayed.messages + sum(taken.values()):,} message(s)"
-        text += f", {written.total():,} scalar(s) are in {arguments.metrics}"
+        text += f", {scalars.written.total():,} scalar(s) are in {arguments.metrics}"
     if skipped:
         taps = ", ".join(f"{name} ({count:,})" for name, count in skipped.most_common(8))
         text += f"; no function takes those of {taps}: --bind NAME=WHERE:FUNCTION"
     print(printable(text), file=sys.stderr)
     for reason, count in replayed.incomplete.items():
         print(f"hcb: {count:,} value(s) of {printable(reason)}", file=sys.stderr)
-
-
-def _has_of(written: Counter[str], tap: str) -> bool:
-    return any(name == tap or name.startswith(tap + "/") for name in written)
 
 
 def _bound(text: str) -> tuple[str, Callable[..., Any]]:

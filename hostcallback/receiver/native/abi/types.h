@@ -197,8 +197,9 @@ typedef void (*hcb_wait)(void);
 
 /* Runs the host function of a call on the host's own thread, which runs the program: takes the call's frame
  * with hcb_own_call_read and answers it. `resumed`: the thread continues a program that another one began.
- * Returns whether it was interrupted. */
-typedef int32_t (*hcb_host_call)(hcb_own_call* own, int32_t resumed);
+ * `interrupted`: an interrupt came before, which the call handles or sets again. Returns whether to set one.
+ */
+typedef int32_t (*hcb_host_call)(hcb_own_call* own, int32_t resumed, int32_t interrupted);
 
 enum {
   HCB_OWN_CALL_TAKEN = 1, /* as after hcb_ring_read_call: call hcb_ring_end_read_call */

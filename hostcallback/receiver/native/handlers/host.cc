@@ -92,13 +92,13 @@ XLA_FFI_Error* ReadResults(const XLA_FFI_CallFrame& frame, std::vector<PendingCa
   return nullptr;
 }
 
-// Runs the host function on the calling thread; returns whether the user has interrupted the thread.
+// Runs the host function on the calling thread; returns whether an interrupt is to be set again.
 bool Run(const hcb_host_threads& host, hcb_host_call call, ThreadCall::State* own) {
   const HostMode mode;
   const int32_t entered = host.enter();
-  // An interrupt from the time when the device computed must not be raised inside `call`.
-  const bool interrupted =
-      host.interrupted() != 0 || call(reinterpret_cast<hcb_own_call*>(own), ResumedDevice() >= 0) != 0;
+  // An interrupt from the time when the device computed must not be raised at the first line of `call`.
+  const int32_t came = host.interrupted();
+  const bool interrupted = call(reinterpret_cast<hcb_own_call*>(own), ResumedDevice() >= 0, came != 0) != 0;
   host.leave(entered);
   return interrupted;
 }

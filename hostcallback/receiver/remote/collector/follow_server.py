@@ -11,6 +11,7 @@ from pathlib import Path
 from hostcallback.receiver.remote.collector.store import Store
 from hostcallback.receiver.remote.forwarding_protocol import (
     PIECE_BYTES,
+    START,
     SegmentSlice,
     StreamKey,
     StreamOffset,
@@ -60,11 +61,15 @@ class Following:
         self._growth = growth
         self._wants = wants
         self._sent: dict[StreamKey, StreamOffset] = {}
+        self._old: dict[StreamKey, StreamOffset] = {}
 
     async def pieces(self) -> AsyncIterator[tuple[StreamKey, SegmentSlice] | None]:
-        """Yields the slices of all streams that are stored at the start, then None, then those stored later."""
-        stored = await asyncio.to_thread(self._latest)
-        for key, position in stored.items():
+        """Yields the slices of the streams that are stored at the start, then None, then those stored later.
+
+        A stream that is stored at the start is sent from its last segment on, one that begins later from its first.
+        """
+        self._old = await asyncio.to_thread(self._store.stored)
+        for key, position in (await asyncio.to_thread(self._latest)).items():
             self._growth.stored.setdefault(key, position)
             self._sent[key] = StreamOffset(position.segment, 0)
             async for piece in self._send(key, position):
@@ -73,7 +78,7 @@ class Following:
         while True:
             behind = False
             for key, position in list(self._growth.stored.items()):
-                if self._wants(key.run) and self._sent.get(key, StreamOffset(0, 0)) < position:
+                if self._wants(key.run) and self._sent.get(key, START) < position:
                     behind = True
                     async for piece in self._send(key, position):
                         yield key, piece
@@ -83,7 +88,7 @@ class Following:
                 await self._growth.wait()
 
     def _latest(self) -> dict[StreamKey, StreamOffset]:
-        stored = {key: at for key, at in self._store.stored().items() if self._wants(key.run)}
+        stored = {key: at for key, at in self._old.items() if self._wants(key.run)}
 
         def changed(key: StreamKey) -> float:
             return self._path(key, stored[key].segment).stat().st_mtime
@@ -94,7 +99,7 @@ class Following:
         return self._store.folder(key.run) / key.segment_name(number)
 
     async def _send(self, key: StreamKey, stored: StreamOffset) -> AsyncIterator[SegmentSlice]:
-        at = self._sent.get(key) or StreamOffset(stored.segment, 0)
+        at = self._sent.get(key) or (StreamOffset(stored.segment, 0) if key in self._old else START)
         while at < stored:
             data = await asyncio.to_thread(_read, self._path(key, at.segment), at.offset)
             if data:

@@ -3,7 +3,8 @@
 The file is a msgpack list with an entry per stream: the stream, and the position up to which all messages were
 delivered. If shards of incomplete values are excepted, the position before the first of them and their sequence
 numbers by device follow, otherwise two nils. The last item is the number of messages after the position that were
-delivered, too: a turn may end within a chunk.
+delivered, too: a turn may end within a chunk. If the collector writes a file of metrics, a last entry has the text
+`metrics`, nil, and the state of that file after these messages.
 
 A collector runs the probe for the chunk in whose delivery the collector before died. If it fails, the chunk is set
 aside.
@@ -39,6 +40,12 @@ from hostcallback.receiver.wire.pytree import unpack_plain
 
 CURSOR_NAME = ".delivered"
 
+METRICS = "metrics"
+"""What stands for a stream in the entry of the file of metrics."""
+
+SURROGATES = "surrogatepass"
+"""How texts are encoded: the name of a file need not be UTF-8."""
+
 
 class Waiting(NamedTuple):
     """The location of a shard that waits for other shards of its value.
@@ -55,7 +62,11 @@ class Waiting(NamedTuple):
 
 
 class Cursor:
-    """How far each stream was delivered, in a file. One thread."""
+    """How far each stream was delivered, in a file. One thread.
+
+    Attributes:
+        metrics: the state of the file of metrics after these messages, plain data; None if there is none.
+    """
 
     def __init__(self, directory: Path) -> None:
         """Reads the file. A missing or invalid one counts as empty: then everything is delivered again."""
@@ -63,6 +74,7 @@ class Cursor:
         self._positions: dict[StreamKey, StreamOffset] = {}
         self._waiting: dict[StreamKey, Again] = {}
         self._done: dict[StreamKey, int] = {}
+        self.metrics: Any = None
         self._is_saved = True
         # A file that a crash left invalid costs repeated deliveries. Raising would keep the collector from starting.
         invalid = (
@@ -74,14 +86,23 @@ class Cursor:
             BadStreamError,
         )
         with contextlib.suppress(OSError, *invalid):
-            for folder, position, *rest in msgpack.unpackb(self._path.read_bytes()):
+            for folder, position, *rest in msgpack.unpackb(
+                self._path.read_bytes(), unicode_errors=SURROGATES
+            ):
                 key = StreamKey.of_folder(folder)
-                if key is not None:
+                if folder == METRICS:
+                    (self.metrics,) = rest
+                elif key is not None:
                     self._positions[key] = StreamOffset.of(position)
                     since, seqs, done = [*rest, None, None, 0][:3] if len(rest) != 2 else (*rest, 0)
                     if since is not None:
                         self._waiting[key] = Again(StreamOffset.of(since), _seqs(seqs))
                     self._done[key] = _number(done)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no stream has a position."""
+        return not self._positions
 
     def position(self, key: StreamKey) -> StreamOffset:
         """Position from which to continue a stream."""
@@ -113,6 +134,12 @@ class Cursor:
             self._positions[key], self._done[key] = position, done
             self._is_saved = False
 
+    def note_metrics(self, state: Any) -> None:
+        """Sets the state of the file of metrics after the messages before the positions."""
+        if self.metrics != state:
+            self.metrics = state
+            self._is_saved = False
+
     def pass_over(self, key: StreamKey, position: StreamOffset) -> None:
         """Skips everything of a stream before `position`: it will not be delivered."""
         self._waiting.pop(key, None)
@@ -128,7 +155,10 @@ class Cursor:
         """
         if self._is_saved:
             return
-        data: bytes = msgpack.packb([self._entry(key) for key in self._positions])
+        entries = [self._entry(key) for key in self._positions]
+        if self.metrics is not None:
+            entries.append((METRICS, None, self.metrics))
+        data: bytes = msgpack.packb(entries, unicode_errors=SURROGATES)
         new = self._path.with_suffix(".new")
         write_private(new, data)
         os.replace(new, self._path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 import time
 from collections import Counter
@@ -13,7 +14,7 @@ from hostcallback.receiver import errors, limits, tap_arguments
 from hostcallback.receiver.failures.check_report import BoundedCounter, FailedCheck
 from hostcallback.receiver.failures.deferred_errors import OnError
 from hostcallback.receiver.log import logger
-from hostcallback.receiver.messages import Message, Sink, step_place
+from hostcallback.receiver.messages import Sink, step_place
 from hostcallback.receiver.remote.collector.store import Store
 from hostcallback.receiver.remote.delivery import cursor, process_groups, stream_printer
 from hostcallback.receiver.remote.forwarding_protocol import StreamKey, StreamOffset
@@ -21,6 +22,7 @@ from hostcallback.receiver.remote.spool.stream_reader import Again, StoredRuns, 
 from hostcallback.receiver.replayer.log_delivery import LogDelivery
 from hostcallback.receiver.runtime.dispatch.scope import Scope
 from hostcallback.receiver.sinks.progress.bars import bars
+from hostcallback.receiver.sinks.scalars import ScalarsSink
 from hostcallback.receiver.sinks.sharding.multi_process import ShardStream
 from hostcallback.receiver.taplog.format.layout import Damage, Lost
 from hostcallback.receiver.taplog.reading import merge, segment_reader, selection
@@ -60,6 +62,7 @@ class Delivery:
         everything: bool = False,
         shards: bool = False,
         patience_sec: float = process_groups.PATIENCE_SEC,
+        metrics: ScalarsSink | None = None,
     ) -> None:
         """Starts the thread with the stored messages that were not delivered before.
 
@@ -71,13 +74,18 @@ class Delivery:
             everything: whether all messages are printed.
             shards: whether shards of programs of several processes are delivered one by one instead of assembled.
             patience_sec: seconds for which a stream that is ahead waits for others; see `process_groups`.
+            metrics: receives every message, too. Its file is opened where the collector before ended.
         """
         self._store = store
         self._bind = dict(bind or {})
-        self._sinks = tuple(sinks)
+        self._sinks: tuple[Sink, ...] = (*sinks, *([] if metrics is None else [metrics]))
+        self._metrics = metrics
+        self._writes_metrics = True  # whether the last save could
         self._prints = prints
         self._everything = everything
         self._cursor = cursor.Cursor(store.directory)
+        if metrics is not None:
+            metrics.open_at(self._cursor.metrics, appends=not self._cursor.is_empty)
         self._streams: dict[StreamKey, process_groups.DeliveredStream] = {}
         # Epochs of the printed streams, by run and process number.
         self._epochs: dict[tuple[str, int], set[str]] = {}
@@ -154,13 +162,14 @@ class Delivery:
                 new, self._new = self._new, set()
                 self._busy = bool(turn)
                 stop = self._stop
+            is_behind = False
             for key, stored in turn.items():
                 if self._stop:  # `close` has run out of time
                     break
                 if self._jobs is not None and key in new:
                     self._jobs.grew(key)
                 if self._deliver_safely(key, stored):
-                    turn_at = 0.0
+                    turn_at, is_behind = 0.0, True
                     with self._changed:  # `setdefault`: `grown` may have noted a later position meanwhile
                         self._grown.setdefault(key, stored)
                 # Also within a round: after a crash, what was delivered since the last save is delivered again.
@@ -171,7 +180,7 @@ class Delivery:
             self._report()
             if stop or time.monotonic() >= save_at:
                 save_at = time.monotonic() + SAVE_SEC
-                self._save()
+                self._save(waits=is_behind and not stop, ends=stop)
                 for stream in self._streams.values():
                     stream.rest_if_idle(time.monotonic())
                 self._forget_some()
@@ -229,7 +238,6 @@ class Delivery:
     def _deliver_run(
         self, key: StreamKey, stream: process_groups.DeliveredStream, run: merge.Stretch
     ) -> None:
-        stream.note_steps(run)
         try:
             stream.delivery.deliver(run)
         except Exception as error:
@@ -317,20 +325,34 @@ class Delivery:
             on_chunk=lambda position: self._in_progress.enter(key, position),
         )
         stream = process_groups.DeliveredStream(runs)
-        sinks = list(self._sinks)
-        see: Callable[[Message, Sink], Sink] = _as_it_is
+        label = f"{key.run} p{key.process} "
+        sinks = [sink for sink in self._sinks if sink is not self._metrics]
         if self._prints or self._everything:
             epochs = self._epochs.setdefault((key.run, key.process), set())
             epochs.add(key.epoch)
             printer = stream_printer.StreamPrinter(
                 lambda: runs.process_label(key, alone=len(epochs) == 1),
                 lambda name: runs.local_devices.get(name),
-                stream.step_of,
+                lambda message: stream.delivery.step_of(message),
                 everything=self._everything,
             )
             sinks.append(printer)
-            see = printer.see
-        label = f"{key.run} p{key.process} "
+        if self._metrics is not None:
+            # The last one, so that the others have the message if it raises.
+            # Independent processes of a run have the same number.
+            sinks.append(
+                functools.partial(
+                    self._metrics.take,
+                    step_of=lambda message: stream.delivery.step_of(message),
+                    device_of=lambda message: " ".join(
+                        (
+                            key.run,
+                            runs.process_label(key, alone=False),
+                            str(message.device).removeprefix(label),
+                        )
+                    ),
+                )
+            )
 
         def joint(writer: segment_reader.Writer) -> ShardStream | None:
             if self._jobs is None:
@@ -341,7 +363,7 @@ class Delivery:
                 wants=self._wants,
                 devices=lambda: len(runs.local_devices) or 1,
                 mark=lambda message: cursor.Waiting(*stream.at, message.seq),
-                see=see,
+                see=lambda message, sink: stream.delivery.see(message, sink),
             )
 
         stream.delivery = LogDelivery(
@@ -391,14 +413,27 @@ class Delivery:
                 "folder delivers them when the shards arrive", self._jobs.pending_values,
             )  # fmt: skip
 
-    def _save(self) -> None:
+    def _save(self, *, waits: bool = True, ends: bool = False) -> None:
+        # `waits`: whether the steps for which scalars wait may be among the stored messages.
         if self._jobs is not None:
             self._cursor.wait_for(self._jobs.pending())
+        if self._metrics is not None:
+            self._save_metrics(self._metrics, waits=waits, ends=ends)
         try:
             self._cursor.save()
-        except OSError as error:
+        except Exception as error:  # the next turn tries again
             logger.warning("the delivered position cannot be saved: %s", error)
 
-
-def _as_it_is(message: Message, sink: Sink) -> Sink:
-    return sink
+    def _save_metrics(self, metrics: ScalarsSink, *, waits: bool, ends: bool) -> None:
+        # Without the file, the other consumers go on, and the noted state of the file stays.
+        try:
+            if ends:
+                metrics.finish()
+            elif not waits:
+                metrics.release_waiting()
+            self._cursor.note_metrics(metrics.state())
+            self._writes_metrics = True
+        except Exception as error:
+            if self._writes_metrics:
+                self._writes_metrics = False
+                logger.warning("the file of metrics cannot be written: %s: %s", type(error).__name__, error)

@@ -5,12 +5,9 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
-
-import numpy as np
 
 from hostcallback.receiver import limits
 from hostcallback.receiver.messages import Message, Sink
@@ -18,9 +15,7 @@ from hostcallback.receiver.remote.forwarding_protocol import StreamKey, StreamOf
 from hostcallback.receiver.remote.spool.stream_reader import StoredRuns
 from hostcallback.receiver.replayer.log_delivery import LogDelivery
 from hostcallback.receiver.sinks.sharding.multi_process import ProgramRun, ShardStream
-from hostcallback.receiver.taplog.format.layout import NO_STEP
 from hostcallback.receiver.taplog.reading.merge import Record, Stretch
-from hostcallback.receiver.wire.array_types import Array
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 
 PATIENCE_SEC = 300.0
@@ -188,9 +183,6 @@ PART_SEC = 0.1
 IDLE_SEC = 60.0
 """Seconds without growth after which a stream's file is closed: streams end, but collectors run for months."""
 
-NOTED_STRETCHES = 16
-"""Stretches of a device whose steps are noted, for values that are assembled from several devices."""
-
 
 class DeliveredStream:
     """Reads one stored stream in turns. One thread.
@@ -206,24 +198,10 @@ class DeliveredStream:
         """Nothing of the stream has been read yet."""
         self.runs = runs
         self.delivery: LogDelivery
-        self._steps: dict[str, deque[tuple[Array, Array]]] = {}
         self.at = runs.position, ""
         self.read_at = -math.inf
         self._is_open = False
         self._part = 1  # grows while consumers are fast
-
-    def note_steps(self, run: Stretch) -> None:
-        """Notes the steps of messages before they are delivered: a value of several devices may be whole later."""
-        known = self._steps.setdefault(run.device, deque(maxlen=NOTED_STRETCHES))
-        known.append((run.block.seqs[run.start : run.stop], run.steps[run.start : run.stop]))
-
-    def step_of(self, message: Message) -> int | None:
-        """The step of a message that is delivered; None if it is not known."""
-        for seqs, steps in reversed(self._steps.get(str(message.device).rpartition(" ")[2], ())):
-            found = steps[seqs == np.uint64(message.seq)].tolist()
-            if found:
-                return None if found[0] == NO_STEP else int(found[0])
-        return None
 
     def turn(self, stored: StreamOffset, is_enough: Callable[[], bool]) -> Iterator[Record]:
         """Yields new records up to `stored`, about as many as fit into one turn. `is_enough` ends the turn earlier.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
 from collections import Counter
@@ -10,7 +9,7 @@ from collections.abc import Callable
 
 from hostcallback.receiver import errors, limits
 from hostcallback.receiver.log import logger
-from hostcallback.receiver.messages import Message, Sink
+from hostcallback.receiver.messages import Message
 from hostcallback.receiver.sinks import factory, printing
 from hostcallback.receiver.taplog.render import short_text, text_of
 from hostcallback.receiver.text import printable, printable_lines
@@ -114,20 +113,6 @@ class StreamPrinter:
         printing.write_at_once(
             sys.stdout, f"{self._start(described, message)}{between}{printable_lines(text, INDENT)}\n"
         )
-
-    def see(self, message: Message, sink: Sink) -> Sink:
-        """Notes the step of a shard; returns a sink for the whole value that prints it with this step.
-
-        When the value is complete, the shard's device may have reached a later step.
-        """
-        return functools.partial(self._at_step, self._step_of(message), sink)
-
-    def _at_step(self, step: int | None, sink: Sink, message: Message) -> None:
-        step_of, self._step_of = self._step_of, lambda message: step
-        try:
-            sink(message)
-        finally:
-            self._step_of = step_of
 
     def _start(self, described: TapDescriptor, message: Message) -> str:
         device, step = str(message.device).rpartition(" ")[2], self._step_of(message)

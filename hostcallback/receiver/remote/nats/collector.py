@@ -332,8 +332,11 @@ class NatsStore:
         folded = sorted(pair for unit in units for pair in unit.folded)
         last = int(block.seqs[-1])
         known = steps[steps != NO_STEP].tolist()
-        # Without a step before them, readers take the messages for the first ones of the device.
-        before = NO_STEP if not block.seqs[0] else series.steps.get(device, (known or [NO_STEP])[0])
+        # Without a step before them, readers take the messages for the first ones of the device, and so for the
+        # beginning of their launch. The messages before may be in another series.
+        first = int(block.seqs[0])
+        begins = device not in series.last and units[0].begins and first == units[0].batch
+        before = NO_STEP if not first or begins else series.steps.get(device, (known or [NO_STEP])[0])
         series.steps[device] = (known or [before])[-1]
         series.segment.frames(device, block, described, steps=steps, step_before=before, folded=folded)
         series.last[device] = last

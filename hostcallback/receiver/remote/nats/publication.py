@@ -46,6 +46,7 @@ class Publication:
         parts: number of publications of the batch.
         lost: the lost messages, in a note.
         tag: name of the tap.
+        begins: whether a launch is known to begin with the batch.
     """
 
     key: StreamKey
@@ -60,6 +61,7 @@ class Publication:
     parts: int = 1
     lost: Lost | None = None
     tag: str = ""
+    begins: bool = False
 
     @property
     def subject(self) -> str:
@@ -86,6 +88,7 @@ class Publication:
             "batch": [self.batch, self.part, self.parts],
             "lost": None if self.lost is None else self.lost._asdict(),
             "tag": self.tag,
+            "begins": self.begins,
             "offsets": _packed(self.block.offsets),
             "frames": self.block.data.tobytes(),
         }
@@ -135,7 +138,7 @@ class Publication:
             fields["device"], block, steps,
             [(int(seq), int(count)) for seq, count in fields["folded"]],
             {found.consumer_id: found for found in described},
-            batch, part, parts, lost, str(fields["tag"]),
+            batch, part, parts, lost, str(fields["tag"]), fields.get("begins") is True,
         )  # fmt: skip
 
 
@@ -158,10 +161,10 @@ def _check(block: FrameBlock) -> None:
 
 
 def publications_of(
-    key: StreamKey, run: Stretch, local_devices: dict[str, int], max_bytes: int
+    key: StreamKey, run: Stretch, local_devices: dict[str, int], max_bytes: int, *, begins: bool = False
 ) -> Iterator[Publication]:
     """Splits the messages of a run by tap. A publication exceeds `max_bytes` of frames only if one message does.
-    Removes the counts that it takes from `run.folded`.
+    Removes the counts that it takes from `run.folded`. `begins`: whether a launch is known to begin with the run.
     """
     # By tap, because the tap's name is part of the subject: subscribers choose taps without decoding messages.
     block = run.block.part(run.start, run.stop)
@@ -183,7 +186,7 @@ def publications_of(
             key, writer, run.device, gathered(block, part), steps[part],
             [(seq, run.folded.pop(seq)) for seq in seqs if seq in run.folded],
             {i: run.described[i] for i in by_tag[tag] if i in run.described},
-            int(block.seqs[0]), number, len(places), None, tag,
+            int(block.seqs[0]), number, len(places), None, tag, begins,
         )  # fmt: skip
 
 

@@ -76,6 +76,7 @@ class NatsStream:
         self._runs = stream_reader.StoredRuns(
             lambda number: folder / f"{number:06d}{spool_folders.SUFFIX}", stored, lambda described: True
         )
+        self._last: dict[str, tuple[int, int]] = {}  # of each device, the last message's number and launch
         # Protects everything below, which the sender's thread and the event loop's change; not held for `on_ack`, which
         # takes the spool's lock. `_error` is only set, and read without it.
         self._lock = threading.Lock()
@@ -111,7 +112,8 @@ class NatsStream:
             if isinstance(record, Stretch):
                 # At least half of what the server takes, or a small `max_payload` would leave no room for frames.
                 limit = max(self._max_bytes - HEADER_BYTES, self._max_bytes // 2)
-                for unit in publications_of(self._key, record, self._runs.local_devices, limit):
+                devices, begins = self._runs.local_devices, self._begins(record)
+                for unit in publications_of(self._key, record, devices, limit, begins=begins):
                     yield from self._fitting(unit)
             elif isinstance(record, LostNote):
                 yield publication_of_lost(self._key, record, self._runs.local_devices)
@@ -119,6 +121,13 @@ class NatsStream:
                 logger.warning(
                     "%s: part of the spool cannot be read, and is not forwarded: %s", self._key, record
                 )
+
+    def _begins(self, run: Stretch) -> bool:
+        # Whether a launch begins with the run: the message before it is known, and of another launch.
+        block, first, last = run.block, run.start, run.stop - 1
+        seq, launch = self._last.get(run.device, (-1, 0))
+        self._last[run.device] = int(block.seqs[last]), int(block.launches[last])
+        return seq >= 0 and int(block.seqs[first]) == seq + 1 and int(block.launches[first]) != launch
 
     def _fitting(self, unit: Publication) -> Iterator[Publication]:
         if unit.block.data.size + HEADER_BYTES // 2 < self._max_bytes or len(unit.encode()) < self._max_bytes:

@@ -34,7 +34,8 @@ class OtlpCounters:
     Attributes:
         exported: log records and data points that the collector has accepted.
         lost: messages, log records and data points that will never be exported, by reason.
-        left_out: messages that have nothing to export, by reason.
+        left_out: values that are not exported, by reason: arrays and complex numbers, and messages of taps without
+            metrics, such as bars.
         failure: the last error; empty if there was none.
     """
 
@@ -86,10 +87,10 @@ class OtlpExporter(files.Closing):
             if len(self._taps) >= MAX_TAPS:
                 self._taps.clear()
             tap = self._taps[message.consumer] = MessageMapper(message.consumer, len(message.arrays))
-        shortened = tap.shortened(message)
+        shortened, left_out = tap.shortened(message), tap.left_out(message)
         if shortened is None:
             with self._changed:
-                self._counters.left_out["no scalar among its arrays"] += message.stacked or 1
+                self._counters.left_out.update(left_out)
             return
         nbytes = sum(array.nbytes for array in shortened.arrays if array is not None)
         with self._changed:
@@ -99,6 +100,7 @@ class OtlpExporter(files.Closing):
             elif len(self._queue) >= limit or self._queued_bytes + nbytes > self._options.queue_bytes:
                 self._lose("the queue was full", message.stacked or 1)
             else:
+                self._counters.left_out.update(left_out)
                 self._queue.append((tap, shortened, nbytes))
                 self._queued_bytes += nbytes
                 self._taken += 1

@@ -16,7 +16,7 @@ from hostcallback.receiver.wire import pytree as tree
 
 Attributes = dict[str, str | int | float | bool]
 
-_OF_REPLAY = re.compile(r"process (?P<process>\d+), (?P<device>.*)")
+_OF_REPLAY = re.compile(r"process (?P<process>\d+)(?: of (?P<run>\S+))?(?: \(start \d+\))?, (?P<device>.*)")
 _OF_COLLECTOR = re.compile(r"(?P<run>\S+) p(?P<process>\d+) (?P<device>.*)")
 """Device names in messages of several processes."""
 
@@ -97,12 +97,25 @@ class MessageMapper:
             return message
         if not self._kind.has_metrics:
             return None
-        dimensions = 1 if message.stacked else 0
         # Copies: a tap function may change the arrays before the exporter's thread reads them.
-        arrays = [array.copy() if array.ndim == dimensions else _NOTHING for array in message.arrays]
+        arrays = [_NOTHING if _left_out(message, array) else array.copy() for array in message.arrays]
         if all(array is _NOTHING for array in arrays):
             return None
         return message._replace(arrays=arrays)
+
+    def left_out(self, message: Message) -> dict[str, int]:
+        """Counts the values of a message that are not exported, by reason. Receiver threads."""
+        messages = message.stacked or 1
+        if self._make is not None:
+            return {}
+        if not self._kind.has_metrics:
+            return {"its tap sends no metrics": messages}
+        found: dict[str, int] = {}
+        for array in message.arrays:
+            reason = _left_out(message, array)
+            if reason:
+                found[reason] = found.get(reason, 0) + messages
+        return found
 
     def made_of(self, message: Message) -> Iterator[Event | Point]:
         """Yields the events or points of a message. Raises the exceptions of the tap's own code, such as formatting."""
@@ -180,7 +193,7 @@ class MessageMapper:
         if found is not None:
             named = found.groupdict()
             about |= {"hostcallback.process": int(named["process"]), "hostcallback.device": named["device"]}
-            if "run" in named:
+            if named["run"] is not None:
                 about["hostcallback.run"] = named["run"]
         step = None if self._step is None else self._step.read(message.arrays)
         if step is not None:
@@ -190,6 +203,13 @@ class MessageMapper:
 
 _NOTHING: Any = None
 """Placeholder for an array that is not exported."""
+
+
+def _left_out(message: Message, array: Any) -> str:
+    # Why a value of a message is not exported; empty if it is.
+    if array.ndim != (1 if message.stacked else 0):
+        return "an array"
+    return "a complex number" if array.dtype.kind == "c" else ""
 
 
 def metric_name(name: str) -> str:

@@ -145,6 +145,10 @@ class Sender:
         self._sent = source.sent_before
         self._on_way: deque[tuple[StreamOffset, int]] = deque()
         self._on_way_bytes = 0
+        self._last_ack: StreamOffset | None = None
+        self._is_stored = (
+            False  # whether something was stored since the last connection's last acknowledgement
+        )
         self._stop = False
         self._thread = threading.Thread(target=self._run, name="hostcallback-forward", daemon=True)
         self._thread.start()
@@ -169,17 +173,24 @@ class Sender:
 
     def _run(self) -> None:
         back_off, said = BackOff(), False
+
+        def note_progress() -> None:
+            nonlocal said
+            # A collector with a full disk takes every connection, and stores nothing.
+            if not (self._is_stored or self._source.is_sent()):
+                return
+            if said:
+                logger.warning("forwarding of %s works again", self._source.key)
+            back_off.reset()
+            said = False
+
         try:
             while not self._is_over():
                 link: TransportStream | None = None
                 began = time.monotonic()
                 try:
                     link = self._transport.connect(self._source.key, self._acked)
-                    if said:
-                        logger.warning("forwarding of %s works again", self._source.key)
-                    back_off.reset()
-                    said = False
-                    self._send(link)
+                    self._send(link, note_progress)
                 except StreamRefusedError as error:
                     self.refused = str(error)
                     logger.error(
@@ -188,7 +199,7 @@ class Sender:
                     )  # fmt: skip
                     return
                 except (TransportError, OSError) as error:
-                    if not said:
+                    if not said and not self._is_over():
                         said = True
                         logger.warning(
                             "%s cannot be forwarded at present: %s; the sender retries",
@@ -201,7 +212,8 @@ class Sender:
                 # A connection that lasted was good: the next failure starts with the shortest pause again.
                 if time.monotonic() - began > LAST_BACK_OFF_SEC:
                     back_off.reset()
-                self._wait(back_off.next_sec())
+                if not self._is_over():
+                    self._wait(back_off.next_sec())
         finally:
             # In any case: the orphans behind this one wait for it.
             self._on_end()
@@ -213,14 +225,24 @@ class Sender:
         with self._changed:
             self._changed.wait_for(lambda: self._stop, seconds)
 
-    def _send(self, link: TransportStream) -> None:
+    def _send(self, link: TransportStream, note_progress: Callable[[], None]) -> None:
         # Slices that were on the way of an earlier connection may be lost. They are sent again from `link.stored` on.
         with self._changed:
             self._on_way.clear()
             self._on_way_bytes = 0
-        position = link.stored
-        self._acked(position)
+            # The last connection may have stored more than it acknowledged.
+            self._is_stored = self._last_ack is not None and link.stored > self._last_ack
+        self._acked(link.stored)
+        try:
+            self._send_from(link.stored, link, note_progress)
+        finally:
+            note_progress()  # what was stored just before all is sent, or before the connection broke
+
+    def _send_from(
+        self, position: StreamOffset, link: TransportStream, note_progress: Callable[[], None]
+    ) -> None:
         while not self._is_over():
+            note_progress()
             link.check()
             piece = self._source.read(position, LOOK_SEC)
             if piece is None:
@@ -260,8 +282,10 @@ class Sender:
         # Without the lock: it takes the spool's, with which the writer may wait for room.
         self._source.acked(position)
         with self._changed:
+            self._last_ack = position
             while self._on_way and self._on_way[0][0] <= position:
                 self._on_way_bytes -= self._on_way.popleft()[1]
+                self._is_stored = True
             self._changed.notify_all()
 
 

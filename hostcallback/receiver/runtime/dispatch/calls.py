@@ -50,9 +50,11 @@ class _ThisThread(threading.local):
 
     Attributes:
         dispatched: whether it runs a host function for a program that it has dispatched and that runs on it.
+        interrupts: of the call that it makes for such a program; None if it makes none.
     """
 
     dispatched = False
+    interrupts: HeldInterrupts | None = None
 
 
 this_thread = _ThisThread()
@@ -165,8 +167,8 @@ class Calls:
             if interrupts is None:
                 results: list[Array] = consumer.sink(call.message)
             else:
-                interrupts.allow()
                 try:
+                    interrupts.allow()
                     results = consumer.sink(call.message)
                 finally:
                     interrupts.hold()
@@ -226,15 +228,21 @@ class CallThreads(Calls):
             if header.flags & Flags.CALL:
                 self._source.fail(header.seq, reason)
 
-    def _call_here(self, own: int, resumed: bool) -> bool:
+    def _call_here(self, own: int, resumed: bool, interrupted: bool) -> bool:
         # Runs the host function for a program that runs on this thread and has emitted the call `own`. An interrupt
-        # would leave the state half updated, so it is delayed until the program has left the thread.
+        # would leave the state half updated, so it is delayed until the program has left the thread. A handler of the
+        # user's, which may want the program to go on, is called at once.
         try:
             interrupts = HeldInterrupts()
         except KeyboardInterrupt:
             return True
+        if interrupted and interrupts.are_of_python:
+            interrupts.end()
+            return True
+        interrupts.noted |= interrupted
         # Restored below, not reset: the host function may run a program whose call nests in this one.
-        dispatched, this_thread.dispatched = this_thread.dispatched, not resumed
+        before = this_thread.dispatched, this_thread.interrupts
+        this_thread.dispatched, this_thread.interrupts = not resumed, interrupts
         try:
             call = self._take_own(own, interrupts)
             if call is not None:
@@ -245,7 +253,7 @@ class CallThreads(Calls):
             if not isinstance(error, CallFailedError):
                 logger.exception("a call could not be made")
             self._source.withdraw_own_call(own, str(error))
-        this_thread.dispatched = dispatched
+        this_thread.dispatched, this_thread.interrupts = before
         try:
             interrupts.end()
         except KeyboardInterrupt:
@@ -256,7 +264,10 @@ class CallThreads(Calls):
         while (batch := self._source.read_own_call(own, LOOK_SEC)) is None:
             if self._source.own_call_ended(own):
                 return None
-            if interrupts.noted and self._source.withdraw_own_call(own, _INTERRUPTED):
+            if interrupts.noted and not interrupts.are_of_python:
+                interrupts.allow()  # calls the user's handler
+                interrupts.hold()
+            elif interrupts.noted and self._source.withdraw_own_call(own, _INTERRUPTED):
                 return None
         return self._take(batch, self._source.end_read_call)
 

@@ -12,6 +12,7 @@ import _signal  # type: ignore[import-not-found]  # `signal` without its enumera
 import ctypes
 import sys
 import threading
+from collections.abc import Callable
 from time import perf_counter, perf_counter_ns
 from types import FrameType
 from typing import Any
@@ -228,6 +229,9 @@ processes.in_child(processes.Stage.RUNTIME, after_fork_in_child)
 _getsignal, _set, _SIGINT = _signal.getsignal, _signal.signal, _signal.SIGINT
 _main_thread = threading.main_thread()
 
+set_handler: Callable[[int, Any], object] = _set
+"""Sets a handler of a signal, in place of a native one; `signals` changes this while the native one must stay."""
+
 
 class HeldInterrupts:
     """Delays SIGINT on the calling thread from construction until `end`.
@@ -249,24 +253,45 @@ class HeldInterrupts:
             handler = _getsignal(_SIGINT)
             if callable(handler):  # otherwise SIGINT runs no Python code
                 self._handler = handler
-                self.hold()
+                self._set_note()
+
+    @property
+    def are_of_python(self) -> bool:
+        """Whether an interrupt raises KeyboardInterrupt, as without a handler of the user's."""
+        return self._handler is _signal.default_int_handler
 
     def hold(self) -> None:
-        """Delays interrupts again, after `allow`."""
+        """Delays interrupts again, after `allow`. Keeps the handler that user code has installed meanwhile."""
         if self._handler is not None:
-            _set(_SIGINT, self._note)
+            current = _getsignal(_SIGINT)
+            if current is not self._handler and current != self._note and callable(current):
+                self._handler = current
+            self._set_note()
 
     def allow(self) -> None:
-        """Lets interrupts pass until `hold`, while user code runs."""
-        if self._handler is not None:
-            _set(_SIGINT, self._handler)
+        """Lets interrupts pass until `hold`, while user code runs, and the one that has come: it may raise."""
+        self.end()
+        if self.noted:
+            self.noted = False
+            self._handler(_SIGINT, sys._getframe())
 
-    end = allow
+    def end(self) -> None:
+        """Lets interrupts pass again, but not the one that has come."""
+        if self._handler is not None:
+            set_handler(_SIGINT, self._handler)
 
     def note(self, error: BaseException) -> None:
         """Sets `noted` if user code raised a KeyboardInterrupt on the main thread."""
         if self._handler is not None and isinstance(error, KeyboardInterrupt):
             self.noted = True
+
+    def _set_note(self) -> None:
+        while True:
+            try:
+                set_handler(_SIGINT, self._note)
+                return
+            except KeyboardInterrupt:  # `signal` runs the handlers of signals that came before
+                self.noted = True
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.noted = True

@@ -2,29 +2,41 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv as csv_format
 import errno
+import io
 import json
 import math
 import os
+import stat
+import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import IO, Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from hostcallback.receiver.files import refuse_unwritable
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.public_names import hide_frames
-from hostcallback.receiver.sinks.metric_writers.reduction import MetricRecord, UnsupportedMetric
+from hostcallback.receiver.sinks.metric_writers.reduction import NO_STEP, MetricRecord, UnsupportedMetric
 
 PathLike = str | os.PathLike[str]
+
+MAX_TORN = 1 << 16
+"""Bytes of a row that lacks an end, and is removed."""
 
 
 class _FileWriter:
     # A file that the first receiver makes, and that later receivers with the same writer append to.
+    #
+    # `advice` says how to keep the content of a file; `has_devices`, whether each record has the name of its device.
 
     takes_records: ClassVar[bool] = True
+    _is_table: ClassVar[bool] = False  # of cells, the last of which may be cut short
+    has_devices = False
 
     def __init__(self, file: PathLike, mode: str) -> None:
         what = f"hcb.{type(self).__name__.removesuffix('Writer').lower()}"
@@ -42,7 +54,9 @@ class _FileWriter:
         refuse_unwritable(Path(file), what)
         if mode not in ("w", "a"):
             raise ValueError(f"mode is {mode!r}, expected 'w' (a new file) or 'a' (append)")
-        self._path, self._mode, self._called = Path(file), mode, what
+        self.path, self._mode = Path(file), mode
+        self.advice = f"{what}(..., mode='a') appends"
+        self._lines = 0
         self._file: Any = None
 
     def __repr__(self) -> str:
@@ -51,18 +65,90 @@ class _FileWriter:
     @property
     def name(self) -> str:
         """Name in reports."""
-        return f"{type(self).__name__.removesuffix('Writer').lower()} {self._path}"
+        return f"{type(self).__name__.removesuffix('Writer').lower()} {self.path}"
 
     def open(self) -> None:
         """Opens the file, and makes its folder if there is none."""
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        if self._mode == "w" and self._path.exists() and self._path.stat().st_size:
-            logger.warning(
-                "%s had content and is replaced; %s(..., mode='a') appends", self._path, self._called
-            )
-        self._file = self._path.open(self._mode, encoding="utf-8", newline="")
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        if self._mode == "w" and self.path.exists() and self.path.stat().st_size:
+            logger.warning("%s had content and is replaced; %s", self.path, self.advice)
+        if self._mode == "a":
+            self._mend()
+        self._file = self.path.open(self._mode, encoding="utf-8", newline="")
         # A later receiver with the same writer goes on with the file, and must not empty it.
         self._mode = "a"
+
+    def _mend(self) -> None:
+        # A file that ends within a line, as after a kill or a loss of power, must not get the next row on that line.
+        if not self.path.is_file():  # a pipe has no end yet
+            return
+        with self.path.open("rb") as file:
+            size, end = file.seek(0, os.SEEK_END), _end_of_text(file)
+            file.seek(max(0, end - 1))
+            if size == end and file.read() in (b"", b"\n"):
+                return
+        with self.path.open("rb+") as file:
+            file.truncate(end)  # a loss of power may leave zeros
+            start = self._last_row(file)
+            file.seek(start)
+            last = file.read()
+            if not last or last.endswith(b"\n"):
+                logger.warning("%s ended with %d zero byte(s), which are removed", self.path, size - end)
+            elif len(last) <= MAX_TORN and (end < size or not self._is_whole(last)):
+                file.truncate(start)
+                logger.warning("%s ended within a line, which is removed: %.200r", self.path, last)
+            else:
+                file.write(b"\n")
+                if self._is_table and not last.endswith(b"\r"):
+                    logger.warning(
+                        "%s had no newline after its last line, whose last value may be cut short: %.200r",
+                        self.path, last,
+                    )  # fmt: skip
+
+    def _last_row(self, file: IO[bytes]) -> int:
+        # Where it begins.
+        file.seek(0)
+        start = end = 0
+        for line in file:
+            start, end = end, end + len(line)
+        return start
+
+    def _is_whole(self, row: bytes) -> bool:
+        # Whether a row without a newline has all of its values.
+        raise NotImplementedError
+
+    def state(self) -> dict[str, Any]:
+        """Flushes the file's buffer, and returns from where a later writer of the file can go on, as plain data."""
+        self._opened().flush()
+        return {"lines": self._lines}
+
+    def append(self) -> None:
+        """Makes `open` keep what the file has."""
+        self._mode = "a"
+        if self.path.is_file():
+            self._mend()
+            self._lines = sys.maxsize
+            self._cut()  # counts them
+
+    def resume(self, state: dict[str, Any]) -> None:
+        """Goes on where `state` was taken, instead of `open`. What was written since then is taken out of the file."""
+        self._mode = "a"
+        self._mend()
+        self._lines = state["lines"]
+        self._cut()
+        self.open()
+
+    def _cut(self) -> None:
+        if not self.path.is_file():
+            self._lines = 0
+            return
+        with self.path.open("rb+") as file:
+            self._skip_header(file)
+            self._lines = sum(1 for _ in zip(range(self._lines), file, strict=False))
+            os.truncate(file.fileno(), file.tell())
+
+    def _skip_header(self, file: Any) -> None:
+        pass
 
     def flush(self) -> None:
         """Flushes the file's buffer to the operating system."""
@@ -84,13 +170,23 @@ class _FileWriter:
 class JsonlWriter(_FileWriter):
     """See `jsonl`."""
 
+    def _is_whole(self, row: bytes) -> bool:
+        try:
+            return isinstance(json.loads(row), dict)
+        except ValueError:
+            return False
+
     def write(self, record: MetricRecord) -> None:
         """Writes a record as one line."""
-        line: dict[str, Any] = {"step": record.step, **_plain(record.scalars), **record.texts}
+        line: dict[str, Any] = {**_plain(record.scalars), **record.texts}
         for name, values in record.histograms.items():
             line[name] = _histogram(values, record.bins[name])
-        if len(line) > 1:
-            self._opened().write(json.dumps(line, ensure_ascii=False) + "\n")
+        if line:
+            first = {"step": _step(record), "device": record.device}
+            if not self.has_devices:
+                del first["device"]
+            self._opened().write(json.dumps(first | line, ensure_ascii=False) + "\n")
+            self._lines += 1
         if record.images:
             raise UnsupportedMetric("no images")
 
@@ -102,6 +198,9 @@ WAIT_SEC = 2.0
 """Seconds for which a row waits, where further ones come."""
 
 
+_RowKey = tuple[int, str, int]
+
+
 class _Row(NamedTuple):
     # A row, and when its first metric came.
     since: float
@@ -111,39 +210,103 @@ class _Row(NamedTuple):
 class CsvWriter(_FileWriter):
     """See `csv`."""
 
+    _is_table = True
+
     def __init__(self, file: PathLike, mode: str) -> None:
         """As of the base class."""
         super().__init__(file, mode)
         self._columns: list[str] = []
-        self._rows: dict[
-            int, _Row
-        ] = {}  # by step, those that are not written yet, in the order of their first metrics
+        # By step and device, those that are not written yet, in the order of their first metrics. Those without a step
+        # have numbers.
+        self._rows: dict[_RowKey, _Row] = {}
+        self._without_step = 0
 
     def open(self) -> None:
         """Opens the file; to append, reads its header."""
-        if self._mode == "a" and self._path.exists():
-            with self._path.open(encoding="utf-8", newline="") as file:
-                self._columns = next(csv_format.reader(file), [])
+        append = self._mode == "a"
         super().open()
+        if append:
+            self._columns = self._header()
+
+    def _header(self) -> list[str]:
+        with self.path.open(encoding="utf-8", newline="") as file:
+            return next(csv_format.reader(file), [])
+
+    def _last_row(self, file: IO[bytes]) -> int:
+        start = end = 0
+
+        def lines() -> Iterator[str]:
+            nonlocal end
+            for line in file:
+                end += len(line)
+                yield line.decode("utf-8", "replace").replace("\0", " ")
+
+        file.seek(0)
+        reader, before = csv_format.reader(lines()), 0  # a text may have newlines
+        try:
+            while next(reader, None) is not None:
+                start, before = before, end
+        except csv_format.Error:  # an odd quote has taken in what followed
+            return super()._last_row(file)
+        return start
+
+    def _is_whole(self, row: bytes) -> bool:
+        try:
+            text = row.decode("utf-8")
+        except UnicodeDecodeError:
+            return False
+        # An open quote takes in what follows.
+        with io.StringIO(f"{text.replace(chr(0), ' ')}\n,", newline="") as lines:
+            try:
+                cells, *after = csv_format.reader(lines)
+            except csv_format.Error:
+                return False
+        return "\0" not in text and bool(after) and len(cells) >= len(self._header())
+
+    def state(self) -> dict[str, Any]:
+        """As of the base class, with the rows that are not written yet."""
+        return super().state() | {"rows": [[*key, row.values] for key, row in self._rows.items()]}
+
+    def resume(self, state: dict[str, Any]) -> None:
+        """As of the base class."""
+        now = time.monotonic()
+        self._rows = {
+            (step, device, number): _Row(now, values) for step, device, number, values in state["rows"]
+        }
+        self._without_step = max((number for *_, number in self._rows), default=0)
+        super().resume(state)
+
+    def _skip_header(self, file: Any) -> None:
+        # A name in it may have several lines.
+        lines = (line.decode() for line in iter(file.readline, b""))
+        next(csv_format.reader(lines), None)
 
     def write(self, record: MetricRecord) -> None:
         """Adds to the row of a step, which waits a while for metrics of other taps."""
         values: dict[str, Any] = {_inert(name): value for name, value in record.scalars.items()}
         values |= {_inert(name): _inert(text) for name, text in record.texts.items()}
         if values:
-            row, now = self._rows.get(record.step), time.monotonic()
+            key, now = self._key(record), time.monotonic()
+            row = self._rows.get(key)
             if len(self._rows) >= MAX_ROWS or (row is not None and row.values.keys() & values.keys()):
                 self._write_rows(now)
                 row = None
             elif self._rows and next(iter(self._rows.values())).since < now - WAIT_SEC:
                 self._write_rows(now - WAIT_SEC)
-                row = self._rows.get(record.step)
+                row = self._rows.get(key)
             if row is None:
-                row = self._rows[record.step] = _Row(now, {"step": record.step})
+                of_device = {"device": _inert(record.device)} if self.has_devices else {}
+                row = self._rows[key] = _Row(now, {"step": _step(record), **of_device})
             row.values.update(values)
         refused = [kind for kind in ("histograms", "images") if getattr(record, kind)]
         if refused:
             raise UnsupportedMetric(f"no {' and no '.join(refused)}")
+
+    def _key(self, record: MetricRecord) -> _RowKey:
+        if record.step != NO_STEP:
+            return record.step, record.device, 0
+        self._without_step += 1
+        return record.step, record.device, self._without_step
 
     def flush(self) -> None:
         """Writes all rows."""
@@ -160,26 +323,49 @@ class CsvWriter(_FileWriter):
         if rows:
             cells = ([_cell(row.get(name)) for name in self._columns] for row in rows)
             csv_format.writer(self._opened()).writerows(cells)
+            self._lines += len(rows)
 
     def _extend(self, new: list[str]) -> None:
         # A name that comes up later is a column more, so the rows so far are written again, in a new file.
-        self._opened().close()
+        self._opened()
+        self.close()
         columns = [*self._columns, *new]
-        written = self._path.with_name(self._path.name + ".new")
+        written = self.path.with_name(self.path.name + ".new")
         try:
             with (
-                self._path.open(encoding="utf-8", newline="") as source,
+                self.path.open(encoding="utf-8", newline="") as source,
                 written.open("w", encoding="utf-8", newline="") as target,
             ):
+                self._permit(written)
                 out, rows = csv_format.writer(target), csv_format.reader(source)
                 next(rows, None)
                 out.writerow(columns)
                 out.writerows([*row, *[""] * len(new)] for row in rows)
             # In one step, so that a crash leaves either the old file or the new one.
-            written.replace(self._path)
+            written.replace(self.path)
             self._columns = columns
         finally:  # after a failure too: later rows are written, and the next one tries again to add the columns
-            self._file = self._path.open("a", encoding="utf-8", newline="")
+            self._file = self.path.open("a", encoding="utf-8", newline="")
+
+    def _permit(self, written: Path) -> None:
+        # Those who may read the file so far, and no others, may read the one in its place.
+        found = self.path.stat()
+        written.chmod(stat.S_IMODE(found.st_mode))
+        with contextlib.suppress(OSError):
+            os.chown(written, found.st_uid, found.st_gid)
+
+
+def _end_of_text(file: IO[bytes]) -> int:
+    # The number of bytes without zeros at the end.
+    end = file.seek(0, os.SEEK_END)
+    while end:
+        start = max(0, end - MAX_TORN)
+        file.seek(start)
+        text = file.read(end - start).rstrip(b"\0")
+        end = start + len(text)
+        if text:
+            break
+    return end
 
 
 def _inert(text: str) -> str:
@@ -198,7 +384,9 @@ def csv(file: PathLike, *, mode: str = "w") -> CsvWriter:
 
     Args:
         file: path of the file, in a folder that is made if it does not exist.
-        mode: "w" for a new file; "a" to append to one with the same columns or fewer.
+        mode: "w" for a new file; "a" to append to one with the same columns or fewer. If its last line has no newline,
+            as after a kill or a loss of power, a new line is begun; a last row that lacks cells is removed. A warning
+            says so.
 
     Raises:
         TypeError: `file` is not a path.
@@ -222,7 +410,8 @@ def jsonl(file: PathLike, *, mode: str = "w") -> JsonlWriter:
 
     Args:
         file: path of the file, in a folder that is made if it does not exist.
-        mode: "w" for a new file, "a" to append.
+        mode: "w" for a new file, "a" to append. A last line that is no whole object, as after a kill or a loss of
+            power, is removed. A warning says so.
 
     Raises:
         TypeError: `file` is not a path.
@@ -243,6 +432,10 @@ def _plain(scalars: dict[str, float]) -> dict[str, float | str]:
 
 
 _NAMES = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
+
+
+def _step(record: MetricRecord) -> int | None:
+    return None if record.step == NO_STEP else record.step
 
 
 def _cell(value: Any) -> Any:

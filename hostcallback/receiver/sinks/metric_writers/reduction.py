@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -12,6 +11,7 @@ import numpy as np
 
 from hostcallback.receiver.messages import NAME as STEP, Message, array_names, device_text
 from hostcallback.receiver.sinks import batches, described_template
+from hostcallback.receiver.sinks.metric_writers import lanes
 from hostcallback.receiver.wire import pytree as tree, tap_descriptor
 from hostcallback.receiver.wire.array_types import Array
 
@@ -21,6 +21,8 @@ REDUCTIONS = ("mean", "last", "max", "min", "sum", "histogram", "each")
 """The values of `reduce`; "each" keeps lanes and devices apart and takes the last step."""
 DEFAULT_REDUCTION = "mean"
 BINS = 64
+NO_STEP = -(2**63)
+"""The step of a record whose step is not known; no message has that step."""
 
 
 @dataclass(slots=True)
@@ -28,13 +30,14 @@ class MetricRecord:
     """The metrics of one step, by name.
 
     Attributes:
-        step: the step.
+        step: the step; `NO_STEP` where it is not known.
         time_ns: Unix time in nanoseconds at which the device emitted the last of them.
         scalars: numbers.
         histograms: the values of each histogram: one dimension, float64 or an integer dtype.
         images: shape (height, width, channels) with 1, 3 or 4 channels, uint8.
         texts: texts.
         bins: number of bins for each histogram, as the tap asked for.
+        device: the device that sent them, where the records of each device stay apart; else empty.
     """
 
     step: int
@@ -44,6 +47,7 @@ class MetricRecord:
     images: dict[str, Array] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)
     bins: dict[str, int] = field(default_factory=dict)
+    device: str = ""
 
     @property
     def is_empty(self) -> bool:
@@ -160,23 +164,48 @@ class TapLayout:
         arrays: list[Array] = [
             array if message.stacked else array[np.newaxis] for array in map(np.asarray, message.arrays)
         ]
-        steps = None
-        if self._step >= 0:
-            lanes = self._lanes(arrays[self._step], self._step)
-            steps = lanes.reshape(count, -1).max(axis=1).astype(np.int64)
         values = [[self._lanes(arrays[place], place) for place in metric.arrays] for metric in self.metrics]
-        return TakenMessages(count, steps, values)
+        if self._step < 0:
+            return TakenMessages(count, None, values, {})
+        of_lanes = self._lanes(arrays[self._step], self._step).reshape(count, -1).astype(np.int64)
+        steps = of_lanes.max(axis=1)
+        apart: dict[int, list[lanes.StepLanes]] = {}
+        if of_lanes.shape[1] > 1:
+            differ = of_lanes.min(axis=1) != steps
+            for place in differ.nonzero()[0].tolist():
+                if found := self._apart(message, arrays, of_lanes[place]):
+                    apart[place] = found
+        return TakenMessages(count, steps, values, apart)
+
+    def _apart(self, message: Message, arrays: list[Array], steps: Array) -> list[lanes.StepLanes] | None:
+        at = message.shard_index
+        spans = [
+            lanes.spans_of(array.shape[1:], self._dims_of(place), None if at is None else at[place])
+            for place, array in enumerate(arrays)
+        ]
+        of_metrics = [spans[place] for metric in self.metrics for place in metric.arrays]
+        return lanes.by_step(steps, spans[self._step], of_metrics)
+
+    def _dims_of(self, place: int) -> lanes.Dims:
+        return [of_arrays[place] for of_arrays in self._dims]
 
     def _lanes(self, array: Array, place: int) -> Array:
-        # Shape (messages, lanes, *shape): the axes of all vmaps become one, the innermost vmap's varies fastest.
-        dims = [of_arrays[place] for of_arrays in self._dims]
-        axes = [
-            axis + 1 for _, axis in sorted(batches.batch_axes(array.ndim - 1, dims).items(), reverse=True)
-        ]
-        rest = [axis for axis in range(1, array.ndim) if axis not in axes]
-        shape = [array.shape[axis] for axis in rest]
-        lanes = math.prod(array.shape[axis] for axis in axes)
-        return array.transpose([0, *axes, *rest]).reshape(array.shape[0], lanes, *shape)
+        return lanes.on_one_axis(array, self._dims_of(place))
+
+
+class MessagePart(NamedTuple):
+    """What the lanes of a message sent for one step.
+
+    Attributes:
+        step: the step.
+        values: for each metric its arrays, each of shape (lanes, *shape of the metric).
+        lanes: for each metric the numbers of the lanes of its first array, none if that has one lane only; None if all
+            lanes sent the step.
+    """
+
+    step: int
+    values: list[list[Array]]
+    lanes: list[list[int]] | None
 
 
 class TakenMessages(NamedTuple):
@@ -184,13 +213,36 @@ class TakenMessages(NamedTuple):
 
     Attributes:
         size: number of messages.
-        steps: int64, shape (count,); None if the tap has no steps.
+        steps: int64, shape (count,), of each message the largest; None if the tap has no steps.
         values: for each metric its arrays, each of shape (count, lanes, *shape of the metric).
+        apart: the lanes by step of the messages whose lanes send different steps, by the message's place. They count
+            the arrays of all metrics.
     """
 
     size: int
     steps: Array | None
     values: Sequence[Sequence[Array]]
+    apart: Mapping[int, Sequence[lanes.StepLanes]]
+
+    def parts(self, place: int) -> Iterator[MessagePart]:
+        """Yields what one message has for each step, in the order of the steps."""
+        assert self.steps is not None
+        values = [[array[place] for array in arrays] for arrays in self.values]
+        if place not in self.apart:
+            yield MessagePart(int(self.steps[place]), values, None)
+            return
+        for step, of_arrays in self.apart[place]:
+            rest = iter(of_arrays)
+            numbers = [[next(rest) for _ in arrays] for arrays in values]
+            taken = [
+                [array[of_array] for array, of_array in zip(arrays, of_metric, strict=True)]
+                for arrays, of_metric in zip(values, numbers, strict=True)
+            ]
+            named = [
+                of_metric[0].tolist() if of_metric and len(arrays[0]) > 1 else []
+                for arrays, of_metric in zip(values, numbers, strict=True)
+            ]
+            yield MessagePart(step, taken, named)
 
 
 def _number(value: Any, what: str) -> int:
@@ -229,6 +281,7 @@ class TapReduction:
         self._layout = layout
         self._windows: dict[int, _Window] = {}
         self._at: dict[str, int] = {}
+        self._spread: dict[str, list[int]] = {}  # by device whose lanes are in several windows: their numbers
         self._counts = counts
 
     def take(self, message: Message, devices: int) -> list[MetricRecord]:
@@ -244,17 +297,18 @@ class TapReduction:
         self._counts[device] += taken.size
         if self._layout.every == 1 and devices <= 1 and not (self._at.keys() - {device}):
             self._at[device] = int(taken.steps[-1])  # type: ignore[index]
-            return list(self._records(taken, message.time_ns))
+            return list(self._records(taken, device, message.time_ns))
         return self._reduce(taken, device, message.time_ns, devices)
 
     def finish(self, *, partial: bool) -> list[MetricRecord]:
         """Returns the records whose messages have all arrived; with `partial` those that lack steps, too."""
-        newest = max(self._windows, default=0)
+        newest = min([max(self._windows, default=0), *map(min, self._spread.values())])
         done = [n for n in sorted(self._windows) if partial or self._layout.every == 1 or n < newest]
         return [self._windows.pop(n).record(self._layout.metrics) for n in done]
 
-    def _records(self, taken: TakenMessages, time_ns: int) -> Iterator[MetricRecord]:
-        # Nothing is to be waited for: each message is a record. Lanes are reduced for all messages at once.
+    def _records(self, taken: TakenMessages, device: str, time_ns: int) -> Iterator[MetricRecord]:
+        # Nothing is to be waited for: each message is a record for each of its steps, mostly one. Lanes are reduced for
+        # all messages at once.
         assert taken.steps is not None
         names: list[str] = []
         columns: list[list[float]] = []
@@ -273,33 +327,45 @@ class TapReduction:
                 columns.append(_REDUCE.get(metric.reduce, np.mean)(values, axis=1).tolist())
         rows = zip(*columns, strict=True) if columns else iter([()] * taken.size)
         for place, (step, row) in enumerate(zip(taken.steps.tolist(), rows, strict=True)):
+            if place in taken.apart:
+                for part in taken.parts(place):
+                    window = _Window(self._layout.metrics)
+                    window.add(part, time_ns, device)
+                    yield window.record(self._layout.metrics)
+                continue
             record = MetricRecord(step, time_ns, dict(zip(names, row, strict=True)))
             for metric, arrays in others:
                 _set(record, metric, [array[place] for array in arrays])
             yield record
 
     def _reduce(self, taken: TakenMessages, device: str, time_ns: int, devices: int) -> list[MetricRecord]:
-        assert taken.steps is not None
-        every, found = self._layout.every, []
-        for place, step in enumerate(taken.steps.tolist()):
-            number = step // every
-            window = self._windows.get(number)
-            if window is None:
-                window = self._windows[number] = _Window(self._layout.metrics)
-            window.add([[array[place] for array in arrays] for arrays in taken.values], step, time_ns, device)
-            # The last step that a window covers ends it on this device.
-            self._at[device] = number + (step % every == every - 1)
-            if len(self._at) >= devices or len(self._windows) > MAX_WINDOWS:
-                found += self._complete()
+        every, found = self._layout.every, list[MetricRecord]()
+        for place in range(taken.size):
+            reached: list[int] = []
+            for part in taken.parts(place):
+                number = part.step // every
+                window = self._windows.get(number)
+                if window is None:
+                    window = self._windows[number] = _Window(self._layout.metrics)
+                window.add(part, time_ns, device)
+                # The last step that a window covers ends it for these lanes.
+                reached.append(number + (part.step % every == every - 1))
+            # The lanes that are behind have steps to send that belong to windows of earlier numbers.
+            self._at[device] = reached[0]
+            self._spread.pop(device, None)
+            if len({*reached}) > 1:
+                self._spread[device] = [*{*reached}]
+            most = MAX_WINDOWS + sum(map(len, self._spread.values()))
+            if len(self._at) >= devices or len(self._windows) > most:
+                found += self._complete(most)
         return found
 
-    def _complete(self) -> list[MetricRecord]:
+    def _complete(self, most: int) -> list[MetricRecord]:
         passed = min(self._at.values())
-        done = [number for number in self._windows if number < passed]
+        numbers = sorted(self._windows)
         # A device that has ended, or is far behind, must not keep all others' values in memory.
-        if len(self._windows) - len(done) > MAX_WINDOWS:
-            done.append(min(self._windows))
-        return [self._windows.pop(number).record(self._layout.metrics) for number in sorted({*done})]
+        count = max(sum(number < passed for number in numbers), len(numbers) - most)
+        return [self._windows.pop(number).record(self._layout.metrics) for number in numbers[:count]]
 
 
 class _Window:
@@ -311,10 +377,19 @@ class _Window:
         self._parts: list[dict[str, Any]] = [{} for _ in metrics]
         self._metrics = metrics
 
-    def add(self, values: list[list[Array]], step: int, time_ns: int, device: str) -> None:
-        self._step, self._time_ns = max(self._step, step), max(self._time_ns, time_ns)
-        for metric, parts, arrays in zip(self._metrics, self._parts, values, strict=True):
-            if metric.form == SCALAR and metric.reduce not in ("last", "each"):
+    def add(self, part: MessagePart, time_ns: int, device: str) -> None:
+        self._step, self._time_ns = max(self._step, part.step), max(self._time_ns, time_ns)
+        for place, (metric, parts, arrays) in enumerate(
+            zip(self._metrics, self._parts, part.values, strict=True)
+        ):
+            if metric.form == SCALAR and metric.reduce == "each":
+                values = arrays[0].astype(np.float64).tolist()
+                if part.lanes is None:
+                    parts[device] = dict(enumerate(values)) if len(values) > 1 else {-1: values[0]}
+                else:  # the value of each lane's last step
+                    numbers = part.lanes[place] or [-1]  # a metric of one lane has no number
+                    parts[device] = parts.get(device, {}) | dict(zip(numbers, values, strict=True))
+            elif metric.form == SCALAR and metric.reduce != "last":
                 flat = arrays[0].astype(np.float64).reshape(-1)
                 parts[""] = _joined(metric.reduce, parts.get(""), flat)
             elif metric.form == HISTOGRAM:
@@ -329,12 +404,20 @@ class _Window:
                 _set(record, metric, [np.concatenate([part.reshape(-1) for part in parts[""]])])
             elif "" in parts:
                 _finish(record, metric, parts[""])
-            elif metric.reduce == "each" and len(parts) > 1:
+            elif metric.reduce == "each":
                 for device in sorted(parts, key=_device_order):
-                    _set(record, metric._replace(name=f"{metric.name}/{device}"), parts[device])
+                    name = f"{metric.name}/{device}" if len(parts) > 1 else metric.name
+                    if metric.form == SCALAR:
+                        record.scalars |= {_of_lane(name, n): v for n, v in sorted(parts[device].items())}
+                    else:
+                        _set(record, metric._replace(name=name), parts[device])
             else:
                 _set(record, metric, parts[max(parts, key=_device_order)])
         return record
+
+
+def _of_lane(name: str, number: int) -> str:
+    return name if number < 0 else f"{name}/{number}"
 
 
 def _device_order(device: str) -> tuple[int, str]:

@@ -312,8 +312,17 @@ def _record_batch(arrow: Any, tap: str, batch: ColumnBatch) -> Any:
         if flat.ndim == 1:
             arrays[name] = arrow.array(flat)
         else:
-            arrays[name] = arrow.FixedShapeTensorArray.from_numpy_ndarray(flat)
+            arrays[name] = _tensors(arrow, flat)
     return arrow.record_batch(arrays)
+
+
+def _tensors(arrow: Any, flat: Array) -> Any:
+    if flat.size:
+        return arrow.FixedShapeTensorArray.from_numpy_ndarray(flat)
+    # pyarrow refuses arrays without elements there.
+    kind = arrow.from_numpy_dtype(flat.dtype)
+    empty = arrow.array([[]] * len(flat), arrow.list_(kind, math.prod(flat.shape[1:])))
+    return arrow.ExtensionArray.from_storage(arrow.fixed_shape_tensor(kind, flat.shape[1:]), empty)
 
 
 def optional(package: str, extra: str) -> Any:

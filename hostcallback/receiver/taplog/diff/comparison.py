@@ -109,11 +109,15 @@ class MessageDifference(NamedTuple):
         what: "value", "type" (shapes, dtypes, truncation), "place" (of shards), "tree" or "kwargs".
         text: the difference in words; of values, that of the first differing array.
         leaves: arrays whose elements differ; empty if they cannot be compared.
+        leaf: name of the array that cannot be compared.
+        sides: what it, or all of the message, is in the first and in the second log, where the text has both.
     """
 
     what: str
     text: str
     leaves: list[LeafDifference]
+    leaf: str = ""
+    sides: tuple[str, str] | None = None
 
 
 class MessageComparison:
@@ -138,19 +142,23 @@ class MessageComparison:
         types = [(_type(x), _type(y)) for x, y in zip(leaves_a, leaves_b, strict=False)]
         for leaf, (type_a, type_b) in zip(leaves_a, types, strict=False):
             if type_a != type_b:
-                where = f"{leaf.name}: " if leaf.name else ""
-                return MessageDifference("type", f"{where}A {type_a}, B {type_b}", [])
+                return _unlike("type", leaf.name, type_a, type_b)
         if len(leaves_a) != len(leaves_b):
-            return MessageDifference("type", f"A {len(leaves_a)} arrays, B {len(leaves_b)}", [])
+            return _unlike("type", "", f"{len(leaves_a)} arrays", f"{len(leaves_b)} arrays")
         for x, y in zip(leaves_a, leaves_b, strict=True):
             if x.place != y.place:
-                return MessageDifference("place", f"{x.name}: A is the shard {x.place}, B {y.place}", [])
+                return _unlike("place", x.name, f"the shard {x.place}", f"the shard {y.place}")
         differing = [
             LeafDifference(x.name, np.asarray(x.array), np.asarray(y.array), elements)
             for x, y in zip(leaves_a, leaves_b, strict=True)
             if (elements := array_difference(np.asarray(x.array), np.asarray(y.array), self._tolerance))
         ]
         return MessageDifference("value", value_text(differing[0]), differing) if differing else None
+
+
+def _unlike(what: str, leaf: str, a: str, b: str) -> MessageDifference:
+    where = f"{leaf}: " if leaf else ""
+    return MessageDifference(what, f"{where}A {a}, B {b}", [], leaf, (a, b))
 
 
 def _type(leaf: Leaf) -> str:
@@ -168,8 +176,8 @@ def _of_taps(a: LoggedTap, b: LoggedTap) -> MessageDifference | None:
             "tree", "the tapped values have different structures, or differ in parts that are not arrays", []
         )
     if repr(dict(a.described.kwargs)) != repr(dict(b.described.kwargs)):
-        text = f"keyword arguments: A {dict(a.described.kwargs)}, B {dict(b.described.kwargs)}"
-        return MessageDifference("kwargs", text, [])
+        given = [str(dict(described.kwargs)) for described in (a.described, b.described)]
+        return _unlike("kwargs", "keyword arguments", *given)
     return None
 
 

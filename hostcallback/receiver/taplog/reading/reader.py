@@ -72,6 +72,7 @@ class LogReader:
         self._cut_off: list[Path] = []
         self._copies = SequenceDeduplicator()
         self._catalog = RunCatalog()
+        self._began: dict[Writer, int] = {}  # when each process began its first segment that is there
         self._problem: Exception = errors.NotATapLogError("no tap log was given")
         known: dict[Path, Writer] = {}
         chosen: dict[Path, None] = {}
@@ -98,7 +99,8 @@ class LogReader:
             if wanted is None or known[path].run in wanted:
                 segments.setdefault(known[path], []).append(path)
         self._processes = [
-            (writer, sorted(of_writer, key=lambda path: path.name)) for writer, of_writer in segments.items()
+            (writer, sorted(segments[writer], key=lambda path: path.name))
+            for writer in sorted(segments, key=lambda writer: self._began[writer])
         ]
 
     def _note(self, path: Path, given: Sequence[Path]) -> Writer | None:
@@ -117,7 +119,10 @@ class LogReader:
             self._problem = error
         else:
             self._copies.note(segment.writer, segment.info, path)
-            self._catalog.add(segment.writer.run, segment.writer.process, segment.info.get("created_ns"))
+            found = segment.info.get("created_ns")
+            created_ns = found if type(found) is int else 0
+            self._catalog.add(segment.writer.run, segment.writer.process, created_ns)
+            self._began[segment.writer] = min(created_ns, self._began.get(segment.writer, created_ns))
             segment.close()
             return segment.writer
         return None

@@ -24,6 +24,11 @@ from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 RETRY_SEC = 1.0
 """Seconds after a failed write in which nothing is written: messages that come meanwhile are lost."""
 
+LOOK_SEC = 1.0
+"""Seconds between two looks, while messages are written, whether their file was deleted: one may take long on NFS."""
+
+DELETED = "its file was deleted"
+
 
 Messages = tuple[FrameBlock, rotation.Folded, bool]
 """Messages of one device in order, what was folded into them, and whether they must be written at once."""
@@ -70,6 +75,8 @@ class LogWriter:
         self._number = 0
         self._flush_at: float | None = None
         self._retry_at = 0.0
+        self._look_at = 0.0
+        self._is_failing = False  # until messages have been written; a note may fit where messages do not
         self._begun = 0.0
         self._timer: threading.Thread | None = None
         self._segments.begin(self._lock, self._losses)
@@ -83,6 +90,7 @@ class LogWriter:
             return replace(
                 counters,
                 nbytes=counters.nbytes + unfinished,
+                unnoted_messages=self._losses.unnoted,
                 lost_by_device=counters.lost_by_device.copy(),
             )
 
@@ -137,11 +145,12 @@ class LogWriter:
         """Notes the exceptions of tap functions so far, see `FailureHistory.as_dicts`. Does not raise OSError."""
         self._note(lambda segment: segment.exceptions(told, time.time_ns()))
 
-    def _note(self, write: Callable[[segment_writer.SegmentWriter], None]) -> None:
+    def _note(self, write: rotation.Note) -> None:
         with self._lock:
             try:
                 segment = self._open_segment()
                 write(segment)
+                self._losses.wrote_note(write)
                 self._segments.noted(segment)
             except OSError as error:
                 self._failed(error)
@@ -151,11 +160,16 @@ class LogWriter:
         with self._lock:
             self._flush()
 
-    def flush(self) -> None:
-        """Writes all collected messages, and has them forwarded at once if the log is a spool."""
+    def flush(self, *, look: bool = False) -> None:
+        """Writes all collected messages, and has them forwarded at once if the log is a spool.
+
+        With `look` the counters have what was lost until now with a deleted file.
+        """
         with self._lock:
             # Tries also within RETRY_SEC after a failure, because the caller wants the messages in the file now.
             self._retry_at = min(self._retry_at, time.monotonic())
+            if look:
+                self._look()
             self._flush()
             self._segments.hurry()
 
@@ -164,6 +178,7 @@ class LogWriter:
         with self._lock:
             self._segments.closing()
             self._retry_at = min(self._retry_at, time.monotonic())
+            self._look()  # before the last messages and notes are written, so that they go into a file that is there
             self._flush()
             self._finish_segment()
             _open_writers.discard(self)
@@ -196,6 +211,8 @@ class LogWriter:
                 return
             block, steps = block.taken_out(mask), steps[mask]
         count = len(block) + sum(number for _, number in folded)
+        first, last = int(block.seqs[0]), int(block.seqs[-1])
+        lost = Lost(device, first, last, count, block.data.size, time.time_ns(), _lost_because(DELETED))
         try:
             segment = self._open_segment()
             segment.frames(device, block, self._described, step_before=before, steps=steps, folded=folded)
@@ -203,14 +220,15 @@ class LogWriter:
                 segment.sync()
         except BaseException as error:
             self._failed(error)
-            reason = f"the log could not be written: {_reason(error)}"
-            first, last = int(block.seqs[0]), int(block.seqs[-1])
-            self._losses.count(Lost(device, first, last, count, block.data.size, time.time_ns(), reason))
+            self._losses.count(lost._replace(reason=_lost_because(_reason(error))))
             # Such as an interrupt, which the caller must see.
             if not isinstance(error, OSError | MemoryError):
                 raise
             return
-        self._losses.counters.messages += count
+        self._losses.wrote(lost)
+        if self._is_failing:
+            self._is_failing = False
+            logger.warning("%s: recording works again", self.directory)
         self._segments.wrote(segment, device, block, folded)
 
     def _rotate_if_due(self) -> None:
@@ -249,20 +267,20 @@ class LogWriter:
             self._due.notify_all()
 
     def _open_segment(self) -> segment_writer.SegmentWriter:
-        """Returns the segment to append to, after writing the notes of lost messages into it.
+        """Returns the segment to append to, after writing the notes that no segment has into it.
 
         Raises:
             OSError: there is none, and none can be created.
         """
         if time.monotonic() < self._retry_at:
             raise _NotTried(self._losses.counters.failure)
+        if time.monotonic() >= self._look_at:
+            self._look()
         segment = self._segment or self._new_segment()
         self._segment = segment
         if self._losses:
             self._segments.noted(segment, self._losses.write_to(segment))
-        if self._retry_at:
-            self._retry_at = 0.0
-            logger.warning("%s: recording works again", self.directory)
+        self._retry_at = 0.0
         return segment
 
     def _new_segment(self) -> segment_writer.SegmentWriter:
@@ -271,24 +289,44 @@ class LogWriter:
         self._begun = time.monotonic()
         return segment
 
+    def _look(self) -> None:
+        # If the segment's file was deleted, the next write begins another one.
+        self._look_at = time.monotonic() + LOOK_SEC
+        segment = self._segment
+        if segment is None:
+            return
+        if not self._segments.is_deleted(segment):
+            self._losses.seen()
+            return
+        self._segment = None
+        segment.abandon()
+        self._losses.counters.nbytes += segment.nbytes
+        if self._losses.deleted():
+            self._fails(DELETED)
+
     def _failed(self, error: BaseException) -> None:
+        self._look()
         # A failed write may have left part of a chunk, and a chunk after it could not be found without a search.
         segment, self._segment = self._segment, None
         if segment is not None:
             segment.abandon()
             self._finished(segment)
-        first = not self._retry_at
         # Otherwise a busy program would push the next try further away with each message.
         if not isinstance(error, _NotTried):
-            self._losses.counters.failure = _reason(error)
             self._retry_at = time.monotonic() + RETRY_SEC
+        self._fails(_reason(error))
+
+    def _fails(self, reason: str) -> None:
+        first, self._is_failing = not self._is_failing, True
+        self._losses.counters.failure = reason
         if first:
             logger.error(
                 "%s: messages cannot be recorded (%s); the program continues, and lost messages are counted",
-                self.directory, self._losses.counters.failure,
+                self.directory, reason,
             )  # fmt: skip
 
     def _finish_segment(self) -> None:
+        self._look()
         segment, self._segment = self._segment, None
         if segment is None:
             return
@@ -315,6 +353,10 @@ class LogWriter:
 class _NotTried(OSError):
     # The last attempt failed less than RETRY_SEC ago.
     pass
+
+
+def _lost_because(reason: str) -> str:
+    return f"the log could not be written: {reason}"
 
 
 def _reason(error: BaseException) -> str:

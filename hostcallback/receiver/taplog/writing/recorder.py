@@ -183,7 +183,7 @@ class Recorder(files.Closing):
     def flush(self) -> None:
         """Writes all collected messages, and has them forwarded at once if the log is a spool."""
         self._note_exceptions()
-        self._log.flush()
+        self._log.flush(look=True)
 
     def drain(self, timeout_sec: float) -> bool:
         """Writes everything received so far; called at SIGTERM. Returns True when it is in the file."""

@@ -7,7 +7,7 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -134,12 +134,14 @@ class LogCounters:
     """Counters of a log.
 
     Attributes:
-        messages: written messages, with the failures of checks that were folded into them.
+        messages: written messages, with the failures of checks that were folded into them. Those that turn out to be
+            in a deleted file are counted as lost instead.
         nbytes: of all segments so far, deleted ones included.
         lost_messages: those that could not be written, counted alike.
         lost_bytes: their bytes.
         lost_by_device: lost messages by the device's name.
         failure: the last error; empty if there was none.
+        unnoted_messages: missing messages, lost or dropped, of which no segment has a note so far.
     """
 
     messages: int = 0
@@ -148,10 +150,17 @@ class LogCounters:
     lost_bytes: int = 0
     lost_by_device: Counter[str] = field(default_factory=Counter)
     failure: str = ""
+    unnoted_messages: int = 0
+
+
+Note = Callable[[SegmentWriter], None]
+"""Writes a note into a segment, such as one of rules. It may raise OSError."""
 
 
 class Losses:
     """The losses of a log: its counters, and the notes that no segment has yet. The writer's lock protects it.
+
+    It keeps what was written since the last look at the segment's file: if the file was deleted, that is lost.
 
     Attributes:
         counters: of the log.
@@ -161,23 +170,23 @@ class Losses:
         """Nothing is lost yet."""
         self.counters = LogCounters()
         self._notes: dict[tuple[str, str], Lost] = {}
+        self._others: list[Note] = []
+        self._unseen: dict[tuple[str, str], Lost] = {}
+        self._unseen_notes: dict[tuple[str, str], Lost] = {}
+        self._unseen_others: list[Note] = []
 
     def __bool__(self) -> bool:
         """Whether there are notes that no segment has yet."""
-        return bool(self._notes)
+        return bool(self._notes or self._others)
+
+    @property
+    def unnoted(self) -> int:
+        """The number of messages of which no segment has a note yet."""
+        return sum(lost.messages for lost in self._notes.values())
 
     def note(self, lost: Lost) -> None:
         """Keeps a note until a segment has it: one per device and reason, however long the disk is full."""
-        key = lost.device, lost.reason
-        known = self._notes.get(key)
-        if known is not None:
-            lost = lost._replace(
-                first_seq=min(known.first_seq, lost.first_seq),
-                last_seq=max(known.last_seq, lost.last_seq),
-                messages=known.messages + lost.messages,
-                nbytes=known.nbytes + lost.nbytes,
-            )
-        self._notes[key] = lost
+        _add(self._notes, lost)
 
     def count(self, lost: Lost) -> None:
         """Notes messages that reached the log and are not in it, and counts them."""
@@ -187,18 +196,60 @@ class Losses:
         self.counters.lost_by_device[lost.device] += lost.messages
 
     def write_to(self, segment: SegmentWriter) -> list[Lost]:
-        """Writes the notes into a segment, and returns them.
+        """Writes the notes into a segment, and returns those of lost messages.
 
         Raises:
             OSError: a note cannot be written; it and the later ones are kept.
         """
+        while self._others:
+            self._others[0](segment)
+            self.wrote_note(self._others.pop(0))
         written = []
         while self._notes:
             key, lost = next(iter(self._notes.items()))
             segment.lost(lost)
             del self._notes[key]
+            _add(self._unseen_notes, lost)
             written.append(lost)
         return written
+
+    def wrote(self, lost: Lost) -> None:
+        """Counts messages that were written; `lost` is their note if their file was deleted."""
+        self.counters.messages += lost.messages
+        _add(self._unseen, lost)
+
+    def wrote_note(self, note: Note) -> None:
+        """Takes a note that was written, other than one of lost messages."""
+        self._unseen_others.append(note)
+
+    def seen(self) -> None:
+        """The segment's file is there, with all that was written."""
+        self._unseen, self._unseen_notes, self._unseen_others = {}, {}, []
+
+    def deleted(self) -> bool:
+        """The segment's file was deleted. Returns whether messages are lost with it; the next one gets its notes."""
+        for note in self._unseen_notes.values():
+            self.note(note)
+        for lost in self._unseen.values():
+            self.counters.messages -= lost.messages
+            self.count(lost)
+        self._others += self._unseen_others
+        has_lost = bool(self._unseen)
+        self.seen()
+        return has_lost
+
+
+def _add(notes: dict[tuple[str, str], Lost], lost: Lost) -> None:
+    key = lost.device, lost.reason
+    known = notes.get(key)
+    if known is not None:
+        lost = lost._replace(
+            first_seq=min(known.first_seq, lost.first_seq),
+            last_seq=max(known.last_seq, lost.last_seq),
+            messages=known.messages + lost.messages,
+            nbytes=known.nbytes + lost.nbytes,
+        )
+    notes[key] = lost
 
 
 Folded = Sequence[tuple[int, int]]
@@ -228,7 +279,7 @@ class Segments:
         raise NotImplementedError
 
     def finished(self, segment: SegmentWriter) -> None:
-        """Called after a segment was closed, complete or not."""
+        """Called after a segment was closed, complete or not, unless its file was deleted."""
 
     def wait_for_room(self, nbytes: int) -> None:
         """Called before messages of `nbytes` are written. May wait, and release the lock meanwhile."""
@@ -236,6 +287,10 @@ class Segments:
     def choose(self, device: str, block: FrameBlock, folded: Folded) -> Array | None:
         """Returns a mask of the messages to write, or None for all. The others must have been noted as lost."""
         return None
+
+    def is_deleted(self, segment: SegmentWriter) -> bool:
+        """Whether readers do not find a segment any more, so that what was written into it is lost."""
+        return False
 
     def wrote(self, segment: SegmentWriter, device: str, block: FrameBlock, folded: Folded) -> None:
         """Called after messages have been written."""
@@ -286,6 +341,10 @@ class LogSegments(Segments):
             compressor=self._compressor,
             permissions=options.permissions,
         )
+
+    def is_deleted(self, segment: SegmentWriter) -> bool:
+        """See `Segments`. A deleted file takes what is written, and has it for as long as it is open."""
+        return segment.is_deleted
 
     def finished(self, segment: SegmentWriter) -> None:
         """See `Segments`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import platform
 import time
@@ -106,6 +107,15 @@ class SegmentWriter:
     def is_empty(self) -> bool:
         """Whether it has no chunks."""
         return not self._headers
+
+    @property
+    def is_deleted(self) -> bool:
+        """Whether the file has no path any more. Some file systems count no links of files that have one."""
+        try:
+            file = os.fstat(self._fd)
+            return file.st_nlink == 0 and not os.path.samestat(file, os.stat(self.path))
+        except OSError as error:  # a network file system calls a file stale that another machine deleted
+            return error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
 
     @property
     def has_many_taps(self) -> bool:

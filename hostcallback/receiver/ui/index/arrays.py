@@ -14,6 +14,7 @@ import numpy as np
 from hostcallback.receiver.taplog.format.layout import Damage
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage, MessageDecoder
 from hostcallback.receiver.taplog.render import plain_value
+from hostcallback.receiver.ui.index.buckets import real_values
 from hostcallback.receiver.ui.index.log_index import LogIndex, Origin
 from hostcallback.receiver.ui.index.series import DETAIL_CHUNKS
 from hostcallback.receiver.ui.index.taps import Tap
@@ -97,8 +98,8 @@ def _columns(
     rows: list[tuple[float, Array]] = []
     for number, (logged, value) in _evenly(index, tap, _numbers(index, tap, low, high), columns):
         x = float(number if logged.step is None else logged.step)
-        if (low is None or x >= low) and (high is None or x <= high) and value.dtype.kind in "biufV":
-            rows.append((x, value.reshape(-1).astype(np.float64)))
+        if (low is None or x >= low) and (high is None or x <= high) and value.dtype.kind in "biufcV":
+            rows.append((x, real_values(value.reshape(-1))))
     return sorted(rows, key=lambda row: row[0])
 
 
@@ -201,11 +202,11 @@ def _is_of(tap: Tap, described: Any) -> bool:
 
 
 def _stats(value: Array) -> dict[str, Any] | None:
-    if value.dtype.kind not in "biufV" or not value.size:
+    if value.dtype.kind not in "biufcV" or not value.size:
         return None
-    numbers = value.astype(np.float64)
-    finite = numbers[np.isfinite(numbers)]
-    known = {"zeros": int((finite == 0).sum()), "nonfinite": int(numbers.size - finite.size)}
+    measured = real_values(value)
+    finite = measured[np.isfinite(measured)]
+    known = {"zeros": int((finite == 0).sum()), "nonfinite": int(measured.size - finite.size)}
     if not finite.size:
         return {"mean": None, "std": None, "min": None, "max": None, **known}
     with np.errstate(over="ignore"):
@@ -219,7 +220,7 @@ def _image(value: Array) -> str | None:
         value = value[:, :, np.newaxis]
     if value.ndim != 3 or value.shape[2] not in (1, 3, 4) or not 0 < value[:, :, 0].size <= MAX_PIXELS:
         return None
-    pixels = value if value.dtype.kind in "iu" else np.nan_to_num(value.astype(np.float64)) * 255
+    pixels = value if value.dtype.kind in "iu" else np.nan_to_num(real_values(value)) * 255
     data = np.clip(pixels, 0, 255).astype(np.uint8)
     height, width, channels = data.shape
     rows = np.concatenate([np.zeros((height, 1), np.uint8), data.reshape(height, -1)], axis=1).tobytes()

@@ -179,7 +179,7 @@ class BlockReader:
                     taker.other(tap, stop - start)
                     continue
                 if index not in made:
-                    values = group.views[index].reshape(count, -1).astype(np.float64)
+                    values = buckets.real_values(group.views[index].reshape(count, -1))
                     rows = buckets.of_messages(values, group.steps, group.times, first)
                     made[index] = values, rows, bool(np.isfinite(values).all())
                 values, rows, is_finite = made[index]
@@ -248,7 +248,8 @@ class BlockReader:
             if form is not None:
                 kind = kind_of(form, columns[place], views[place][start])
                 key = run_name, described.name, columns[place].name, kind, described.source_line
-                found.append((place, self._taps.of(*key, is_metric=is_metric), ()))
+                is_complex = columns[place].dtype.kind == "c"
+                found.append((place, self._taps.of(*key, is_metric=is_metric, is_complex=is_complex), ()))
         leaves = [(place, tap, axes) for place, tap, axes in found if tap is not None]
         if len(known) < MAX_CONSUMERS:
             known[described.consumer_id] = leaves
@@ -297,10 +298,10 @@ class BlockReader:
                 runs = runs_by_device(value[np.newaxis], axes, run.device, first_device(logged.message))
                 taker.times(tap, _of_calls(runs, steps, times, np.zeros(1, np.int64), has_step), runs)
                 continue
-            if tap.kind != "scalar" or not 0 < value.size <= LANES or value.dtype.kind not in "biufV":
+            if tap.kind != "scalar" or not 0 < value.size <= LANES or value.dtype.kind not in "biufcV":
                 taker.other(tap, 1)
                 continue
-            values = value.reshape(1, -1).astype(np.float64)
+            values = buckets.real_values(value.reshape(1, -1))
             rows = buckets.of_messages(values, steps, times, np.zeros(1, np.int64))
             finite = bool(np.isfinite(values).all())
             taker.scalar(tap, ScalarPart(rows, values, steps, times, has_step, finite))

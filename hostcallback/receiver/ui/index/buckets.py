@@ -19,6 +19,15 @@ MESSAGES = 64
 """Messages that one bucket summarizes at first."""
 
 
+def real_values(values: Array) -> Array:
+    """Values as float64: of complex numbers the magnitudes."""
+    if values.dtype.kind != "c":
+        return values.astype(np.float64)
+    with np.errstate(over="ignore", invalid="ignore"):
+        magnitudes: Array = np.abs(values.astype(np.complex128))
+    return magnitudes
+
+
 def of_messages(values: Array, steps: Array, times: Array, starts: Array) -> Array:
     """Makes buckets of messages in order.
 

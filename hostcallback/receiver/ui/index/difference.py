@@ -21,7 +21,6 @@ from hostcallback.receiver.taplog.render import short_text
 from hostcallback.receiver.text import printable
 from hostcallback.receiver.ui.index.log_index import LogIndex
 from hostcallback.receiver.ui.index.runs import runs, settings
-from hostcallback.receiver.wire.array_types import Array
 
 BUDGET_SEC = 20.0
 """A comparison that takes longer ends with what it has found."""
@@ -154,20 +153,26 @@ def _first(found: Difference) -> dict[str, Any]:
     places = [text for place in found.logged.message.shard_index or () if (text := place_text(place))]
     return {
         "tap": printable(consumer.name),
-        "leaf": "" if leaf is None else printable(leaf.leaf),
+        "leaf": printable(found.found.leaf if leaf is None else leaf.leaf),
         "step": found.logged.step,
         "place": printable(consumer.source_line),
         "device": printable(" ".join([found.device.device, *places])),
         "text": printable(found.found.text)[:VALUE_CHARS],
-        "left": _side(found.a is not None, None if leaf is None else leaf.a),
-        "right": _side(found.b is not None, None if leaf is None else leaf.b),
+        "left": _side(found, 0),
+        "right": _side(found, 1),
     }
 
 
-def _side(exists: bool, array: Array | None) -> str:
-    if not exists:
+def _side(found: Difference, number: int) -> str:
+    # What the first difference is in the left log (0), or in the right one (1).
+    if (found.a, found.b)[number] is None:
         return "(no message)"
-    return "" if array is None else short_text(array, VALUE_CHARS)
+    if found.found.leaves:
+        leaf = found.found.leaves[0]
+        return short_text((leaf.a, leaf.b)[number], VALUE_CHARS)
+    if found.found.sides is not None:
+        return printable(found.found.sides[number])[:VALUE_CHARS]
+    return "(a message)" if None in (found.a, found.b) else ""
 
 
 def _notes(comparison: Comparison) -> list[str]:

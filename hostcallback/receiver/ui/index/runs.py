@@ -97,7 +97,8 @@ def table(index: LogIndex) -> dict[str, Any]:
             if tap.kind == "scalar" and tap.count and found is not None and len(found) < MAX_METRICS:
                 rows = tap.buckets.rows
                 least, most = rows[:, MIN].min(initial=np.inf), rows[:, MAX].max(initial=-np.inf)
-                found[printable(tap.title)] = [_finite(tap.last), _finite(least), _finite(most)]
+                title = f"|{tap.title}|" if tap.is_complex else tap.title
+                found[printable(title)] = [_finite(tap.last), _finite(least), _finite(most)]
     configured = {run: settings(segments) for run, segments in of_runs.items()}
     return {
         "runs": [{"id": run, "config": configured[run], "metrics": metrics[run]} for run in of_runs],

@@ -65,6 +65,7 @@ def chart(
     axis = axis or ("step" if by_step else "message")
     if axis == "step" and not by_step:
         axis = "message"
+    marks = _marks(nonfinite, rows, axis, start)
     # Copies of all rows are most of the time: they are made where they change something.
     if axis == "step" and without_step:
         rows = rows[rows[:, STEP] != float(NO_STEP)]
@@ -99,9 +100,29 @@ def chart(
         "exact": exact,
         "first": whole[0],
         "last": whole[1],
-        "nonfinite": [[at, text] for at, text in nonfinite],
+        "nonfinite": marks,
         "nonfinite_count": nonfinite_count,
     }
+
+
+def _marks(
+    nonfinite: list[tuple[float, float, str]], rows: Array, axis: str, start: float
+) -> list[list[float | str]]:
+    # The x and the text of values that are not finite, ascending.
+    if axis == "step":
+        places = [step for step, _, _ in nonfinite if step != float(NO_STEP)]
+        texts = [text for step, _, text in nonfinite if step != float(NO_STEP)]
+    elif axis == "message":
+        # Messages are counted by their finite values: such a value is between two of them.
+        ordered = rows[np.argsort(rows[:, TIME], kind="stable")]
+        before = np.cumsum(ordered[:, COUNT]) - ordered[:, COUNT]
+        times = [at for _, at, _ in nonfinite]
+        has_finite = bool(rows[:, COUNT].any())
+        places = np.interp(times, ordered[:, TIME], before).tolist() if has_finite else [*range(len(times))]
+        texts = [text for _, _, text in nonfinite]
+    else:
+        places, texts = [at - start for _, at, _ in nonfinite], [text for _, _, text in nonfinite]
+    return [[x, text] for x, text in sorted(zip(places, texts, strict=True), key=lambda mark: mark[0])]
 
 
 def _bounds(rows: Array, axis: str, start: float) -> tuple[Array, Array]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -77,11 +77,12 @@ class Tap:
         kind: "scalar", "histogram", "image", "array", "text", "time" of a place that is timed, or "check" of a
             running process.
         place: source line of the tap.
+        is_complex: whether its values are complex numbers, of which the magnitudes are shown.
         count: messages so far.
         last: last value of a scalar, and its time in Unix seconds.
         without_step: messages of a scalar whose step is not known.
         buckets: summary of a scalar, or of the seconds of each call.
-        nonfinite: (step or time, value) of the first values that are not finite, ascending.
+        nonfinite: (step, Unix time, value) of the first values that are not finite, ascending by step or time.
         nonfinite_count: messages with such values.
         chunks: of what is no scalar: the number of each chunk with messages, ...
         counts: ... and how many messages it has.
@@ -94,12 +95,15 @@ class Tap:
     kind: str
     place: str
     is_metric: bool = False
+    is_complex: bool = False
     count: int = 0
     last: float | None = None
     last_time: float = 0.0
     without_step: int = 0
     buckets: Buckets = field(default_factory=Buckets)
-    nonfinite: list[tuple[float, str]] = field(default_factory=list)
+    nonfinite: Sequence[
+        tuple[float, float, str]
+    ] = ()  # a list would be one more object for each of a million taps
     nonfinite_count: int = 0
     chunks: array[int] = field(default_factory=lambda: array("q"))
     counts: array[int] = field(default_factory=lambda: array("q"))
@@ -128,6 +132,7 @@ class Tap:
             "field": printable(self.leaf),
             "title": printable(self.title),
             "kind": self.kind,
+            "complex": self.is_complex,
             "count": self.count,
             "place": printable(self.place),
             "unit_x": "step" if self.buckets.has_steps else "message",
@@ -144,11 +149,13 @@ class Tap:
         self.nonfinite_count += len(where)
         places = (steps if self.buckets.has_steps else times)[where]
         first = np.argsort(places, kind="stable")[:MAX_NONFINITE]
-        for place, x in zip(where[first].tolist(), places[first].tolist(), strict=True):
+        found = [*self.nonfinite]
+        for place in where[first].tolist():
             (bad, *_) = values[place][~np.isfinite(values[place])]
             text = "nan" if np.isnan(bad) else "inf" if bad > 0 else "-inf"
-            self.nonfinite.append((float(x), text))
-        self.nonfinite = sorted(self.nonfinite, key=lambda found: found[0])[:MAX_NONFINITE]
+            found.append((float(steps[place]), float(times[place]), text))
+        column = 0 if self.buckets.has_steps else 1
+        self.nonfinite = sorted(found, key=lambda mark: mark[column])[:MAX_NONFINITE]
 
 
 class TapTable:
@@ -168,7 +175,15 @@ class TapTable:
         self._by_key: dict[tuple[str, str, str, str, bool], Tap | None] = {}
 
     def of(
-        self, run: str, name: str, leaf: str, kind: str, place: str, *, is_metric: bool = False
+        self,
+        run: str,
+        name: str,
+        leaf: str,
+        kind: str,
+        place: str,
+        *,
+        is_metric: bool = False,
+        is_complex: bool = False,
     ) -> Tap | None:
         """The row of a leaf, which is made if there is none; None if there are too many."""
         # A tap that prints has a row for its text, and one for each leaf.
@@ -178,7 +193,7 @@ class TapTable:
         if len(self.rows) >= MAX_TAPS:
             self.left_out.add(key)
             return None
-        tap = self._by_key[key] = Tap(len(self.rows), run, name, leaf, kind, place, is_metric)
+        tap = self._by_key[key] = Tap(len(self.rows), run, name, leaf, kind, place, is_metric, is_complex)
         self.rows.append(tap)
         self.most_buckets = max(FEWEST_OF_ONE, min(MAX_OF_ONE, MAX_BUCKETS // len(self.rows)))
         return tap

@@ -17,6 +17,8 @@ from hostcallback.receiver.sinks.time_rows import (
     ITERATION,
     PROGRAM,
     TimeRow,
+    bin_numbers,
+    percentile,
     slow_places,
 )
 from hostcallback.receiver.taplog.format.layout import NO_STEP
@@ -59,13 +61,9 @@ def times(index: LogIndex, number: int) -> dict[str, Any]:
     launches = _launches(index, texts[key]) if key in texts else []
     is_short = key in texts and sum(texts[key].counts) <= FEW_CALLS
     inner = {PROGRAM}.union(*(_inner(call) for launch in launches for call in launch))
-    shown = (is_short and _by_iteration(launches, inner)) or _by_call(index, taps, inner)
-    return {
-        **found,
-        "tap": taps[0].number,
-        **shown,
-        **_distributions(distributions.rows(), distributions.bins()),
-    }
+    bins = distributions.bins()
+    shown = (is_short and _by_iteration(launches, inner)) or _by_call(index, taps, inner, bins)
+    return {**found, "tap": taps[0].number, **shown, **_distributions(distributions.rows(), bins)}
 
 
 def _launches(index: LogIndex, text: Tap) -> list[list[Call]]:
@@ -136,7 +134,9 @@ def _by_iteration(launches: Sequence[Sequence[Call]], inner: set[str]) -> dict[s
         for at in np.argsort(-whole, kind="stable")[:SLOWEST].tolist()
     ]
     inside = [*columns][len(stacked) :]
-    return _answer("iteration", stacked, inside, cells, np.arange(length), [whole, *table], slowest)
+    seconds = [whole, *table]
+    medians = [_median(Counter(bin_numbers(row[row > 0])), length) for row in seconds]
+    return _answer("iteration", stacked, inside, cells, np.arange(length), seconds, medians, slowest)
 
 
 def _of_iterations(axes: Sequence[str], given: dict[str, Array]) -> Array:
@@ -152,7 +152,14 @@ def _of_iterations(axes: Sequence[str], given: dict[str, Array]) -> Array:
     return found
 
 
-def _by_call(index: LogIndex, taps: Sequence[Tap], inner: set[str]) -> dict[str, Any]:
+def _median(bins: Counter[int], count: int) -> float:
+    # As `hcb stats` has it: 0 where a place runs in at most half of the calls or iterations.
+    return percentile(bins, 50) if 2 * bins.total() > count else 0.0
+
+
+def _by_call(
+    index: LogIndex, taps: Sequence[Tap], inner: set[str], bins: dict[str, Counter[int]]
+) -> dict[str, Any]:
     # The columns have as many calls each; what a while loop sent belongs to the call that ended next.
     with index.lock:
         rows = {tap.leaf: tap.buckets.rows.copy() for tap in taps}
@@ -167,13 +174,21 @@ def _by_call(index: LogIndex, taps: Sequence[Tap], inner: set[str]) -> dict[str,
     for each in (calls, *(rows[place] for place in stacked + inside)):
         of_call = np.minimum(np.searchsorted(calls[:, TIME], each[:, TIME]), len(calls) - 1)
         seconds.append(np.bincount(of_call, each[:, SUM], len(calls)) / np.maximum(calls[:, COUNT], 1))
+    medians, count = [], bins[counting.leaf].total()
+    for place, row in zip((counting.leaf, *stacked, *inside), seconds, strict=True):
+        # Buckets may have several calls, and the times of a place that runs several times in one are added.
+        is_single = bins[place].total() <= count
+        of_calls = bins[place] if is_single else Counter(bin_numbers(row[row > 0]))
+        medians.append(_median(of_calls, count if is_single else len(calls)))
     slowest = _slowest(index, counting, [by_place[place] for place in stacked + inside], calls)
     x = calls[:, STEP] if has_steps else np.arange(len(calls))
     if has_steps:  # of a few calls the step may not be known; devices of one call may have a message each
         known = x != float(NO_STEP)
         x, at, counts = np.unique(x[known], return_inverse=True, return_counts=True)
         seconds = [np.bincount(at, each[known]) / counts for each in seconds]
-    return _answer("step" if has_steps else "call", stacked, inside, _cells(len(x)), x, seconds, slowest)
+    return _answer(
+        "step" if has_steps else "call", stacked, inside, _cells(len(x)), x, seconds, medians, slowest
+    )
 
 
 def _slowest(index: LogIndex, counting: Tap, places: Sequence[Tap], calls: Array) -> list[dict[str, Any]]:
@@ -216,15 +231,15 @@ def _answer(
     cells: Array,
     x: Array,
     seconds: Sequence[Array],
+    medians: Sequence[float],
     slowest: list[dict[str, Any]],
 ) -> dict[str, Any]:
-    """The shares of the stacked places: `seconds` has those of the whole, of each of them, and of those inside them."""
+    """The shares of the stacked places: `seconds` and `medians` have the whole, each of them, and those inside."""
     sizes = np.bincount(cells)
     shown = seconds[: 1 + len(stacked)]
     whole, *parts = ([round(each, 9) for each in (np.bincount(cells, row) / sizes).tolist()] for row in shown)
     names = [printable(place) for place in (*stacked, *inside)]
-    usual, *medians = (float(np.median(row)) if len(row) else 0.0 for row in seconds)
-    of_places = dict(zip(names, medians, strict=True))
+    usual, of_places = medians[0], dict(zip(names, medians[1:], strict=True))
     for call in slowest:
         call["longer"] = slow_places(dict(zip(names, call.pop("parts"), strict=True)), of_places, usual)
     return {

@@ -128,6 +128,8 @@ def test_a_knob_is_shown_and_set(served: Served, rate: str) -> None:
     assert [line[len(rate) :].split() for line in out.splitlines()[1:]] == [
         ["0.25", "0.5", "0", "1", "train.py:7", "(step)"]
     ]
+    assert served.hcb("ctl", PID, "set", f"{rate}=7.5e-1")[::2] == (0, "")
+    assert knobs[rate] == 0.75
     _, out, _ = served.hcb("ctl", PID, "set", rate, "1", "--json")
     shown = json.loads(out)
     assert [shown[key] for key in ("name", "value", "default", "max")] == [rate, 1.0, 0.5, 1]
@@ -195,6 +197,7 @@ def test_a_tap_called_stop_can_have_rules(served: Served) -> None:
         ("PID set --reset", "set changes a knob, and takes no rules: give them in a second command"),
         ("PID set lr", "set takes the name of a knob and its new value, or nothing: set lr 3e-4"),
         ("PID set lr 1 2", "set takes the name of a knob and its new value, or nothing: set lr 3e-4"),
+        ("PID set lr=", "'' is not a value: expected a number, true, false or a list of them"),
         ("PID set lr fast", "'fast' is not a value: expected a number, true, false or a list of them"),
         ("--via host:1 4242 loss", "--via addresses all processes: give a pattern of taps, and no PID"),
         ("--via host:1 set lr", "set takes the name of a knob and its new value, or nothing: set lr 3e-4"),

@@ -224,6 +224,20 @@ def test_each_name_that_is_not_there_is_said(log: Path, hcb: Command) -> None:
     ]  # fmt: skip
 
 
+def test_cat_shows_where_messages_are_missing_but_in_json(tmp_path: Path, hcb: Command) -> None:
+    with log_in(tmp_path / "log") as writer:
+        writer.append("cpu:0", losses(0, 2))
+        writer.lose("cpu:0", 2, 8, 7, "dropped: no room")
+        writer.append("cpu:0", losses(9, 1))
+    status, out, err = hcb("cat", tmp_path / "log")
+    assert (status, err) == (0, "")
+    lines = out.splitlines()
+    assert len(lines) == 4
+    (lost,) = [line for line in lines if "lost" in line]
+    assert lost.split("  ", 1)[1] == "cpu:0  -  7 message(s) lost: dropped: no room"
+    assert seqs(hcb("cat", tmp_path / "log", "--json")) == [0, 1, 9]
+
+
 # stats
 
 

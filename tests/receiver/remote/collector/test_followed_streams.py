@@ -136,6 +136,27 @@ def test_a_follower_gets_what_is_stored_just_before_the_end(streams: Streams) ->
     assert found[1] == [piece(OTHER, 1, 0, b"other"), piece(KEY, 1, 5, b" last")]
 
 
+def test_a_stream_that_began_while_the_follower_was_busy_comes_from_its_first_segment(
+    streams: Streams,
+) -> None:
+    streams.write(KEY, 1, b"earlier")
+    streams.write(KEY, 2, b"last")
+
+    def begin(got: Any) -> None:
+        if got == piece(KEY, 2, 0, b"last"):
+            streams.grow(OTHER, 1, b"first")
+            streams.grow(OTHER, 2, b"second")
+
+    streams.on_piece = begin
+    found = streams.followed()
+    assert found[0] == [
+        piece(KEY, 2, 0, b"last"),
+        None,
+        piece(OTHER, 1, 0, b"first"),
+        piece(OTHER, 2, 0, b"second"),
+    ]
+
+
 def test_a_follower_gets_no_other_runs(streams: Streams) -> None:
     mine, theirs = StreamKey("mine", 0, "a" * 16), StreamKey("theirs", 0, "b" * 16)
     streams.write(mine, 1, b"mine")

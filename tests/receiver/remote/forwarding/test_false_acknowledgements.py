@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from collecting import wait_for
+from hostcallback.receiver.errors import TransportError
 from hostcallback.receiver.remote.forwarding_protocol import (
     MAX_SEGMENT,
     SegmentSlice,
@@ -14,6 +16,7 @@ from hostcallback.receiver.remote.forwarding_protocol import (
     StreamOffset,
 )
 from hostcallback.receiver.remote.options import Forward
+from hostcallback.receiver.remote.sending import sender as sender_module
 from hostcallback.receiver.remote.sending.sender import Sender
 from hostcallback.receiver.remote.spool.spool import Spool
 
@@ -89,3 +92,112 @@ def test_what_waits_is_what_is_not_acknowledged(tmp_path: Path) -> None:
     assert spool.waiting_bytes == 0
     assert spool.is_sent()
     spool.log.close()
+
+
+class FullServer(Server):
+    """Takes each connection, and refuses the first slices as a collector with a full disk does."""
+
+    refusals = 3
+
+    def send(self, piece: SegmentSlice) -> None:
+        self.refusals -= 1
+        if self.refusals >= 0:
+            raise TransportError("the disk is full")
+        super().send(piece)
+
+
+def test_a_connection_that_stores_nothing_is_not_reported_as_working_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    spool = Spool(Forward("localhost:7070", spool=tmp_path, run="r"))
+    sender = Sender(spool, FullServer(StreamOffset(0, 0), None), window_bytes=1 << 20)
+    assert sender.drain(20)
+    wait_for(lambda: "works again" in caplog.text, "the sender's report")
+    sender.stop()
+    spool.log.close()
+    said = [record.getMessage().partition(" (")[0] for record in caplog.records]
+    key = spool.key
+    assert len(said) == 2, said
+    assert f"{key} cannot be forwarded at present: the disk is full".startswith(said[0])
+    assert f"forwarding of {key} works again".startswith(said[1])
+
+
+class Slices:
+    """A stream of slices of one byte."""
+
+    key = StreamKey("r", 0, "0" * 16)
+
+    def __init__(self, count: int) -> None:
+        self.sent_before = StreamOffset(1, 0)
+        self._end = StreamOffset(1, count)
+        self._stored = StreamOffset(0, 0)
+
+    def read(self, position: StreamOffset, timeout_sec: float) -> SegmentSlice | None:
+        return None if position >= self._end else SegmentSlice(StreamOffset(1, position.offset), b"x")
+
+    def acked(self, position: StreamOffset) -> None:
+        self._stored = position
+
+    def is_sent(self) -> bool:
+        return self._stored >= self._end
+
+
+class BreakingServer(Server):
+    """Its connections break: the first ones before a slice is stored, all others with each slice that is stored."""
+
+    def __init__(self, failures: int, breaks: str) -> None:
+        super().__init__(StreamOffset(0, 0), None)
+        self._failures = failures
+        self._breaks = breaks
+
+    def connect(self, key: StreamKey, on_ack: object) -> Server:
+        self._failures -= 1
+        if self._failures >= 0:
+            raise TransportError("it is down")
+        return super().connect(key, on_ack)
+
+    def send(self, piece: SegmentSlice) -> None:
+        self._claimed = piece.end
+        if self._breaks == "before its acknowledgement":
+            raise TransportError("it broke")
+        if self._breaks == "after its acknowledgement":
+            super().send(piece)
+            raise TransportError("it broke")
+        super().send(piece)
+
+
+def waits_of_orphan(
+    server: Server, count: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> tuple[list[float], list[str]]:
+    """Sends an orphan of `count` slices. Returns the seconds of each wait, and what was logged."""
+    waits: list[float] = []
+    ended = threading.Event()
+    monkeypatch.setattr(sender_module._random, "uniform", lambda low, high: high)
+    monkeypatch.setattr(Sender, "_wait", lambda self, seconds: waits.append(seconds))
+    sender = Sender(Slices(count), server, window_bytes=1, ends=True, on_end=ended.set)
+    assert ended.wait(20)
+    sender.stop()
+    return waits, ["works again" if "again" in r.getMessage() else "cannot" for r in caplog.records]
+
+
+def test_an_orphan_that_is_sent_ends_without_another_wait(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    waits, said = waits_of_orphan(BreakingServer(4, "never"), 1, monkeypatch, caplog)
+    assert waits == [0.1, 0.2, 0.4, 0.8]  # one after each attempt that failed
+    assert said == ["cannot", "works again"]
+
+
+@pytest.mark.parametrize(
+    ("breaks", "waits"),
+    [
+        ("before its acknowledgement", [0.1, 0.2, 0.4, 0.1, 0.1, 0.1, 0.1]),  # seen at the next connection
+        ("after its acknowledgement", [0.1, 0.2, 0.1, 0.1, 0.1, 0.1]),
+    ],
+)
+def test_connections_that_break_after_they_have_stored_something_count_as_working(
+    breaks: str, waits: list[float], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    found, said = waits_of_orphan(BreakingServer(2, breaks), 5, monkeypatch, caplog)
+    assert found == waits
+    assert said == 5 * ["cannot", "works again"]

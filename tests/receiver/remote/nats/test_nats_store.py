@@ -5,18 +5,23 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from hostcallback.receiver.remote.collector.store import Store
+from hostcallback.receiver.remote.forwarding_protocol import START
 from hostcallback.receiver.remote.nats.collector import NatsStore
-from hostcallback.receiver.remote.nats.publication import Publication
+from hostcallback.receiver.remote.nats.publication import Publication, publications_of
+from hostcallback.receiver.remote.nats.transport import NatsStream
 from hostcallback.receiver.taplog.format.layout import NO_STEP, Kind
 from hostcallback.receiver.taplog.reading.chunk_reader import Chunk
+from hostcallback.receiver.taplog.reading.merge import Stretch
 from hostcallback.receiver.taplog.reading.reader import LogReader
-from hostcallback.receiver.taplog.reading.segment_reader import SegmentReader
-from published_units import block_of, units
+from hostcallback.receiver.taplog.reading.segment_reader import SegmentReader, Writer
+from logged_frames import DESCRIBED, LOSS, NORM, block_of as block_of_frames, frame
+from published_units import KEY, block_of, units
 
 
 def parts(first: int, stop: int) -> list[Publication]:
@@ -99,3 +104,34 @@ def test_a_half_written_message_is_stored_once_when_it_comes_again(tmp_path: Pat
     third.close()
     assert sorted(stored(store)) == list(range(20))
     store.close()
+
+
+@pytest.mark.parametrize("splits_launch", [False, True])
+def test_a_collector_in_the_place_of_another_knows_the_beginning_of_a_launch(
+    tmp_path: Path, splits_launch: bool
+) -> None:
+    # Launches of two messages each: a step, and a norm of the same step.
+    frames = [
+        frame(NORM, np.float32(seq), seq=seq, run_id=1 + seq // 2)
+        if seq % 2
+        else frame(LOSS, np.float32(seq), np.int32(seq // 2), seq=seq, run_id=1 + seq // 2)
+        for seq in range(20)
+    ]
+    split = 9 if splits_launch else 10
+    transport = NatsStream(SimpleNamespace(max_payload=1 << 20), tmp_path, KEY, START, print)  # type: ignore[arg-type]
+    writer = Writer("p", "host", 7, 3)
+    for part in (frames[:split], frames[split:]):
+        block = block_of_frames(*part)
+        run = Stretch(
+            writer, "cpu:0", block, block.seqs.view(np.int64) // 2, 0, len(block), {}, DESCRIBED, tmp_path
+        )
+        published = publications_of(KEY, run, {}, 1 << 20, begins=transport._begins(run))
+        store = Store(tmp_path / "log")
+        nats_store = NatsStore(store)
+        nats_store.append([Publication.decode(unit.encode()) for unit in published])
+        nats_store.close()
+        store.close()
+    assert len(list((tmp_path / "log" / "run").iterdir())) == 2
+    steps = {logged.message.seq: logged.step for logged in LogReader(tmp_path / "log" / "run").messages()}
+    # Of a launch in two files, the second one has no step.
+    assert steps == {seq: None if splits_launch and seq == 9 else seq // 2 for seq in range(20)}

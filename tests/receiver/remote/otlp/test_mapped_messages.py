@@ -45,6 +45,11 @@ def metrics(found: Message) -> dict[str, Any]:
     [
         ("tpu:3", {"hostcallback.device": "tpu:3"}),
         ("process 12, cpu:1", {"hostcallback.device": "cpu:1", "hostcallback.process": 12}),
+        ("process 7 (start 2), cpu:1", {"hostcallback.device": "cpu:1", "hostcallback.process": 7}),
+        (
+            "process 7 of exp42 (start 2), gpu:0",
+            {"hostcallback.device": "gpu:0", "hostcallback.process": 7, "hostcallback.run": "exp42"},
+        ),
         (
             "exp42 p7 gpu:0",
             {"hostcallback.device": "gpu:0", "hostcallback.process": 7, "hostcallback.run": "exp42"},
@@ -152,10 +157,16 @@ def test_an_exporter_counts_what_it_leaves_out(collector: OtlpCollector) -> None
     with export_to(collector) as otlp:
         otlp(message(NORM, np.ones(3)))
         otlp(message(NORM, np.ones((3, 2)), stacked=3))
+        otlp(message(LOSS, np.ones(2), np.int32(1)))
+        otlp(message(LOSS, np.array([1j, 2j]), np.array([1, 2]), stacked=2))
+        otlp(message(NORM, np.complex64(1j)))
+        otlp(message(replace(NORM, kind="progress"), 1.0))
         plain = message(NORM, 1.0)
         otlp(plain._replace(consumer=replace(plain.consumer, describe=None)))
         assert otlp.flush(30)
-    assert otlp.counters.left_out == {"no scalar among its arrays": 4}
+    assert otlp.counters.left_out == {
+        "an array": 5, "a complex number": 3, "its tap sends no metrics": 1
+    }  # fmt: skip
     assert otlp.counters.lost == {}
     assert not [metric.name for metric in collector.metrics if metric.name.startswith("norm")]
 

@@ -84,3 +84,22 @@ def test_messages_behind_a_single_slow_one_are_copied_but_none_behind_an_end() -
             assert feed._delivering_since is None, "the frames behind an end are for other sinks"
     finally:
         feed.stop()
+
+
+def test_messages_that_are_missing_behind_the_first_one_are_told_as_dropped() -> None:
+    told: list[tuple[int, int, int]] = []
+
+    class Records:
+        def record_batch(self, device: str, batch: Batch, *args: object, **told_of: int) -> None:
+            told.append((told_of["first_seq"], told_of["last_seq"], told_of["dropped"]))
+
+    source = QueueSource(0)
+    feed = BatchFeed("drops", source, lambda consumer_id: None)
+    feed.sinks = (Records(),)
+    for last in (0, 4):  # so that 1, 2 and 3 were dropped
+        source.emit(encode_prefix(1, 0, ()), [])
+        batch = source.read(0)
+        assert batch is not None
+        feed.take(batch, last)
+        batch.release()
+    assert [dropped for _, _, dropped in told] == [0, 3]

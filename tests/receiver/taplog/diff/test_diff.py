@@ -6,6 +6,7 @@ import json
 import os
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -17,7 +18,8 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import hostcallback as hcb
-from hostcallback.receiver.cli import main
+from hostcallback.receiver.cli import CommandError, main
+from hostcallback.receiver.cli.commands import diff as diff_command
 from hostcallback.receiver.taplog.diff.comparison import Tolerance, array_difference
 
 STEPS = 20
@@ -56,6 +58,17 @@ def diff(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[in
     status = main(["diff", "--json", *map(str, arguments)])
     out, err = capsys.readouterr()
     return status, [json.loads(line) for line in out.splitlines()], err
+
+
+def test_logs_of_several_runs_are_compared_unless_both_are_of_the_same_processes() -> None:
+    def log(*writers: str) -> Any:
+        runs = [SimpleNamespace(title=writer) for writer in writers]
+        return SimpleNamespace(writers=list(writers), runs=runs)
+
+    diff_command._refuse_one_run(log("a", "b"), log("a", "c"))
+    diff_command._refuse_one_run(log("a"), log("a"))
+    with pytest.raises(CommandError, match=r"its folder has a, b: --run NAME --run NAME"):
+        diff_command._refuse_one_run(log("a", "b"), log("b", "a"))
 
 
 def test_what_differs_in_the_configurations_is_told(

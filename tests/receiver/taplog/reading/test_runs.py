@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import sys
 from pathlib import Path
@@ -14,7 +15,9 @@ from hostcallback import receiver
 from hostcallback.receiver import processes
 from hostcallback.receiver.cli import main
 from hostcallback.receiver.errors import NoSuchRunError
+from hostcallback.receiver.messages import Message
 from hostcallback.receiver.processes import is_run, own_run
+from hostcallback.receiver.taplog.diff.pairing import ComparedLog, DeviceKey
 from hostcallback.receiver.taplog.reading.follow import Follower
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
 from hostcallback.receiver.taplog.reading.reader import LogReader
@@ -32,11 +35,11 @@ def a_new_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "_own", "")
 
 
-def segment(folder: Path, run: str | None, number: int, first: int) -> Path:
+def segment(folder: Path, run: str | None, number: int, first: int, **about: Any) -> Path:
     """A segment of a run, with the messages `first` and `first` + 1. `number` is its place in time."""
     folder.mkdir(exist_ok=True)
     path = folder / f"20261122T2015{number:02d}.000000-4711-000001.hcblog"
-    info: dict[str, Any] = {"process": f"{number:016d}", "created_ns": number}
+    info: dict[str, Any] = {"process": f"{number:016d}", "created_ns": number, **about}
     writer = SegmentWriter(path, info=info if run is None else {**info, "run": run})
     writer.frames("cpu:0", losses(first, 2), DESCRIBED)
     writer.close()
@@ -123,6 +126,30 @@ def test_the_commands_show_the_last_run_and_name_the_others(
     assert run("convert", log, "--run", "exp-b", "--to", "trace", "-o", output)[0] == 0
     assert output.read_text().count('"ph": "i"') == 2
     assert run("cat", log, "--run", "exp-c")[0] != 0
+
+
+def test_a_replay_of_processes_that_look_alike_puts_their_scalars_into_rows_apart(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    for number, run in enumerate(["exp-a", "exp-b", "exp-b"]):
+        segment(log, run, number, 20, host="box", pid=7)
+    metrics = tmp_path / "metrics.csv"
+    assert main(["replay", str(log), "--run", "all", "--metrics", str(metrics)]) == 0
+    with metrics.open(newline="") as file:
+        rows = [(row["step"], row["device"]) for row in csv.DictReader(file)]
+    names = ["7 of exp-a", "7 of exp-b (start 1)", "7 of exp-b (start 2)"]
+    assert sorted(rows) == [(step, f"process {name}, cpu:0") for step in ("20", "21") for name in names]
+
+
+def test_the_starts_of_a_program_of_several_processes_are_told_apart(tmp_path: Path) -> None:
+    log, devices = tmp_path / "log", set()
+    for number in range(4):
+        segment(log, "exp-a", number, 20, host="box", pid=number, process_index=number % 2)
+
+    def take(message: Message) -> None:
+        devices.add(message.device)
+
+    receiver.replay(log, sinks=[take])
+    assert devices == {f"process {index} (start {start}), cpu:0" for index in (0, 1) for start in (1, 2)}
 
 
 def test_replay_takes_a_run(log: Path) -> None:
@@ -237,3 +264,18 @@ def test_a_change_of_many_settings_is_one_short_line(
     (tmp_path / "20991122T201500.000000-4711-000001.hcblog").write_text("no log")
     start(tmp_path, "a", **{f"setting{number}": "y" * 200 for number in range(8)})
     assert len(caplog.records) == 1
+
+
+def test_processes_are_in_the_order_of_their_start_whatever_their_files_are_called(tmp_path: Path) -> None:
+    # As a collector names them, by process and random epoch.
+    for epoch, number in (("d1", 0), ("a7", 1), ("f3", 2), ("b2", 3)):
+        made = segment(tmp_path / "log", "r", number, 10 * number)
+        made.rename(made.with_name(f"p000000-{epoch}-000001.hcblog"))
+    assert [writer.process for writer in LogReader(tmp_path / "log").writers] == [
+        f"{n:016d}" for n in range(4)
+    ]
+    compared = ComparedLog(tmp_path / "log", ignore_lines=False)
+    emitted = compared.emissions(DeviceKey(0, "cpu:0"))
+    assert [item.message.seq for item in emitted if isinstance(item, LoggedMessage)] == [
+        0, 1, 10, 11, 20, 21, 30, 31,
+    ]  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import re
@@ -12,8 +13,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
+from jax.sharding import Mesh, PartitionSpec as P
 
 import hostcallback as hcb
 from collecting import CollectorProcess
@@ -322,3 +325,51 @@ def test_a_leaf_called_step_that_is_not_the_messages_step_is_a_value_in_every_to
     assert {(tap.name, tap.leaf) for tap in index.taps.rows if tap.kind == "scalar"} == {
         ("nested", "train/step"), ("nested", "step_value"), ("half", "step"),
     }  # fmt: skip
+
+
+def scalars(i: Any) -> None:
+    """Scalars before and after the step of their launch."""
+    hcb.tap(lambda value: None, 10.0 * i, name="earlier")
+    hcb.metrics({"loss": i * 0.5}, step=i)
+    hcb.tap(lambda value: None, 20.0 * i, name="later")
+
+
+def rows(file: Path) -> list[dict[str, str]]:
+    """The rows of a CSV file."""
+    with file.open(newline="") as read:
+        return [*csv.DictReader(read)]
+
+
+def test_scalars_are_in_the_rows_of_their_steps(tmp_path: Path) -> None:
+    path = recorded(tmp_path / "log", looped(scalars))
+    assert command(tmp_path, "replay", path, "--metrics", "scalars.csv").returncode == 0
+    assert rows(tmp_path / "scalars.csv") == [
+        {"step": f"{i}", "earlier": f"{10.0 * i}", "loss": f"{i * 0.5}", "later": f"{20.0 * i}"}
+        for i in range(COUNT)
+    ]
+    # Again, and what is there is not kept without a word.
+    said = command(tmp_path, "replay", path, "--metrics", "scalars.csv").stderr
+    assert "scalars.csv had content and is replaced; another --metrics FILE keeps it" in said
+
+
+@pytest.mark.skipif(jax.device_count() < 2, reason="needs 2 devices")
+def test_scalars_of_two_devices_share_no_row(tmp_path: Path) -> None:
+    mesh = Mesh(np.array(jax.devices()[:2]), ("d",))
+
+    def each(x: Any, i: Any) -> Any:
+        hcb.metrics({"loss": x[0] + i}, step=i, name="train")
+        hcb.metrics({"other": -x[0] - i}, step=i, name="more")
+        return x
+
+    step = jax.jit(jax.shard_map(each, mesh=mesh, in_specs=(P("d"), P()), out_specs=P("d")))
+    path = recorded(tmp_path / "log", lambda count: [step(jnp.array([1e3, 2e3]), i) for i in range(count)])
+    assert command(tmp_path, "replay", path, "--metrics", "scalars.csv").returncode == 0
+    names = [f"{device.platform}:{device.id}" for device in mesh.devices]
+    assert rows(tmp_path / "scalars.csv") == [
+        {"step": f"{i}", "device": names[d], "train/loss": f"{x + i}", "more/other": f"{-x - i}"}
+        for i in range(COUNT)
+        for d, x in enumerate((1e3, 2e3))
+    ]
+    assert command(tmp_path, "replay", path, "--metrics", "scalars.jsonl").returncode == 0
+    for line in map(json.loads, (tmp_path / "scalars.jsonl").read_text().splitlines()):
+        assert abs(next(reversed(line.values()))) == 1e3 * (1 + names.index(line["device"])) + line["step"]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
+import jax.numpy as jnp
 import pytest
 
+import hostcallback as hcb
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
 from hostcallback.receiver.taplog.reading.merge import LostNote
 from hostcallback.receiver.taplog.reading.reader import LogReader
@@ -79,3 +82,29 @@ def test_the_program_goes_on_and_the_loss_is_counted_and_reported(tmp_path: Path
     missing = set(range(first, first + 6_000)) - {m.message.seq for m in messages}
     assert (min(missing), max(missing)) == (note.first_seq, note.last_seq)
     assert len(missing) == unrecorded
+
+
+def record_and_delete(folder: Path, own: bool, dropped: int) -> hcb.OutfeedReceiver:
+    with hcb.outfeed_receiver(record=hcb.record(folder) if own else folder) as rx:
+        hcb.id_tap(lambda x: None, jnp.float32(0))
+        hcb.barrier_wait()
+        assert rx.recorder is not None
+        rx.recorder.flush()  # finds the first message in its file
+        shutil.rmtree(folder)
+        for i in range(7):
+            hcb.id_tap(lambda x: None, jnp.float32(i))
+        if dropped:
+            rx.recorder.lose("cpu:0", dropped, "dropped: no room")
+    rx.recorder.close()
+    return rx
+
+
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("dropped", [0, 10])
+def test_messages_after_the_folder_was_deleted_are_reported_as_lost_and_unnoted(
+    tmp_path: Path, own: bool, dropped: int
+) -> None:
+    said = f"^7 message.* The log has no note of {7 + dropped} missing message"
+    with pytest.warns(hcb.RecordingWarning, match=said):
+        rx = record_and_delete(tmp_path / "log", own, dropped)
+    assert sum(row.unrecorded for row in rx.stats) == 7

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import subprocess
@@ -22,6 +23,7 @@ from hostcallback.receiver.taplog.reading.segment_reader import SegmentReader
 from hostcallback.receiver.taplog.reading.selection import Selection
 from hostcallback.receiver.taplog.writing import log_writer, rotation as log_segments
 from hostcallback.receiver.taplog.writing.recorder import record
+from hostcallback.receiver.taplog.writing.segment_writer import SegmentWriter
 from logged_frames import LOSS, NORM, block_of, frame, log_in, losses, read, seqs
 from python_process import files_no_longer_than, python_output
 from threads import in_threads, wait_for
@@ -353,6 +355,29 @@ def test_a_file_system_that_is_full_leaves_whole_messages(tmp_path: Path) -> Non
         assert len(messages) == int(written)
     finally:
         subprocess.run(["umount", "-l", str(tmp_path)], check=True)
+
+
+def test_room_for_notes_alone_is_not_reported_as_working_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*_args: object, **_kwargs: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with log_in(tmp_path) as log:
+        with monkeypatch.context() as patch:
+            patch.setattr(SegmentWriter, "frames", full)
+            for first in range(0, 20, 5):
+                log.append("cpu:0", losses(first, 5))
+                for _ in range(2):  # as barriers do; the second one writes the note
+                    log.flush()
+                assert log.counters.unnoted_messages == 0
+        assert caplog.text.count("messages cannot be recorded (No space left on device)") == 1
+        assert "recording works again" not in caplog.text
+        log.append("cpu:0", losses(20, 5), at_once=True)
+    assert caplog.text.count("recording works again") == 1
+    messages, notes, damaged = read(tmp_path)
+    assert (seqs(messages), damaged) == ([20, 21, 22, 23, 24], [])
+    assert sum(note.lost.messages for note in notes) == 20
 
 
 FORK = """

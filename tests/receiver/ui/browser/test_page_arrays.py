@@ -97,3 +97,30 @@ def test_a_vector_is_a_heat_map_over_the_steps(visit: Visit, serve: Any, expect:
     chart.focus()
     chart.press("ArrowRight")
     expect(card.locator(".tip")).to_contain_text("step")
+
+
+@jax.jit
+def rotate(step: Any) -> Any:
+    """Sends a complex number, and an array of two."""
+    hcb.tap(ignore, jax.lax.complex(3.0, 4.0) * step, name="number")
+    hcb.tap(ignore, jnp.array([19 + 38j, 57 - 76j]) / step, name="pair")
+    return step + 1
+
+
+def test_complex_numbers_have_both_parts_in_tables_and_their_magnitude_in_charts(
+    visit: Visit, serve: Any, expect: Any, tmp_path: Path
+) -> None:
+    with hcb.outfeed_receiver(record=tmp_path / "taps"):
+        rotate(rotate(jnp.float32(1)))
+    page = visit(serve(tmp_path / "taps").address, "Charts")
+    pair = page.get_by_role("article", name="pair")
+    expect(pair.locator("td")).to_have_text(["9.5+19j", "28.5\N{MINUS SIGN}38j"])
+    expect(pair.locator(".stats")).to_contain_text("47.5")
+    expect(pair.locator(".card-note")).to_have_text("The statistics are of the magnitudes.")
+    number = page.get_by_role("article", name="number")
+    expect(number.locator(".card-note")).to_have_text("Magnitudes of complex numbers.")
+    expect(number.locator(".legend b")).to_have_text("10")
+    pair.locator("summary").click()
+    with page.expect_download() as saved:
+        pair.get_by_role("button", name="Download CSV").click()
+    assert saved.value.path().read_text().splitlines()[1].endswith(",0,9.5+19j")

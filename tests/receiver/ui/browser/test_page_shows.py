@@ -250,6 +250,15 @@ CanvasRenderingContext2D.prototype.fillText = function (text, ...rest) {
 };
 """
 
+MARKS = """
+window.marks = [];
+const line = CanvasRenderingContext2D.prototype.moveTo;
+CanvasRenderingContext2D.prototype.moveTo = function (x, y) {
+  if (this.fillStyle === "#c4302b") marks.push(x);
+  return line.call(this, x, y);
+};
+"""
+
 
 def test_a_chart_of_zeros_has_small_numbers_at_its_axis(tmp_path: Path, serve: Any, visit: Visit) -> None:
     with hcb.outfeed_receiver(record=tmp_path):
@@ -274,6 +283,27 @@ def test_a_chart_of_tiny_numbers_has_their_sizes_at_its_axis(
     page.wait_for_timeout(500)
     drawn = {label.replace("\N{MINUS SIGN}", "-") for label in page.evaluate("drawn")}
     assert {f"{n}e-20" for n in range(1, 5)} | {f"-{n}e-30" for n in range(1, 5)} <= drawn
+
+
+def test_a_metric_without_a_finite_value_has_marks_and_says_so(
+    tmp_path: Path, serve: Any, visit: Visit, expect: Any
+) -> None:
+    with hcb.outfeed_receiver(record=tmp_path):
+        for step in range(5, 10):
+            hcb.metrics({"lost": np.float32(np.nan)}, step=step)
+    page = visit(serve(tmp_path).address, "Charts", prepare=lambda page: page.add_init_script(MARKS))
+    card = page.get_by_role("article", name="lost")
+    expect(card.locator(".card-note")).to_have_text("▲ 5 values not finite, the first: nan at 5")
+    card.locator(".u-over").wait_for()
+    page.wait_for_timeout(500)
+    places = page.evaluate("marks")[-5:]
+    assert places == sorted(places)
+    over = card.locator(".u-over").bounding_box()
+    assert abs(places[-1] - places[0] - over["width"]) < 2
+    page.get_by_label("Over").select_option("message")
+    expect(card.locator(".card-note")).to_have_text("▲ 5 values not finite, the first: nan at 0")
+    page.get_by_label("Over").select_option("elapsed")
+    expect(card.locator(".card-note")).to_contain_text(re.compile(r"first: nan after \d+ (µs|ms|s)"))
 
 
 def test_arguments_of_texts_make_no_charts(visit: Visit, serve: Any, expect: Any, told: Path) -> None:

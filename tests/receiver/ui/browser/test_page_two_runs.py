@@ -97,3 +97,22 @@ def test_a_histogram_chosen_in_compare_draws_both_runs(
     expect(drawn).to_have_count(2)
     page.wait_for_timeout(300)
     assert all(drawn.nth(number).evaluate(COLORS) > 2 for number in range(2))
+
+
+def test_a_difference_of_shapes_has_both_and_labels_of_small_numbers_are_not_cut(
+    visit: Visit, serve: Any, expect: Any, tmp_path: Path
+) -> None:
+    for run, size in (("one", 32), ("two", 64)):
+        with hcb.outfeed_receiver(sinks=[hcb.record(tmp_path, run=run)]):
+            hcb.metrics({"w": hcb.histogram(jnp.linspace(-5.15e-6, 5.15e-6, size))}, step=0)
+    page = visit(serve(tmp_path).address, "Compare", prepare=lambda page: page.add_init_script(WATCH_LABELS))
+    verdict = page.locator(".verdict")
+    expect(verdict.locator("b")).to_have_text(["step 0", "w"])
+    expect(verdict.locator("dd")).to_have_text(["float32[32]", "float32[64]"])
+    expect(page.locator("#difference-detail .part canvas")).to_have_count(2)
+    page.wait_for_timeout(500)
+    labels = [label for label in page.evaluate("window.labels") if "e" in label[0]]
+    assert len(labels) >= 8, labels
+    assert [label for label in labels if label[1] < 0] == []
+    last = page.locator("#difference-detail .part canvas").last.bounding_box()
+    assert page.locator("#difference-detail .legend").bounding_box()["y"] >= last["y"] + last["height"]

@@ -24,6 +24,7 @@ import hostcallback as hcb
 from hostcallback.receiver.messages import Consumer, Message
 from hostcallback.receiver.taplog.writing.recorder import Recorder
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
+from tools.bench.machine import peak_mib
 from tools.bench.row import Row, figure, measure
 from tools.bench.separate_process import ROOT
 
@@ -61,8 +62,7 @@ class _Page:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def peak_mib(self) -> float:
-        status = Path(f"/proc/{self._process.pid}/status").read_text()
-        return float(status.partition("VmHWM:")[2].split()[0]) / 1024
+        return peak_mib(self._process.pid)
 
     def close(self) -> None:
         with self._process:

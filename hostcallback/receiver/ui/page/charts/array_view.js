@@ -70,7 +70,8 @@ function body(data, shape, name) {
 
 /** @param {any} value */
 function cell(value) {
-  const isBad = typeof value === "string" || (typeof value === "number" && !Number.isFinite(value));
+  const parts = value !== null && typeof value === "object" ? [value.real, value.imag] : [value];
+  const isBad = parts.some((part) => typeof part === "string" || (typeof part === "number" && !Number.isFinite(part)));
   return element("td", { class: isBad ? "bad" : null }, typeof value === "boolean" ? String(value) : number(value));
 }
 

@@ -3,7 +3,7 @@
 import { ask } from "../core/api.js";
 import { runColor } from "../core/colors.js";
 import { element, fill, foreign, sourcePlace } from "../core/dom.js";
-import { count, number, ordinal, plural } from "../core/format.js";
+import { clock, count, duration, number, ordinal, plural } from "../core/format.js";
 import { draw, forget } from "../core/frames.js";
 import { icon } from "../core/icons.js";
 import { runIndex, runName, settings, state } from "../core/state.js";
@@ -225,13 +225,14 @@ export class Card {
   drawNow() {
     if (this.kind === "scalar") this.drawLines();
     else this.drawParts();
+    if (this.kind !== "scalar") this.note.replaceChildren(...this.measures());
     this.fillLegend();
   }
 
   /** The lines of the shown runs, as far as the server has answered. */
   lines() {
     return this.shownTaps().flatMap((tap) => {
-      const series = /** @type {Series|undefined} */ (this.data.get(tap.id));
+      const series = marked(/** @type {Series|undefined} */ (this.data.get(tap.id)));
       return series?.x.length ? [{ label: runName(tap.run), color: runColor(runIndex(tap.run)), dashed: tap.run === settings.baseline, series }] : [];
     });
   }
@@ -244,15 +245,23 @@ export class Card {
     this.chart.show(lines, this.look, this.view);
   }
 
+  /** Says what complex numbers are measured by. */
+  measures() {
+    const shown = this.kind === "array" ? "The statistics are of the magnitudes." : "Magnitudes of complex numbers.";
+    return this.shownTaps().some((tap) => tap.complex) ? [element("span", {}, shown)] : [];
+  }
+
   /** @param {{series: Series}[]} lines */
   notes(lines) {
-    const found = [];
+    const found = this.measures();
     const wrong = lines.flatMap((line) => line.series.nonfinite);
     if (wrong.length) {
       const [x, kind] = wrong.reduce((first, each) => (each[0] < first[0] ? each : first));
       const all = lines.reduce((sum, line) => sum + line.series.nonfinite_count, 0);
+      const { axis } = lines[0].series;
+      const told = axis === "time" ? `at ${clock(x)}` : axis === "elapsed" ? `after ${duration(x)}` : `at ${ordinal(x)}`;
       const marked = all > wrong.length ? ` (${wrong.length} are marked)` : "";
-      found.push(element("span", { class: "bad" }, `▲ ${plural(all, "value")} not finite, the first: ${kind} at ${ordinal(x)}${marked}`));
+      found.push(element("span", { class: "bad" }, `▲ ${plural(all, "value")} not finite, the first: ${kind} ${told}${marked}`));
     }
     if (this.look.log && lines.some((line) => line.series.min.some((value) => value !== null && value <= 0))) {
       found.push(element("span", {}, "Values that are zero or negative have no place on a log scale."));
@@ -306,6 +315,17 @@ export class Card {
 /** What a card is called: a metric by its own name, others by the tap and the leaf. @param {Tap} tap */
 function names(tap) {
   return tap.field !== "" && tap.title === tap.field ? [tap.title, ""] : [tap.name, tap.field];
+}
+
+/**
+ * A series without finite values has points without a value where it is marked, so that the marks are drawn.
+ * @param {Series|undefined} series
+ */
+function marked(series) {
+  if (!series || series.x.length || !series.nonfinite.length) return series;
+  const x = [...new Set(series.nonfinite.map(([at]) => at))];
+  const none = x.map(() => null);
+  return { ...series, x, min: none, max: none, mean: none, exact: true, first: Math.min(series.first ?? x[0], x[0]), last: Math.max(series.last ?? 0, x[x.length - 1]) };
 }
 
 /** @param {string} run */

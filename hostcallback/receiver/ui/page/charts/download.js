@@ -3,6 +3,7 @@
 import { askSeries } from "../core/api.js";
 import { color } from "../core/colors.js";
 import { element } from "../core/dom.js";
+import { complex } from "../core/format.js";
 import { runName } from "../core/state.js";
 
 /** @typedef {import("./card.js").Card} Card */
@@ -66,7 +67,7 @@ function valueRows(card) {
   return [["run", "step", "index", "value"], ...card.shownTaps().flatMap((tap) => {
     const data = card.data.get(tap.id);
     const values = [data?.values ?? []].flat(Infinity);
-    return values.map((value, index) => [runName(tap.run), data.step, index, value]);
+    return values.map((value, index) => [runName(tap.run), data.step, index, value !== null && typeof value === "object" ? complex(value) : value]);
   })];
 }
 

@@ -6,7 +6,9 @@ import { count, number, ordinal, short } from "../core/format.js";
 
 /** @typedef {import("../core/types.js").HeatmapData} HeatmapData */
 
-const LEFT = 58;
+const LEAST_LEFT = 58;
+const GAP = 6;
+const FONT = "12px system-ui, sans-serif";
 const FOOT = 28;
 const TOP = 8;
 const RIGHT = 10;
@@ -25,6 +27,8 @@ export class Heatmap {
     this.sizes.observe(host);
     this.column = 0;
     this.row = 0;
+    /** Where the area begins: right of the longest label. */
+    this.left = LEAST_LEFT;
     this.canvas.addEventListener("mousemove", (event) => this.onMouse(event));
     this.canvas.addEventListener("mouseleave", () => (this.tip.hidden = true));
     /** Ends what listens on the host, which outlives the heat map. */
@@ -45,7 +49,10 @@ export class Heatmap {
     const context = this.canvas.getContext("2d");
     if (!context) return;
     context.scale(scale, scale);
-    this.area = { width: width - LEFT - RIGHT, height: height - TOP - FOOT };
+    context.font = FONT;
+    const labels = heights(data).map(({ told }) => context.measureText(told).width);
+    this.left = Math.max(LEAST_LEFT, Math.ceil(Math.max(...labels)) + GAP + 2);
+    this.area = { width: width - this.left - RIGHT, height: height - TOP - FOOT };
     this.cells(context, data);
     this.axes(context, data);
   }
@@ -70,7 +77,7 @@ export class Heatmap {
         if (!amount) return;
         context.fillStyle = `rgb(${heat(0.08 + 0.92 * Math.sqrt(amount / most)).join(",")})`;
         const top = y(data.edges[j + 1]);
-        context.fillRect(LEFT + i * wide, top, wide + 0.6, y(data.edges[j]) - top + 0.6);
+        context.fillRect(this.left + i * wide, top, wide + 0.6, y(data.edges[j]) - top + 0.6);
       });
     });
   }
@@ -83,16 +90,10 @@ export class Heatmap {
     const { width, height } = /** @type {{width: number, height: number}} */ (this.area);
     context.fillStyle = color("muted");
     context.strokeStyle = color("grid");
-    context.strokeRect(LEFT + 0.5, TOP + 0.5, width - 1, height - 1);
-    context.font = "12px system-ui, sans-serif";
+    context.strokeRect(this.left + 0.5, TOP + 0.5, width - 1, height - 1);
     context.textAlign = "right";
     context.textBaseline = "middle";
-    const [low, high] = [data.edges[0], data.edges[data.edges.length - 1]];
-    const unit = 10 ** Math.floor(Math.log10(high - low || 1) - 2);
-    for (const share of [0, 0.25, 0.5, 0.75, 1]) {
-      const tick = Math.round((low + (high - low) * share) / unit) * unit;
-      context.fillText(short(Number(tick.toPrecision(3))), LEFT - 6, TOP + height * (1 - share));
-    }
+    for (const { share, told } of heights(data)) context.fillText(told, this.left - GAP, TOP + height * (1 - share));
     context.textBaseline = "top";
     const places = width > 340 ? [0, 0.25, 0.5, 0.75, 1] : width > 160 ? [0, 0.5, 1] : [0, 1];
     const last = data.x.length - 1;
@@ -101,7 +102,7 @@ export class Heatmap {
       const fits = wide > 60; // below its column; else within the area
       context.textAlign = fits ? "center" : i === 0 ? "left" : i === last ? "right" : "center";
       const inside = i === 0 ? 0 : i === last ? width : (i + 0.5) * wide;
-      context.fillText(Number.isInteger(data.x[i]) && data.x[i] < 1e6 ? ordinal(data.x[i]) : short(data.x[i]), LEFT + (fits ? (i + 0.5) * wide : inside), TOP + height + 8);
+      context.fillText(Number.isInteger(data.x[i]) && data.x[i] < 1e6 ? ordinal(data.x[i]) : short(data.x[i]), this.left + (fits ? (i + 0.5) * wide : inside), TOP + height + 8);
     }
   }
 
@@ -109,7 +110,7 @@ export class Heatmap {
   onMouse(event) {
     if (!this.data || !this.area || !this.data.x.length) return;
     const box = this.canvas.getBoundingClientRect();
-    const x = (event.clientX - box.left - LEFT) / this.area.width;
+    const x = (event.clientX - box.left - this.left) / this.area.width;
     const y = 1 - (event.clientY - box.top - TOP) / this.area.height;
     this.tip.hidden = x < 0 || x >= 1 || y < 0 || y >= 1;
     if (this.tip.hidden) return;
@@ -140,10 +141,23 @@ export class Heatmap {
     const area = /** @type {{width: number, height: number}} */ (this.area);
     const amount = data.counts[this.column]?.[this.row] ?? 0;
     this.tip.textContent = `step ${ordinal(data.x[this.column])}: ${count(amount)} of ${number(data.edges[this.row])} to ${number(data.edges[this.row + 1])}`;
-    const left = LEFT + (this.column / data.x.length) * area.width;
+    const left = this.left + (this.column / data.x.length) * area.width;
     const room = this.host.clientWidth - this.tip.offsetWidth;
     this.tip.style.transform = `translate(${Math.round(Math.max(Math.min(left + 12, room), 0))}px, 12px)`;
   }
+}
+
+/**
+ * The labels of the values, and the share of the height at which they are.
+ * @param {HeatmapData} data
+ */
+function heights({ edges }) {
+  const [low, high] = [edges[0], edges[edges.length - 1]];
+  const unit = 10 ** Math.floor(Math.log10(high - low || 1) - 2);
+  return [0, 0.25, 0.5, 0.75, 1].map((share) => {
+    const tick = Math.round((low + (high - low) * share) / unit) * unit;
+    return { share, told: short(Number(tick.toPrecision(3))) };
+  });
 }
 
 /**

@@ -123,6 +123,7 @@ export class ScalarChart {
     [this.lines, this.look, this.view] = [lines, look, view];
     const shape = JSON.stringify([
       look.axis, look.log, look.smooth > 0, color("text"), lines.map((line) => [line.label, line.color, line.dashed, isBanded(line)]),
+      this.hasValues(),
     ]);
     if (this.plot && shape === this.shape) {
       this.plot.setData(this.data(), true);
@@ -133,6 +134,11 @@ export class ScalarChart {
     this.plot = new uPlot(this.options(), this.data(), this.host);
     this.plot.over.append(this.tip);
     this.plot.over.addEventListener("mouseleave", () => (this.tip.hidden = true));
+  }
+
+  /** Whether a line has a finite value: without one there is no vertical axis. */
+  hasValues() {
+    return this.lines.some((line) => line.series.mean.some((value) => value !== null));
   }
 
   destroy() {
@@ -184,7 +190,7 @@ export class ScalarChart {
     }
     return {
       width: this.host.clientWidth || 300, height: this.host.clientHeight || 200,
-      legend: { show: false }, padding: [8, 10, 0, 0], series, bands,
+      legend: { show: false }, padding: [8, 10, 0, this.hasValues() ? 0 : 10], series, bands,
       scales: { x: { time: this.look.axis === "time", range: this.range() }, y: { distr: this.look.log ? 3 : 1, range: this.look.log ? magnitudes : heights } },
       axes: [this.axis(false), this.axis(true)],
       cursor: this.cursor(places), focus: { alpha: 0.2 },

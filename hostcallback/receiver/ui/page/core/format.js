@@ -1,8 +1,9 @@
 /** Writes numbers, times and amounts as people read them. */
 
-/** @param {number|string|null|undefined} value */
+/** @param {number|string|{real: number|string, imag: number|string}|null|undefined} value */
 export function number(value) {
   if (value === null || value === undefined) return "–";
+  if (typeof value === "object") return complex(value, number);
   if (typeof value === "string") return value;
   if (!Number.isFinite(value)) return Number.isNaN(value) ? "NaN" : value > 0 ? "inf" : "−inf";
   const size = Math.abs(value);
@@ -17,6 +18,16 @@ export function number(value) {
  */
 export function ordinal(value) {
   return number(value).replaceAll(",", "");
+}
+
+/**
+ * A complex number, as Python writes it.
+ * @param {{real: number|string, imag: number|string}} value
+ * @param {(part: number|string) => string} told
+ */
+export function complex({ real, imag }, told = String) {
+  const rest = told(imag);
+  return `${told(real)}${/^[-−]/.test(rest) ? "" : "+"}${rest}j`;
 }
 
 /** @param {string} text */

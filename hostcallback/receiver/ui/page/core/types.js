@@ -4,11 +4,11 @@
  * @typedef {{kind: "log"|"process"|"collector", name: string, state: "live"|"ended"|"lost", message: string}} Source
  * @typedef {{id: string, name: string, started: number|null, last: number|null, live: boolean, messages: number}} Run
  * @typedef {"scalar"|"histogram"|"image"|"array"|"text"|"time"|"check"} TapKind
- * @typedef {{id: number, run: string, name: string, field: string, title: string, kind: TapKind, count: number, place: string,
+ * @typedef {{id: number, run: string, name: string, field: string, title: string, kind: TapKind, complex: boolean, count: number, place: string,
  *   unit_x: "step"|"message", last: number|string|null, enabled: boolean|null}} Tap
  * @typedef {{version: string, control: boolean, sources: Source[], runs: Run[], taps: Tap[], taps_total: number, taps_left_out: number,
  *   errors: number, error_kinds: number, losses: number}} Overview
- * @typedef {{tap: number, x: number[], min: (number|null)[], max: (number|null)[], mean: (number|null)[], count: number,
+ * @typedef {{tap: number, axis: string, x: number[], min: (number|null)[], max: (number|null)[], mean: (number|null)[], count: number,
  *   exact: boolean, first: number|null, last: number|null, nonfinite: [number, string][], nonfinite_count: number}} Series
  * @typedef {{x: number[], edges: number[], counts: number[][]}} HeatmapData
  * @typedef {{mean: number|null, std: number|null, min: number|null, max: number|null, zeros: number|null,
@@ -29,7 +29,7 @@
  *   taps: {name: string, messages: number|null, seconds: number|null}[]}} Device
  * @typedef {{name: string, compared: number, differing: number, missing: number, first_step: number|null, max_abs: number|null, x: number[],
  *   difference: (number|null)[]}} TapDifference
- * @typedef {{equal: boolean, first: {tap: string, leaf: string, step: number|null, place: string, left: any, right: any}|null,
+ * @typedef {{equal: boolean, first: {tap: string, leaf: string, step: number|null, place: string, text: string, left: string, right: string}|null,
  *   taps: TapDifference[], config: Record<string, any[]>, notes: string[]}} Difference
  * @typedef {{taps: [number, string, string][], tap: number, axis: string, x: number[], stacked: string[], whole: number[], seconds: number[][],
  *   slowest: {x: number|null, step: number|null, time: number|null, seconds: number, longer: [string, number, number][]}[], usual: number, range: [number, number],

@@ -119,7 +119,7 @@ export class Compare {
           element("span", { class: "muted" }, "largest ", element("b", {}, number(tap.max_abs)))), host));
       const chart = new ScalarChart(host, (view) => chart.show(lines, look, view));
       const values = tap.difference;
-      const series = { tap: 0, x: tap.x, min: values, max: values, mean: values, count: tap.compared, exact: true, first: null, last: null, nonfinite: [], nonfinite_count: 0 };
+      const series = { tap: 0, axis: "step", x: tap.x, min: values, max: values, mean: values, count: tap.compared, exact: true, first: null, last: null, nonfinite: [], nonfinite_count: 0 };
       const lines = [{ label: "difference", color: color("error"), series }];
       const look = { axis: "step", smooth: 0, log: false };
       chart.show(lines, look, null);
@@ -178,12 +178,12 @@ function configuration(found) {
 function verdict(found) {
   if (found.equal) return element("p", { class: "verdict equal" }, "The runs are equal: every message that was compared has the same values.");
   if (!found.first) return element("p", { class: "verdict" }, "The runs differ.");
-  const { tap, leaf, step, place, left, right } = found.first;
+  const { tap, leaf, step, place, text, left, right } = found.first;
   return element("div", { class: "verdict" },
     element("p", {}, "The runs first part ", step !== null && "at ", step !== null && element("b", {}, `step ${ordinal(step)}`), " in ",
       element("b", {}, foreign(leaf && tap.startsWith("metrics@") ? leaf : [tap, leaf].filter(Boolean).join(" "))), Boolean(place) && ", ", Boolean(place) && sourcePlace(place)),
-    element("dl", {}, element("div", {}, element("dt", {}, "left"), element("dd", {}, shortened(String(left), 400))),
-      element("div", {}, element("dt", {}, "right"), element("dd", {}, shortened(String(right), 400)))));
+    left || right ? element("dl", {}, element("div", {}, element("dt", {}, "left"), element("dd", {}, shortened(left, 400))),
+      element("div", {}, element("dt", {}, "right"), element("dd", {}, shortened(right, 400)))) : element("p", {}, shortened(text, 400)));
 }
 
 /**
