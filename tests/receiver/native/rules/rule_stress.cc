@@ -1,7 +1,7 @@
 // Rules under load: threads of several devices ask while others set rules, gates and switches. Every message
 // is either admitted or counted as suppressed, and devices agree about shared values.
 //
-//   control_stress COUNT
+//   rule_stress COUNT
 #include <atomic>
 #include <cstdint>
 #include <cstdio>
@@ -36,16 +36,18 @@ hcb_control RulesOf(uint64_t number) {
 int main(int argc, char** argv) {
   const uint64_t count = 20 * (argc > 1 ? std::strtoull(argv[1], nullptr, 10) : 2000);
   std::atomic<bool> done{false};
+  std::atomic<uint64_t> rounds{0};
   std::atomic<uint64_t> admitted{0};
   std::vector<std::vector<bool>> sent(kDevices);
 
-  std::thread ruler([&done] {
+  std::thread ruler([&done, &rounds] {
     for (uint64_t n = 0; !done.load(); ++n) {
       const uint64_t consumer = 1 + n % kConsumers;
       hcb::MakeControl(consumer)->Set(RulesOf(n));
       hcb::MakeControl(consumer)->SetGate(static_cast<int32_t>(n % kDevices), n % 3 == 1);
       hcb_switch(consumer, hcb::kEveryDevice, n % 11 == 0);
       hcb::MakeControl(99)->Set(RulesOf(n));
+      rounds.store(n + 1);
     }
   });
   std::vector<std::thread> devices;
@@ -53,6 +55,8 @@ int main(int argc, char** argv) {
     devices.emplace_back([&, device] {
       uint64_t own = 0;
       for (uint64_t n = 0; n < count; ++n) {
+        // On a busy machine the ruler may not run while the devices do.
+        while (n % 1000 == 0 && rounds.load() < 12 * (n / 1000 + 1)) std::this_thread::yield();
         hcb::Control* control = hcb::FindControl(1 + n % kConsumers);
         own += control == nullptr || control->Admit(device, static_cast<int64_t>(n * 10));
         const auto next = hcb::NextDecided(device, 7, 99, hcb::FindControl(99), static_cast<int64_t>(n * 10));
