@@ -65,11 +65,12 @@ def _wait_in_buffers() -> Callable[[], None]:
     slot, library = compat.get_buffer_slot(), native_library.load_holding_lock()
     original = slot.value
     ours = ctypes.cast(library.hcb_buffer, ctypes.c_void_p).value
-    if original != ours:  # otherwise the slot was left alone at the last `end`
-        library.hcb_buffer_waits(original, _WAIT_IN_BUFFER)
-        slot.value = ours
+    # Otherwise the slot was left alone at the last `end`.
+    library.hcb_buffer_waits(None if original == ours else original, _WAIT_IN_BUFFER)
+    slot.value = ours
 
     def undo() -> None:
+        library.hcb_buffer_waits(None, native_library.Wait())
         if slot.value == ours:
             slot.value = original
 

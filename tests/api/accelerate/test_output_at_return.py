@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -92,3 +93,31 @@ def test_a_callback_that_takes_long_is_waited_for_where_jax_waits() -> None:
         for count in range(1, 4):
             weights = jax.block_until_ready(train(x, weights))
             assert len(seen) == LENGTH * count
+
+
+@pytest.mark.native_only
+def test_only_in_the_block_a_call_enters_python_to_wait() -> None:
+    seen: list[Any] = []
+
+    def program(x: Any) -> Any:
+        jax.debug.callback(lambda value: seen.append(float(value)), x)
+        return x + 1
+
+    def entered(value: float) -> bool:
+        files: set[str] = set()
+        sys.setprofile(lambda frame, event, argument: files.add(frame.f_code.co_filename))
+        try:
+            np.asarray(compiled(value))
+        finally:
+            sys.setprofile(None)
+        return any(file.endswith("accelerate.py") for file in files)
+
+    compiled = jax.jit(program)
+    with hcb.accelerate():
+        compiled(0.0)
+        assert entered(1.0)
+    assert not entered(2.0)
+    with hcb.accelerate():
+        assert entered(3.0)
+    hcb.barrier_wait()
+    assert seen == [0.0, 1.0, 2.0, 3.0]

@@ -75,8 +75,8 @@ HCB_EXPORT void hcb_settle(uint64_t emissions);
 HCB_EXPORT int32_t hcb_is_settled(void);
 HCB_EXPORT void hcb_note_emission(void);
 /* hcb_buffer stands in for a type's function that gives out an object's memory: it calls `original`, and then
- * `wait`, unless all is settled. Call both with the interpreter lock held. Set it before the first
- * hcb_buffer. */
+ * `wait`, unless all is settled or `wait` is null. Call both with the interpreter lock held. Set `original`
+ * before the first hcb_buffer; null keeps it. */
 HCB_EXPORT void hcb_buffer_waits(hcb_get_buffer original, hcb_wait wait);
 /* Tells the native code that called the `wait` of this thread that it was not interrupted. */
 HCB_EXPORT void hcb_waited(void);
@@ -263,8 +263,8 @@ HCB_EXPORT struct XLA_FFI_Error* hcb_call_host(struct XLA_FFI_CallFrame* call_fr
 /* Waits while a hold is on, without blocking a thread of XLA; its results are zeros. Platform CPU. */
 HCB_EXPORT struct XLA_FFI_Error* hcb_hold(struct XLA_FFI_CallFrame* call_frame);
 /* Waits until the messages of this process are delivered: on a thread of the host with the `wait` of
- * hcb_buffer_waits, on another one for at most a second without progress. It has a token only. Platform
- * CPU. */
+ * hcb_buffer_waits, on another one for at most a second without progress. Not at all while that `wait` is
+ * null. It has a token only. Platform CPU. */
 HCB_EXPORT struct XLA_FFI_Error* hcb_wait_for_output(struct XLA_FFI_CallFrame* call_frame);
 /* Reads a clock. The result is a uint32[2]: microseconds, which wrap around, and the least number of
  * microseconds between two readings that costs little. The operand changes from reading to reading. Platform

@@ -34,7 +34,7 @@ std::atomic<uint64_t> noted{0};
 
 // Written with the interpreter lock held, before hcb_buffer is called for the first time, and read with it.
 hcb_get_buffer original_get_buffer = nullptr;
-hcb_wait wait_for_output = nullptr;
+std::atomic<hcb_wait> wait_for_output{nullptr};  // null while nothing waits
 thread_local bool waited = false;
 
 // The host's functions; null if the calling thread is none of the host's.
@@ -163,9 +163,9 @@ XLA_FFI_Error* Call(XLA_FFI_CallFrame* frame) {
 }
 
 // Waits in the host. Sets an interrupt again that ended the wait, for the host to handle when it can.
-void WaitInHost() {
+void WaitInHost(hcb_wait wait) {
   waited = false;
-  wait_for_output();
+  wait();
   if (!waited) host_threads.load(std::memory_order_acquire)->interrupt();
 }
 
@@ -183,10 +183,11 @@ void WaitOnOwnThread() {
 // waits too, without entering the host, if no other one does, and as long as a tap function takes at most a
 // second.
 void WaitAtEnd() {
-  if (wait_for_output == nullptr || hcb_is_settled()) return;
+  const hcb_wait wait = wait_for_output.load();
+  if (wait == nullptr || hcb_is_settled()) return;
   if (HostOfThisThread() == nullptr) return WaitOnOwnThread();
   const HostMode mode;
-  WaitInHost();
+  WaitInHost(wait);
 }
 
 }  // namespace
@@ -209,8 +210,8 @@ void hcb_settle(uint64_t emissions) { settled.store(emissions, std::memory_order
 int32_t hcb_is_settled(void) { return hcb_emissions() == settled.load(std::memory_order_relaxed); }
 
 void hcb_buffer_waits(hcb_get_buffer original, hcb_wait wait) {
-  original_get_buffer = original;
-  wait_for_output = wait;
+  if (original != nullptr) original_get_buffer = original;
+  wait_for_output.store(wait);
 }
 
 void hcb_waited(void) { waited = true; }
@@ -218,7 +219,8 @@ void hcb_waited(void) { waited = true; }
 int hcb_buffer(void* object, void* view, int flags) {
   const int status = original_get_buffer(object, view, flags);
   // After it: it waits for the program that computes the object.
-  if (status == 0 && !hcb_is_settled()) WaitInHost();
+  const hcb_wait wait = wait_for_output.load();
+  if (status == 0 && wait != nullptr && !hcb_is_settled()) WaitInHost(wait);
   return status;
 }
 
