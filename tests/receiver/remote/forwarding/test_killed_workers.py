@@ -13,6 +13,8 @@ import pytest
 
 from checkout import REMOTE_HELPERS, python_path
 from collecting import CollectorProcess, Emitter, all_stored, forwarder, stored, wait_for
+from hostcallback.receiver.remote.spool.spool_folders import OrphanSpool, find_orphans
+from ports import free_port
 
 PROGRAM = Path(__file__).with_name("forwarding_program.py")
 TURNS = 4
@@ -111,3 +113,18 @@ def test_a_process_that_ends_at_once_sends_all_that_others_left(tmp_path: Path) 
     found = all_stored(collector.log)
     assert len(found) == 7
     assert all(seqs == list(range(len(seqs))) for seqs in found.values())
+
+
+def test_a_process_that_cannot_send_what_others_left_leaves_it_to_the_next_one(tmp_path: Path) -> None:
+    address = f"localhost:{free_port()}"  # where nothing listens
+    for count in range(1, 4):
+        with forwarder(address, tmp_path, drain_sec=0) as recorder:
+            Emitter(recorder).losses(count)
+            assert find_orphans(tmp_path, "run") == []  # its own, and those that it has taken
+    folders = find_orphans(tmp_path, "run")
+    try:
+        left = sorted(OrphanSpool(folder).key.epoch for folder in folders)
+    finally:
+        for folder in folders:
+            folder.release()
+    assert len(set(left)) == 3
