@@ -192,6 +192,8 @@ _FUNCTIONS = {
         None,
         (c_void_p, POINTER(Batch), POINTER(Columns), c_uint64, c_uint64, c_uint64, c_void_p),
     ),
+    "hcb_batch_layout": (c_uint64, (c_void_p, POINTER(Batch), c_void_p)),
+    "hcb_batch_copy": (None, (c_void_p, POINTER(Batch), c_void_p)),
     "hcb_ring_release": (c_int32, (c_void_p, c_uint64, c_uint64)),
     "hcb_ring_admit": (None, (c_void_p,)),
     "hcb_ring_read_call": (c_uint32, (c_void_p, c_int64, POINTER(CallFrame))),

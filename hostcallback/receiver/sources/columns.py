@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,20 +21,20 @@ _FIELDS: Sequence[tuple[str, Any]] = (
 )
 
 
+QUICK_BYTES = 64 << 10
+"""Frames that are copied without giving up the interpreter lock, in bytes."""
+
+
 class BatchColumns:
     """The columns of the last batch of a ring. Reader thread only; valid until the batch is released.
 
     Attributes:
         memory: the ring's memory.
-        bytes: view of `memory`, uint8.
-        words: view of `memory`, little-endian uint64.
     """
 
     def __init__(self, library: ctypes.PyDLL, ring: int, memory: memoryview, batch: native.Batch) -> None:
         """Serves all batches of a ring: `memory` is the ring's, `batch` the structure into which it is read."""
         self.memory = memory
-        self.bytes = np.frombuffer(memory, np.uint8)
-        self.words = np.frombuffer(memory, "<u8")
         self._library = library
         self._ring = ring
         self._batch = batch
@@ -42,9 +42,6 @@ class BatchColumns:
         self._native = native.Columns()
         self._pointer = ctypes.byref(self._native)
         self._count = 0
-        self._offsets = np.frombuffer(
-            memoryview(batch), np.int64, native.BATCH_FRAMES, native.Batch.offsets.offset
-        )
         self._views = [
             np.frombuffer(
                 memoryview(self._native), dtype, native.BATCH_FRAMES, getattr(native.Columns, name).offset
@@ -75,10 +72,6 @@ class BatchColumns:
         offset: int = self._batch.offsets[frame]
         return offset
 
-    def offsets(self, count: int) -> Array:
-        """Offsets in bytes of the first `count` headers in `memory`: int64, shape (count,). A view; needs no `read`."""
-        return self._offsets[:count]
-
     def groups(self) -> list[native.Group]:
         """Groups of the messages that `read` found: of equal metadata and, if it takes stacks, of one consumer."""
         found: list[native.Group] = self._native.group[: self._native.groups]
@@ -95,3 +88,20 @@ class BatchColumns:
             self._ring, self._batch_pointer, self._pointer, start, count, stride, out.ctypes.data
         )
         return out
+
+    def copied(self, count: int, room: Callable[[int], Array]) -> tuple[Array, Array]:
+        """Copies the batch's `count` frames, one after another, EXTERNAL ones as inline ones. Needs no `read`.
+
+        Args:
+            count: of the frames.
+            room: makes the memory of the copies: uint8, shape (bytes,).
+
+        Returns:
+            The copies, and the offset of each in bytes: int64, shape (count,).
+        """
+        offsets = np.empty(count, np.int64)
+        nbytes = self._library.hcb_batch_layout(self._ring, self._batch_pointer, offsets.ctypes.data)
+        data = room(nbytes)
+        library = self._library if nbytes <= QUICK_BYTES else native.load()
+        library.hcb_batch_copy(self._ring, self._batch_pointer, data.ctypes.data)
+        return data, offsets

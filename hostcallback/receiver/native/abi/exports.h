@@ -53,6 +53,11 @@ HCB_EXPORT void hcb_batch_columns(hcb_ring* ring, const hcb_batch* batch, hcb_co
  * bytes apart. */
 HCB_EXPORT void hcb_batch_stack(hcb_ring* ring, const hcb_batch* batch, const hcb_columns* columns,
                                 uint64_t from, uint64_t count, uint64_t stride, uint8_t* out);
+/* Where the copies begin that hcb_batch_copy makes of the frames of a batch, in `offsets`; returns their
+ * bytes. hcb_batch_copy writes them to `out`, one after another, payloads inline. Of a batch that has not
+ * been released and whose blocks are not freed. */
+HCB_EXPORT uint64_t hcb_batch_layout(hcb_ring* ring, const hcb_batch* batch, uint64_t* offsets);
+HCB_EXPORT void hcb_batch_copy(hcb_ring* ring, const hcb_batch* batch, uint8_t* out);
 /* Returns the memory before `position`, which held `frames` more messages, to the producers. Reader only.
  * Returns whether emissions wait for room: then call hcb_ring_admit, which copies them, and may take long. */
 HCB_EXPORT int32_t hcb_ring_release(hcb_ring* ring, uint64_t position, uint64_t frames);

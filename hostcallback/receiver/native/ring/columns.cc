@@ -1,5 +1,5 @@
-// Reads the messages of one batch as columns, and stacks the payloads of alike ones, so that Python makes
-// arrays of many messages at a time.
+// Reads the messages of one batch as columns, stacks the payloads of alike ones, so that Python makes arrays
+// of many messages at a time, and copies whole frames for a log.
 
 #include <cstring>
 
@@ -122,5 +122,31 @@ void hcb_batch_stack(hcb_ring* ring, const hcb_batch* batch, const hcb_columns* 
     const uint8_t* payload =
         reinterpret_cast<const uint8_t*>(&header + 1) + AlignUp(header.meta_bytes, kFrameAlign);
     CopyArray(out, payload, header.payload_bytes);
+  }
+}
+
+uint64_t hcb_batch_layout(hcb_ring* ring, const hcb_batch* batch, uint64_t* offsets) {
+  const uint8_t* const memory = RingOf(ring)->memory();
+  uint64_t end = 0;
+  for (uint64_t i = 0; i < batch->frames; ++i) {
+    const FrameHeader& header = *reinterpret_cast<const FrameHeader*>(memory + batch->offsets[i]);
+    offsets[i] = end;
+    end += FrameBytes(header.meta_bytes, header.payload_bytes);
+  }
+  return end;
+}
+
+void hcb_batch_copy(hcb_ring* ring, const hcb_batch* batch, uint8_t* out) {
+  const uint8_t* const memory = RingOf(ring)->memory();
+  const hcb_block* block = batch->blocks;
+  for (uint64_t i = 0; i < batch->frames; ++i) {
+    const FrameHeader& header = *reinterpret_cast<const FrameHeader*>(memory + batch->offsets[i]);
+    const uint64_t nbytes = FrameBytes(header.meta_bytes, header.payload_bytes);
+    if (header.flags & kExternal) {
+      CopyInline(header, (block++)->memory, out);
+    } else {
+      std::memcpy(out, &header, nbytes);
+    }
+    out += nbytes;
   }
 }

@@ -160,19 +160,13 @@ bool Ring::TakeBlock(uint64_t position, OutstandingBlock* block) {
   return true;
 }
 
-// Copies the payload of an EXTERNAL frame that no reader has taken. False if its block is not there. With
+// The payload of an EXTERNAL frame that no reader has taken. Null if its block is not there. With
 // `sleep_mutex_` and not while the reader walks, because a reader could take the block meanwhile.
-bool Ring::CopyPayload(uint64_t position, uint8_t* out) {
-  const uint64_t nbytes = At(position)->payload_bytes;
-  OutstandingBlock found = {};
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    const auto block = FindBlockLocked(position);
-    if (block == outstanding_.end() || block->memory == nullptr || block->nbytes != nbytes) return false;
-    found = *block;
-  }
-  std::memcpy(out, found.memory, nbytes);  // without the lock that producers need
-  return true;
+const void* Ring::PayloadOf(uint64_t position) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto block = FindBlockLocked(position);
+  if (block == outstanding_.end() || block->nbytes != At(position)->payload_bytes) return nullptr;
+  return block->memory;
 }
 
 uint32_t Ring::CopyAhead(uint64_t* position, uint8_t* out, uint64_t capacity, uint64_t* offsets,
@@ -190,7 +184,6 @@ uint32_t Ring::CopyAhead(uint64_t* position, uint8_t* out, uint64_t capacity, ui
     const uint32_t flags = LoadFlags(&header);
     if (flags & (kBusy | kEndOfStream)) break;
     if (!(flags & (kPad | kDiscarded))) {
-      const uint64_t start = sizeof(FrameHeader) + AlignUp(header.meta_bytes, kFrameAlign);
       const uint64_t nbytes = FrameBytes(header.meta_bytes, header.payload_bytes);
       if (nbytes > capacity - used) {
         if (frames == 0) *needed = nbytes;
@@ -198,11 +191,9 @@ uint32_t Ring::CopyAhead(uint64_t* position, uint8_t* out, uint64_t capacity, ui
       }
       uint8_t* const copy = out + used;
       if (flags & kExternal) {
-        std::memcpy(copy, &header, start);
-        const uint32_t inline_flags = flags & ~kExternal;
-        std::memcpy(copy + offsetof(FrameHeader, flags), &inline_flags, sizeof(inline_flags));
-        if (!CopyPayload(at, copy + start)) break;
-        std::memset(copy + start + header.payload_bytes, 0, nbytes - start - header.payload_bytes);
+        const void* const payload = PayloadOf(at);
+        if (payload == nullptr) break;
+        CopyInline(header, payload, copy);
       } else {
         std::memcpy(copy, &header, nbytes);
       }

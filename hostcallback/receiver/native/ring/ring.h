@@ -252,7 +252,7 @@ class Ring {
   }
   hcb_damage Check(uint64_t position, uint64_t head) const;
   bool TakeBlock(uint64_t position, OutstandingBlock* block);
-  bool CopyPayload(uint64_t position, uint8_t* out);
+  const void* PayloadOf(uint64_t position);
   void CountReleased(uint64_t frames);
   void SkipDamage(uint64_t head, hcb_damage damage, hcb_batch* batch);
   uint64_t CountMessagesLocked(uint64_t from, bool* intact) const;

@@ -82,6 +82,17 @@ constexpr uint64_t FrameBytes(uint64_t meta_bytes, uint64_t payload_bytes) {
   return sizeof(FrameHeader) + AlignUp(meta_bytes, kFrameAlign) + AlignUp(payload_bytes, kFrameAlign);
 }
 
+// Copies an EXTERNAL frame, without that flag: its payload in place of the descriptor.
+inline void CopyInline(const FrameHeader& header, const void* payload, uint8_t* out) {
+  const uint64_t start = sizeof(FrameHeader) + AlignUp(header.meta_bytes, kFrameAlign);
+  const uint64_t padding = AlignUp(header.payload_bytes, kFrameAlign) - header.payload_bytes;
+  const uint32_t flags = header.flags & ~kExternal;
+  __builtin_memcpy(out, &header, start);
+  __builtin_memcpy(out + offsetof(FrameHeader, flags), &flags, sizeof(flags));
+  __builtin_memcpy(out + start, payload, header.payload_bytes);
+  __builtin_memset(out + start + header.payload_bytes, 0, padding);
+}
+
 // Flags of a frame in a ring: its producer clears BUSY while the reader looks.
 inline uint32_t LoadFlags(const FrameHeader* header) {
   return __atomic_load_n(&header->flags, __ATOMIC_SEQ_CST);

@@ -21,7 +21,6 @@ from hostcallback.receiver.log import logger
 from hostcallback.receiver.messages import Consumer, Find, Message, device_text
 from hostcallback.receiver.public_names import hide_frames
 from hostcallback.receiver.sinks.sharding.shard_record import shard_record
-from hostcallback.receiver.sources.columns import BatchColumns
 from hostcallback.receiver.sources.source import Batch
 from hostcallback.receiver.taplog.format.block import FrameBlock
 from hostcallback.receiver.taplog.format.layout import ThinnedTap, align, padding
@@ -337,9 +336,6 @@ def record(
         raise type(error)(error.errno, text, error.filename) from None
 
 
-MIN_FRAMES = 12
-"""Fewer frames are copied one by one: computing runs costs more than it saves."""
-
 _FLAGS = struct.Struct("<4xI")
 _LENGTHS = struct.Struct("<44xIQ")
 _EXTERNAL = int(Flags.EXTERNAL)
@@ -353,10 +349,8 @@ def collect(batch: Batch, room: Room = lambda nbytes: np.empty(nbytes, np.uint8)
         batch: the frames.
         room: provides the memory of the block; new memory by default.
     """
-    if batch.columns is not None and batch.count >= MIN_FRAMES:
-        block = _collect_runs(batch.columns, batch.count, room)
-        if block is not None:
-            return block
+    if batch.columns is not None:
+        return FrameBlock(*batch.columns.copied(batch.count, room))
     parts: list[Any] = []
     offsets: list[int] = []
     end = 0
@@ -401,27 +395,3 @@ def shortened(block: FrameBlock, limits: Mapping[int, int]) -> FrameBlock:
         frames.append(frame)
     offsets = np.cumsum([0, *(len(frame) for frame in frames[:-1])])
     return FrameBlock(np.concatenate(frames), offsets)
-
-
-def _collect_runs(columns: BatchColumns, count: int, room: Room) -> FrameBlock | None:
-    # Frames follow each other, except at the ring's end and where frames were folded. None if any payload is outside.
-    at = columns.offsets(count)
-    words = columns.words
-    index = at >> 3
-    if (words[index] & np.uint64(_EXTERNAL << 32)).any():
-        return None
-    sixty_three, mask = np.uint64(63), np.uint64(2**64 - 64)
-    meta = ((words[index + 5] >> np.uint64(32)) + sixty_three) & mask
-    payload = (words[index + 6] + sixty_three) & mask
-    ends = at + (meta + payload).view(np.int64) + HEADER.size
-    breaks = np.flatnonzero(at[1:] != ends[:-1])
-    starts = at[[0, *(breaks + 1)]].tolist()
-    stops = ends[[*breaks, count - 1]].tolist()
-    sizes = ends - at
-    offsets = np.cumsum(sizes) - sizes
-    data = room(int(offsets[-1] + sizes[-1]))
-    done = 0
-    for start, stop in zip(starts, stops, strict=True):
-        data[done : done + stop - start] = columns.bytes[start:stop]
-        done += stop - start
-    return FrameBlock(data, offsets)

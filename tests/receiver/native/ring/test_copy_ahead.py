@@ -7,12 +7,15 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import pytest
 
 from hostcallback.receiver.native import bindings as native
 from hostcallback.receiver.sources.back_pressure import Policy
+from hostcallback.receiver.sources.source import CopiedBatch
+from hostcallback.receiver.taplog.format.layout import align
 from hostcallback.receiver.wire.decoder import decode_frame
-from hostcallback.receiver.wire.frame import decode_header
+from hostcallback.receiver.wire.frame import HEADER, Flags, decode_header
 from rings import TestRing
 
 pytestmark = pytest.mark.native_only
@@ -60,6 +63,34 @@ def test_payloads_outside_the_ring_are_copied_whatever_their_size(make_ring: Cal
         read += payloads(batch)
         batch.release()
     assert read == sent
+
+
+def test_the_copies_of_a_batch_are_its_frames_with_all_payloads_inline(make_ring: Callable[..., Any]) -> None:
+    ring = make_ring(capacity_bytes=1 << 14)
+    sizes = (10, 70_000, 500, 64, 5, 3 << 20, 900)
+    for turn in range(8):  # further than the ring is long, so that frames lie at its end and at its beginning
+        for i, size in enumerate(sizes):
+            ring.send(bytes([turn * len(sizes) + i]) * size)
+        batch = ring.source.read(10)
+        assert (batch.count, batch.columns is None) == (len(sizes), False)
+        asked: list[int] = []
+
+        def room(nbytes: int, asked: list[int] = asked) -> Any:
+            asked.append(nbytes)
+            return np.full(nbytes, 0xEE, np.uint8)
+
+        data, offsets = batch.columns.copied(batch.count, room)
+        assert asked == [data.size]
+        copies = CopiedBatch([(data.data, offset, None) for offset in offsets.tolist()])
+        assert payloads(copies) == payloads(batch)
+        ends = [*offsets[1:].tolist(), data.size]
+        for (memory, offset, external), start, end in zip(batch.frames, offsets.tolist(), ends, strict=True):
+            header, copy = decode_header(memory, offset), decode_header(data.data, start)
+            assert copy == header._replace(flags=header.flags & ~Flags.EXTERNAL)
+            assert (external is not None) == bool(header.flags & Flags.EXTERNAL)
+            padding = data[start + HEADER.size + align(copy.meta_bytes) + copy.payload_bytes : end]
+            assert (start % 64, end % 64, padding.any()) == (0, 0, False)
+        batch.release()
 
 
 def test_nothing_behind_the_end_of_a_stream_is_copied_before_the_reader_is_there(
