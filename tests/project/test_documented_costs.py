@@ -26,7 +26,7 @@ MEASURED = re.compile(
     r"|\b(hundreds|thousands|millions) of [a-z]+ (a|per) second\b"
 )
 SET_IN_CODE = (
-    "can be delayed by up to 4 ms",
+    "can be delayed by up to 16 ms",
     "(`sys.setswitchinterval`) to 0.1 ms",
     "could wait 5 ms for the interpreter lock",
     "at most 20 ms after they arrived",

@@ -17,11 +17,14 @@ constexpr int64_t kForever = 365ll * 24 * 3600 * 1'000'000'000;
 
 // A frame that comes after a pause is read at once. Then, while more frames are expected, the reader only
 // looks at growing intervals: waking it costs the producer a system call, each wake-up costs a processor
-// about 20 us, and each batch needs the interpreter lock, which the dispatching thread needs too. But it does
-// not rest while kRestBytes or more are queued, or kRestBlockBytes in payloads outside the ring.
+// about 20 us, and each batch needs the interpreter lock, which the dispatching thread needs too, and code
+// that has left the processor's caches. But it does not rest while kRestBytes or more are queued, or
+// kRestBlockBytes in payloads outside the ring. Frames are expected for kStream after a batch, or for kRests
+// intervals.
 constexpr auto kStream = std::chrono::milliseconds(10);
 constexpr auto kFirstRest = std::chrono::microseconds(500);
-constexpr auto kMaxRest = std::chrono::milliseconds(4);
+constexpr auto kMaxRest = std::chrono::milliseconds(16);
+constexpr int kRests = 2;
 constexpr uint64_t kRestBytes = 192 << 10;
 constexpr uint64_t kRestBlockBytes = 768 << 10;
 
@@ -94,8 +97,8 @@ void Ring::LengthenRest() {
 void Ring::ExpectMore() {
   const auto now = Clock::now();
   if (now >= stream_end_) rest_ = Clock::duration::zero();
-  stream_end_ = now + kStream;
   LengthenRest();
+  stream_end_ = now + std::max<Clock::duration>(kStream, kRests * rest_);
 }
 
 // Sleeps until `end`, unless an urgent frame, a thread that waits for delivery or room, or many bytes come
@@ -150,7 +153,7 @@ bool Ring::WaitTurn(Clock::time_point deadline) {
   reader_ = std::this_thread::get_id();
   reads = this;
   for (auto now = Clock::now(); now < stream_end_ && MayRestLocked(); now = Clock::now()) {
-    Rest(&lock, std::min(deadline, now + rest_));
+    Rest(&lock, std::min({deadline, stream_end_, now + rest_}));
     if (CopyPending()) {
       lock.unlock();
       SettleCopies();
