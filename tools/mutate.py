@@ -34,6 +34,7 @@ ALSO = {
         "api/taps",
         "api/calls",
         "api/checks",
+        "api/knobs",
         "api/loops",
         "api/accelerate",
         "api/breakpoints",
