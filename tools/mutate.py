@@ -34,6 +34,7 @@ ALSO = {
         "api/taps",
         "api/calls",
         "api/checks",
+        "api/knobs",
         "api/loops",
         "api/accelerate",
         "api/breakpoints",
@@ -347,7 +348,7 @@ class Copy:
 
     def measure(self, file: Path) -> None:
         """Runs the fast tests of the copy under coverage, and writes into a file which of them ran which line."""
-        settings = file.with_suffix(".ini")
+        settings = file.with_name(f"{file.stem}_settings.ini")
         settings.write_text(COVERAGE.format(file=file.resolve()), encoding="utf-8")
         options = ["--cov", f"--cov-config={settings.resolve()}", "--cov-context=test", "--cov-report="]
         status, output = self._run(["-m", "pytest", *PYTEST, "-n", "2", *options, "tests"], seconds=None)

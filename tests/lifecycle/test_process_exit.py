@@ -402,17 +402,22 @@ def test_the_log_level_comes_from_the_environment() -> None:
     assert "HOSTCALLBACK_LOG_LEVEL='LOUD' is not a logging level: use one of" in bad.stderr
 
 
-def test_a_log_that_is_open_at_the_end_is_closed_after_the_last_message(tmp_path: Path) -> None:
+def test_a_log_and_a_file_of_metrics_that_are_open_at_the_end_have_the_last_message(tmp_path: Path) -> None:
+    metrics = tmp_path / "metrics.csv"
     program = f"""
     import time, jax, hostcallback as hcb
     f = jax.jit(lambda i: hcb.id_tap(lambda i: time.sleep(0.01), i))
+    g = jax.jit(lambda i: (hcb.metrics({{"half": i / 2}}, step=i), i)[1])
     f(-1).block_until_ready()  # the exit handler is there before the module of the log is
     hcb.barrier_wait()
-    receiver = hcb.outfeed_receiver(record={str(tmp_path)!r}).__enter__()
-    for i in range(20): f(i)
+    log, metrics = {str(tmp_path / "log")!r}, {str(metrics)!r}
+    receiver = hcb.outfeed_receiver(record=log, writers=[hcb.csv(metrics)]).__enter__()
+    for i in range(20): f(i), g(i)
     """
     result = run_python("-c", textwrap.dedent(program))
     assert (result.returncode, result.stderr) == (0, "")
-    reader = LogReader(tmp_path)
-    assert [int(message.value) for message in reader.messages()] == list(range(20))
+    reader = LogReader(tmp_path / "log")
+    values = [int(message.value) for message in reader.messages() if not isinstance(message.value, dict)]
+    assert values == list(range(20))
     assert all(segment.is_closed() for _, segment in reader.segments())
+    assert metrics.read_text().splitlines() == ["step,half", *(f"{i},{i / 2}" for i in range(20))]

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from hostcallback.receiver.errors import JobError
+from hostcallback.receiver.errors import JobError, TapFailure
 from hostcallback.receiver.failures.check_report import FailedChecks
-from hostcallback.receiver.failures.failure_report import Deferred, report_of
+from hostcallback.receiver.failures.failure_report import Deferred, FailureHistory, report_of
 from hostcallback.receiver.log import traceback_text
 from hostcallback.receiver.text import say
 from python_process import run_python
@@ -153,3 +153,18 @@ def test_a_report_names_eight_taps_with_incomplete_values_and_counts_the_rest() 
     assert text.startswith("144 value(s) of arrays")
     assert "13 of the tap loss7 and of 1 more taps: " in text
     assert "loss8" not in text
+
+
+def test_the_latest_failures_come_first_and_keep_their_texts() -> None:
+    history = FailureHistory()
+    error = raised("none")
+    error.add_note("a long note " * 1000)
+    lines = [f"a.py:{number}" for number in range(20)]
+    for line in (*lines, lines[0]):
+        history.add_exception(TapFailure(error, "f", line, "cpu:0", 0, time_ns=1, step=None))
+    told = history.as_dicts()
+    assert [each["source_line"] for each in told] == [lines[0], *reversed(lines[1:])]
+    lengths = [len(each["traceback"]) for each in told]
+    assert lengths[0] > 3900
+    assert sum(lengths) == 64 << 10
+    assert lengths == sorted(lengths, reverse=True)

@@ -15,6 +15,7 @@ from hostcallback.receiver.errors import TapTimeoutError
 from hostcallback.sync import inflight
 from hostcallback.sync.inflight import Sentinels
 from hostcallback.sync.threads import DispatchError, DispatchingThreads, NoThreadError
+from threads import in_another_thread
 
 
 class Result:
@@ -102,6 +103,18 @@ def test_where_sentinels_cannot_run_the_live_arrays_are_waited_for(
     what = "what a thread dispatched" if of_taps else "what runs"
     told = [f"a barrier could not find out {what}"] if isinstance(error, DispatchError) else []
     assert caplog.messages == told
+
+
+def test_where_calls_return_late_a_barrier_needs_no_knowledge_of_the_other_threads(
+    device: jax.Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = DispatchingThreads()
+    monkeypatch.setattr(inflight, "_threads", known)
+    monkeypatch.setattr(inflight, "_asynchronous", False)
+    live(monkeypatch, Result(float("inf")))
+    in_another_thread(lambda: None)
+    assert known.count().suspects is None
+    inflight.wait(perf_counter() + 60, lambda: None)
 
 
 def test_a_sentinel_that_cannot_be_dispatched_fails_its_barrier(

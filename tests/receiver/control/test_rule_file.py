@@ -163,6 +163,9 @@ def test_globs_that_match_nothing_are_reported(
         ("[loss]\n\nevery = '3'", "line 3.*every is '3', expected a whole number of messages"),
         ("[loss]\nevrey = 3", "line 2.*there is no rule 'evrey', expected one of enabled, every"),
         ("\n[layer1.grad]\nevery = 3", r"line 2.*quote names that have dots in them, \[\"layer1\.grad\"\]"),
+        # Names that are written with escapes are not found in the text: the nearest line before them.
+        ('"lo\\u0073s" = 3', "line 1: loss = 3 belongs to no glob"),
+        ('\n[loss]\n"r\\u0061te" = -1', "line 2.*rate is -1"),
         ("[loss]\nwhen = 'x > 3'", "line 2.*only Python can set a predicate"),
         ("[loss]\nevery = 3\nevery = 4", "is not TOML"),
         ("\xff[loss]", "is not TOML"),

@@ -113,6 +113,22 @@ def test_what_is_left_out_is_dropped_also_where_there_is_room() -> None:
     assert queue.counters().dropped == 3
 
 
+def test_a_frame_has_its_launch_and_one_of_an_earlier_time_has_none() -> None:
+    queue, prefix = QueueSource(3), encode_prefix(1, 0, ())
+    queue.emit(prefix, (), run_id=5)
+    queue.append(prefix, (), time_ns=7)
+    queue.post(prefix, (), run_id=6)
+    queue.post(prefix, ())
+    batch = queue.read(0)
+    assert batch is not None
+    headers = [decode_header(*frame[:2]) for frame in batch.frames]
+    assert [(header.seq, header.device, header.run_id) for header in headers] == [
+        (0, 3, 5), (1, 3, 0), (2, 3, 6), (3, 3, 0),
+    ]  # fmt: skip
+    assert headers[1].time_ns == 7
+    assert headers[0].time_ns <= headers[2].time_ns <= headers[3].time_ns
+
+
 def test_messages_count_as_queued_until_they_are_delivered() -> None:
     queue, prefix = QueueSource(0), encode_prefix(1, 0, ())
     for _ in range(3):

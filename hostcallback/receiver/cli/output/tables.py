@@ -43,7 +43,7 @@ def painted(text: str, *styles: str) -> str:
     return f"\x1b[{';'.join(styles)}m{text}\x1b[0m" if text else text
 
 
-def print_table(head: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> None:
+def print_table(head: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[int]) -> None:
     """Prints a table, see `text_table`; with a bold head on a terminal."""
     first, *others = text_table(head, rows, left)
     print("\n".join([painted(first, BOLD) if has_color() else first, *others]))

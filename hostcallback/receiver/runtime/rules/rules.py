@@ -64,8 +64,8 @@ class When:
     """
 
     predicate: Predicate
-    probe_every: int = 100
-    probe_sec: float = 1.0
+    probe_every: int
+    probe_sec: float
 
     def __post_init__(self) -> None:
         """Checks the arguments, which come from users.

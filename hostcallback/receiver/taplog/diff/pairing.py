@@ -276,12 +276,9 @@ class Pairing:
         self.gaps = 0
 
     def is_settled(self, position: float) -> bool:
-        """Whether all messages before a position in the first log have been paired or reported."""
-        a = self._a
-        oldest = a.oldest()
-        return (a.ended or a.taken > position) and (
-            oldest is None or a.waiting[oldest][0].position >= position
-        )
+        """Whether all messages before a position in the first log, which was yielded, have been paired or reported."""
+        oldest = self._a.oldest()
+        return oldest is None or self._a.waiting[oldest][0].position >= position
 
     def __iter__(self) -> Iterator[Pair | Single | Unaligned]:
         """Yields results in the order in which counterparts are found: nearly the first log's."""

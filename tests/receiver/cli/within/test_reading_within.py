@@ -15,8 +15,9 @@ import pytest
 
 from hostcallback.receiver.cli import main
 from hostcallback.receiver.sinks.times import DEVICE, SECONDS, START
-from hostcallback.receiver.taplog.format.layout import ThinnedTap
-from logged_frames import BEGIN_NS, LOSS, NORM, SECOND, block_of, frame, log_in, losses
+from hostcallback.receiver.taplog.format.layout import Lost, ThinnedTap
+from hostcallback.receiver.taplog.writing.segment_writer import SegmentWriter
+from logged_frames import BEGIN_NS, DESCRIBED, LOSS, NORM, SECOND, block_of, frame, log_in, losses
 
 TIMED = replace(
     LOSS, name="parts", consumer_id=99, kind="time", params={"axes": {"a": [DEVICE]}}, kwargs={}, transforms=(),
@@ -381,3 +382,20 @@ def test_a_function_that_cannot_be_bound_is_named(
 def test_a_speed_is_a_positive_number(hcb: Command, speed: str) -> None:
     status, _, err = hcb("replay", "log", f"--speed={speed}")
     assert (status, f"got '{speed}', expected a number above 0, such as 1 or 0.5" in err) == (2, True)
+
+
+@pytest.mark.parametrize("runs", [("exp-7", "exp-8"), ("exp-7", ""), ("exp-7", "exp-7")])
+def test_lines_name_the_run_where_there_are_several(
+    runs: tuple[str, str], hcb: Command, tmp_path: Path
+) -> None:
+    for index, run in enumerate(runs):
+        info = {"run": run, "process": f"p{index}", "process_index": index}
+        writer = SegmentWriter(tmp_path / f"{index}.taps", info=info)
+        writer.frames("cpu:0", losses(2 * index, 1), DESCRIBED)
+        writer.lost(Lost("cpu:0", 2 * index + 1, 2 * index + 1, 1, 9, BEGIN_NS, "dropped"))
+        writer.close()
+    status, out, _ = hcb("cat", tmp_path / "0.taps", tmp_path / "1.taps")
+    assert status == 0
+    shown = [line.partition("  process ")[0].split("  ")[1:] for line in out.splitlines()]
+    first, second = ([run or "-"] if runs[0] != runs[1] else [] for run in runs)
+    assert shown == [first, first, second, second]

@@ -86,14 +86,14 @@ def test_a_predicate_needs_a_way_to_be_asked_again() -> None:
     with pytest.raises(ValueError, match="probe_every and probe_sec are both 0"):
         When(bool, probe_every=0, probe_sec=0)
     with pytest.raises(TypeError, match=r"when\(\) takes a function of the last value, got 3"):
-        When(3)  # type: ignore[arg-type]
+        When(3, 100, 1.0)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="probe_every is -1"):
-        When(bool, probe_every=-1)
+        When(bool, probe_every=-1, probe_sec=1.0)
     with pytest.raises(ValueError, match="probe_sec is inf"):
-        When(bool, probe_sec=float("inf"))
+        When(bool, probe_every=100, probe_sec=float("inf"))
 
 
 def test_rules_as_text() -> None:
-    assert settings_text({"enabled": False, "every": 3, "rate": 2.5, "when": When(bool)}) == (
+    assert settings_text({"enabled": False, "every": 3, "rate": 2.5, "when": When(bool, 100, 1.0)}) == (
         "enabled=false every=3 rate=2.5 when=bool"
     )

@@ -38,6 +38,22 @@ def test_a_message_comes_only_if_the_predicate_held_for_the_one_before(rec: Reco
     assert rec.floats()[5:] == [100, 101]
 
 
+def test_one_message_in_a_hundred_is_a_probe_unless_it_is_set(rec: Recorder) -> None:
+    asked: list[float] = []
+
+    def step(carry: Any, _: Any) -> Any:
+        hcb.id_tap(rec, carry, name="probed")
+        return carry + 1, None
+
+    program = hcb.jit(lambda x, steps: lax.scan(step, x, steps)[0])
+    hcb.taps["probed"].when(lambda value: asked.append(float(value)), probe_sec=0)
+    for start, length in ((0.0, 1), (1.0, 99), (100.0, 1), (101.0, 150)):
+        program(start, jnp.zeros(length))
+        hcb.barrier_wait()
+    assert asked == [0, 100, 200]
+    assert rec.floats() == [0]
+
+
 def test_messages_on_their_way_when_the_predicate_fails_are_not_delivered(rec: Recorder) -> None:
     asked: list[float] = []
 

@@ -142,6 +142,11 @@ def test_the_order_of_taps_does_not_matter(tmp_path: Path, capsys: pytest.Captur
     later = [(tap, -value) if value in (100.0, 41.0) else (tap, value) for tap, value in by_tap]
     _, (found, _), _ = diff(a, write(tmp_path / "c", later), capsys)
     assert found["leaves"][0]["a"] == 41.0
+    # The two are found one after the other, the later one first.
+    a = write(tmp_path / "d", [("x", 1.0), ("y", 2.0), ("x", 3.0)])
+    b = write(tmp_path / "e", [("y", -2.0), ("x", -1.0), ("x", 3.0)])
+    _, (found, _), _ = diff(a, b, capsys)
+    assert (found["leaves"][0]["a"], found["a"]["seq"]) == (1.0, 0)
 
 
 def test_the_first_difference_may_be_a_missing_message(
