@@ -110,7 +110,7 @@ class Program:
         Returns:
             The value for `tapped` of the next X-ray: a closed jaxpr with the inputs and results of the program.
         """
-        with jax.disable_jit(False):
+        with jax.disable_jit(False), compat.without_constant_folding():
             traced: compat.ClosedJaxpr = compat.lower_to_primitives(
                 jax.make_jaxpr(function)(*self.closed.in_avals)
             )

@@ -270,3 +270,16 @@ def test_what_a_host_function_runs_is_watched_in_blocks_of_its_own_only() -> Non
     step = jax.jit(lambda x: hcb.call(host, x, result_shape=jax.ShapeDtypeStruct(x.shape, x.dtype)))
     assert primitives(in_context(lambda: step(ONES).block_until_ready())) == ["log"]
     assert primitives(in_context(lambda: sqrt(-ONES))) == ["sqrt"]
+
+
+@pytest.mark.parametrize("mode", ["results", "every"])
+def test_operations_that_jax_evaluates_at_compile_time(mode: Any, caplog: pytest.LogCaptureFixture) -> None:
+    @jax.jit
+    def step(x: Any) -> Any:
+        with jax.ensure_compile_time_eval():
+            scale = jnp.log(jnp.full((4,), 2.0) + 1) + jnp.arange(4.0)
+            wrong = jnp.sqrt(-scale)
+        return x * scale * wrong
+
+    assert primitives(in_context(lambda: step(ONES), mode=mode)) == ["sqrt"]
+    assert not [line for line in caplog.messages if "could not look into" in line]
