@@ -17,6 +17,7 @@ import threading
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, ClassVar, NamedTuple, ParamSpec, TypeVar
@@ -28,6 +29,7 @@ from hostcallback import _jax_compat as compat
 from hostcallback.lowering.equations import equations_in
 from hostcallback.primitives import effects
 from hostcallback.receiver.log import logger
+from hostcallback.receiver.runtime.device_receiver import at_start
 from hostcallback.receiver.runtime.dispatch.scope import never_entered, tell_never_entered
 from hostcallback.receiver.runtime.runtime import runtime
 from hostcallback.tracing import source_line
@@ -57,7 +59,10 @@ def _key() -> _Key:
 @functools.cache
 def _only_key() -> _Key:
     context = jax.make_user_context(default_value=())
-    return _Key(context, *compat.user_context_setters(context))
+    key = _Key(context, *compat.user_context_setters(context))
+    # The programs of tap functions must not count as programs of the blocks for all threads, whose taps they lack.
+    at_start(lambda: key.set_local(()))
+    return key
 
 
 SETTINGS = ("jax_enable_x64", "jax_default_matmul_precision", "jax_threefry_partitionable")
@@ -105,7 +110,7 @@ class Program:
         Returns:
             The value for `tapped` of the next X-ray: a closed jaxpr with the inputs and results of the program.
         """
-        with jax.disable_jit(False):
+        with jax.disable_jit(False), compat.without_constant_folding():
             traced: compat.ClosedJaxpr = compat.lower_to_primitives(
                 jax.make_jaxpr(function)(*self.closed.in_avals)
             )
@@ -155,6 +160,10 @@ class Xray(ABC):
         Raises:
             UserError: the user has to know.
         """
+
+    def passed_over(self, closed: compat.ClosedJaxpr) -> None:
+        """Called with a program of this package that is lowered in a context, as taps outside of jit have."""
+        return
 
     def left(self, context: Context, function: str | None) -> None:
         """Called when a context is left without an exception, or a call in it has returned. Does nothing here.
@@ -333,9 +342,11 @@ def _set_key_everywhere() -> None:
 
 
 def _set_key_here() -> None:
-    # From what is open, in whichever order blocks are left. A thread that has opened none sees the key of all threads.
-    if opened := _here.contexts:
-        opened = _here.within or [*_everywhere, *opened]
+    # From what is open, in whichever order blocks are left. A thread that has opened none sees the key of all threads,
+    # unless it runs tap functions, or the host function of a call, see `tapped`.
+    serves = runtime.serves(threading.current_thread())
+    if serves or _here.contexts:
+        opened = _here.within if serves else [*_everywhere, *_here.contexts]
         _key().set_local(tuple([context.xray for context in opened]))
     else:
         _key().unset_local()
@@ -365,6 +376,14 @@ def closed() -> Iterator[None]:
             yield
     finally:
         _here.contexts, _here.is_closed = contexts, was_closed
+
+
+def _apart() -> AbstractContextManager[object]:
+    # Without a key there is no block.
+    if not _only_key.cache_info().currsize:
+        return contextlib.nullcontext()
+    block: AbstractContextManager[object] = _key().context(tuple(context.xray for context in _here.within))
+    return block
 
 
 def tapped(
@@ -397,7 +416,11 @@ def tapped(
                 "outside of what is traced", name, MAX_MARKS,
             )  # fmt: skip
     contexts = _once(contexts)
-    if not contexts or _is_ours(closed):
+    if not contexts:
+        return None
+    if _is_ours(closed):
+        for context, _ in contexts:
+            context.xray.passed_over(closed)
         return None
     inner, constants = compat.constants_to_inputs(closed)
     first = len(constants)
@@ -462,3 +485,4 @@ def tell_unseen(closed: compat.ClosedJaxpr, name: str) -> None:
 
 effects.add_taps = tapped
 effects.look_at_exported = tell_unseen
+effects.apart = _apart

@@ -13,6 +13,7 @@ from jax.interpreters import ad, batching
 from jax.tree_util import PyTreeDef
 
 from hostcallback import _jax_compat as compat
+from hostcallback.primitives import effects
 from hostcallback.primitives.effects import CALL_EFFECT, TAP_EFFECT
 from hostcallback.primitives.tap import bind_spec, is_float0, jvp_without_tangents, run_eagerly
 from hostcallback.receiver.errors import CallResultError
@@ -57,7 +58,7 @@ def emit_call(
     def with_results(sink: Sink) -> Sink:
         what = f"the call of {options.name} at {source_line}"
         flatten = functools.partial(_leaves_of, tree=result_tree, what=what)
-        results = CallSink(sink, flatten, expected, what=what, narrow=narrow)
+        results = CallSink(functools.partial(_apart, sink), flatten, expected, what=what, narrow=narrow)
         return results if deferred else functools.partial(_of_program, results)
 
     def bind(spec: TapSpec, arrays: list[jax.Array]) -> Any:
@@ -69,6 +70,13 @@ def emit_call(
     identity = ("call", host_func, described, narrow)
     binding = Binding(host_func, around=with_results)
     return bind_spec(bind, arg, kwargs, binding, identity=identity, options=options)
+
+
+def _apart(sink: Sink, message: Message) -> Any:
+    if effects.apart is None:
+        return sink(message)
+    with effects.apart():
+        return sink(message)
 
 
 def _of_program(sink: Sink, message: Message) -> Any:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
@@ -33,6 +34,10 @@ before_call: Callable[[], None] | None = None
 add_taps: Callable[..., compat.ClosedJaxpr | None] | None = None
 """Returns a program with the taps of the X-rays that are on, for the arguments of `rewrite`; None if it gets none.
 `lowering.xray` sets it, which `import hostcallback` does not load."""
+
+apart: Callable[[], AbstractContextManager[object]] | None = None
+"""Opens a block for the host function of a call, whose programs get no taps of the X-rays around the one that waits for
+it. `lowering.xray` sets it too."""
 
 look_at_exported: Callable[[compat.ClosedJaxpr, str], None] | None = None
 """Called with a program that is exported, and its name. `lowering.xray` sets it too."""

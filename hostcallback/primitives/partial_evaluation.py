@@ -16,6 +16,7 @@ from jax.interpreters import partial_eval
 
 from hostcallback import _jax_compat as compat
 from hostcallback._jax_compat.types import Aval, ClosedJaxpr, Effect, JaxprEqn, Primitive
+from hostcallback.tracing.source_line import first_user_line
 
 # JAX's tables of rules for partial evaluation, which splits a program into a known part, run now, and an unknown part,
 # run later. The first table is for tracers; the second is for jaxprs, in scans and in code that jax.checkpoint
@@ -87,9 +88,21 @@ def run_once_when_recomputed(effect_type: type[Effect], primitive: Primitive, st
 
     @functools.wraps(split_loop)
     def loop_rule(saveable: Any, unknown: Sequence[bool], there: Sequence[bool], equation: JaxprEqn) -> Any:
-        if any(unknown) or not compat.has_effect(equation, effect_type):
+        if not compat.has_effect(equation, effect_type):
             return split_loop(saveable, unknown, there, equation)
-        return _run_now(equation)
+        if not any(unknown):
+            return _run_now(equation)
+        try:
+            return split_loop(saveable, unknown, there, equation)
+        except AssertionError as error:  # JAX keeps nothing of the steps of such a loop (0.8 to 0.12)
+            line = first_user_line(compat.equation_frames(equation))
+            raise ValueError(
+                "a while_loop in a jax.checkpoint depends on values that are differentiated, and its steps read a "
+                "request to stop or call the host (hcb.while_loop(..., stop=True), hcb.call), expected one that does "
+                "not: what they got cannot be kept for the second run, whose number of steps is not known. Use "
+                "hcb.scan, or hcb.fori_loop with bounds that are not traced; or take the loop out of the checkpoint; "
+                f"or pass what goes into the loop through jax.lax.stop_gradient, at {line or 'a line of JAX'}"
+            ) from error
 
     @functools.wraps(drop)
     def drop_rule(*args: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -174,3 +175,33 @@ def test_a_tap_does_not_change_the_saved_values(options: dict[str, Any]) -> None
     tapped = through_scan(lambda v: hcb.id_tap(lambda _: None, v))
     assert residuals(tapped, x) == residuals(through_scan(lambda v: v), x)
     hcb.barrier_wait()
+
+
+def stopped_loop(x: Any) -> Any:
+    return hcb.while_loop(lambda c: c < 5, lambda c: c * 1.1 + 0.1, x, stop=True, progress=False)[0]
+
+
+def stopped_loop_with_a_traced_bound(x: Any) -> Any:
+    bound = jnp.round(jax.lax.stop_gradient(x)).astype(int)
+    return hcb.fori_loop(0, bound, lambda i, c: c * 1.1, x, stop=True, progress=False)[0]
+
+
+def loop_with_a_call(x: Any) -> Any:
+    shape = jax.ShapeDtypeStruct((), jnp.float32)
+    factor = lambda: hcb.call(lambda v: np.float32(1.1), jnp.float32(1), result_shape=shape)  # noqa: E731
+    return lax.while_loop(lambda c: c < 5, lambda c: c * factor() + 0.1, x)
+
+
+@pytest.mark.parametrize("loop", [stopped_loop, stopped_loop_with_a_traced_bound, loop_with_a_call])
+@pytest.mark.parametrize(
+    "derive", [jax.grad, lambda f: lambda x: jax.linearize(f, x)], ids=["grad", "linearize"]
+)
+def test_a_loop_whose_steps_cannot_be_run_again_is_refused(loop: Any, derive: Any) -> None:
+    where = rf"{Path(__file__).name}:\d+ \({loop.__name__}"
+    with pytest.raises(ValueError, match=rf"a jax\.checkpoint depends on .* Use hcb\.scan, .*, at .*{where}"):
+        derive(jax.checkpoint(loop))(2.0)
+    value, tangent = jax.jvp(jax.checkpoint(loop), (2.0,), (1.0,))
+    assert value > 2
+    assert tangent > 1
+    fixed = jax.checkpoint(lambda x: x * loop(jax.lax.stop_gradient(x)))
+    np.testing.assert_allclose(jax.grad(fixed)(2.0), value, rtol=1e-6)

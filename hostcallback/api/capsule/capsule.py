@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from hostcallback import _jax_compat as compat
-from hostcallback.api.capsule.held_program import CapsuleOptions, HeldProgram
+from hostcallback.api.capsule.held_program import CapsuleOptions, HeldProgram, outside_of_jit
 from hostcallback.api.watch import watch
 from hostcallback.lowering import device_ops, equations, evaluator, inputs, xray
 from hostcallback.primitives.call import call_p
@@ -169,6 +169,11 @@ class Capsules(CapsuleOptions):
             return list(outs)
 
         return program.run(run)
+
+    def passed_over(self, closed: compat.ClosedJaxpr) -> None:
+        """Notes the taps that run outside of jit, to say of those that fail that they leave no capsules."""
+        found = (e.params["tap"] for e in _taps_in(closed) if e.primitive is tap_p)
+        outside_of_jit.update(str(tap.source_line) for tap in found if not watch.reports_all(tap))
 
     def left(self, context: xray.Context, function: str | None) -> None:
         """Warns once if no jitted function was called in the block."""

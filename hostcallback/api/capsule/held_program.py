@@ -204,6 +204,9 @@ _waiting: collections.OrderedDict[tuple[int, HeldProgram], Arrays] = collections
 """By launch, inputs for which no failure has been reported."""
 _written: collections.OrderedDict[int, _Written] = collections.OrderedDict()
 
+outside_of_jit: set[str] = set()
+"""The source lines of taps that ran outside of jit in a block of `capsule`, and of whose failures nothing was said."""
+
 
 def _notice(reported: Reported) -> bool:
     # Receiver threads. Returns whether the failure is of a program here.
@@ -217,6 +220,12 @@ def _notice(reported: Reported) -> bool:
             # The message with the inputs is the report's.
             held = next((each for launch, each in reversed(_waiting) if launch == run), None)
         if not isinstance(held, HeldProgram):
+            if reported.source_line in outside_of_jit:
+                outside_of_jit.remove(reported.source_line)
+                logger.warning(
+                    "hcb.capsule keeps nothing of the failed %s at %s, which ran outside of jit, where no program has "
+                    "the inputs: jit the function around it", "check" if is_check else "tap", reported.source_line,
+                )  # fmt: skip
             return False
         arrays = _waiting.pop((run, held), None)
         if run and run in _written:

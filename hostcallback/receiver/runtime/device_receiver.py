@@ -30,7 +30,7 @@ _at_start: list[Callable[[], None]] = []
 
 
 def at_start(function: Callable[[], None]) -> None:
-    """Makes each receiver thread that starts later call `function` before it delivers anything."""
+    """Makes each receiver thread call `function` before it delivers anything that it reads from now on."""
     _at_start.append(function)
 
 
@@ -80,6 +80,7 @@ class DeviceReceiver:
         self._switches: dict[int, Scope] = {}
         self._stopping = False
         self._leaving = False
+        self._prepared = 0  # number of functions of `_at_start` that were called
         self._keeps = False
         self._progress = threading.Condition()  # protects _consumed and _awaited
         self._consumed = 0
@@ -230,8 +231,6 @@ class DeviceReceiver:
         )
 
     def _run(self) -> None:
-        for function in _at_start:
-            function()
         self._list_failures(self.scope)
         try:
             while True:
@@ -249,6 +248,8 @@ class DeviceReceiver:
                     self._resynchronize()
                     continue
                 if batch is not None:
+                    if self._prepared < len(_at_start):
+                        self._prepare()
                     self._deliver(batch)
                     if self._leaving:
                         return
@@ -263,6 +264,12 @@ class DeviceReceiver:
             raise
         finally:
             self.scope.closed(self.name)
+
+    def _prepare(self) -> None:
+        new = _at_start[self._prepared :]
+        self._prepared += len(new)
+        for function in new:
+            function()
 
     def _turn_from(self) -> int:
         # Batch sinks may release the interpreter lock for long, as while they write to a disk.

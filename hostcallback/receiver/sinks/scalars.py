@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 import threading
@@ -217,10 +218,18 @@ class ScalarsSink:
             self._write(self._ready(record, message) if self._waits and message.run_id else [record])
 
     def _write(self, records: Iterable[MetricRecord]) -> None:
+        # Of a record that cannot be written the error is raised after those behind it, which wait nowhere any more.
+        failed: Exception | None = None
         for record in records:
             if record.scalars:
-                self._writer.write(record)
-                self._has_unflushed = True
+                try:
+                    self._writer.write(record)
+                except Exception as error:
+                    failed = failed or error
+                else:
+                    self._has_unflushed = True
+        if failed is not None:
+            raise failed
 
     def _ready(self, record: MetricRecord, message: messages.Message) -> list[MetricRecord]:
         # The records whose steps are known, or will not be.
@@ -262,19 +271,20 @@ class ScalarsSink:
 
     def release_waiting(self) -> None:
         """Writes what has waited for long, without a step if that is not sure, and forgets old launches."""
-        now = time.monotonic()
+        now, ready = time.monotonic(), list[MetricRecord]()
         with self._lock:
             for device, launches in list(self._launches.items()):
                 last = next(reversed(launches))
                 for run_id, launch in list(launches.items()):
                     if run_id != last and launch.seen <= now - WAIT_SEC:
-                        self._write(self._over(launch))
+                        ready += self._over(launch)
                     elif launch.held and launch.held_since <= now - WAIT_SEC:
-                        self._write(launch.take_held(is_sure=self._is_sure(launch)))
+                        ready += launch.take_held(is_sure=self._is_sure(launch))
                     if launch.seen <= now - FORGET_SEC:
                         del launches[run_id]
                 if not launches:
                     del self._launches[device]
+            self._write(ready)
             if self._has_unflushed and self._taken_at <= now - WAIT_SEC:
                 self._writer.flush()
                 self._has_unflushed = False
@@ -309,10 +319,11 @@ class ScalarsSink:
     def finish(self) -> None:
         """Writes what waits for a step, and all rows of the file."""
         with self._lock:
-            for launches in self._launches.values():
-                for launch in launches.values():
-                    self._write(launch.take_held())
-            self._writer.flush()
+            held = [launch.take_held() for each in self._launches.values() for launch in each.values()]
+            try:
+                self._write(itertools.chain.from_iterable(held))
+            finally:
+                self._writer.flush()
 
     def _tap_of(self, consumer: messages.Consumer) -> TapScalars | None:
         known = self._taps.get(id(consumer))

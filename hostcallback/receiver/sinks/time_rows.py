@@ -15,8 +15,7 @@ import numpy as np
 from hostcallback.receiver.failures.steps import Occurrence, StepsOf
 from hostcallback.receiver.text import duration_text, text_table
 
-ITERATION = "iteration"
-PROGRAM = "program"
+ITERATION, PROGRAM = "iteration", "program"
 """The names of rows: all places in an iteration of a loop with several, and the whole program."""
 
 BINS_PER_OCTAVE = 64  # a percentile is within 0.6 %
@@ -219,6 +218,10 @@ class _Distribution:
         self.calls += 1
 
 
+_Parts = Mapping[str, ByDevice]
+_Found = Mapping[str, Mapping[str, _Distribution]]
+
+
 def _calls(known: Mapping[str, _Distribution], devices: Iterable[str]) -> int:
     return max((known[device].calls for device in devices if device in known), default=0)
 
@@ -229,17 +232,19 @@ class _Slowest:
     def __init__(self, most: int) -> None:
         self.most = most
         self.found: list[tuple[float, _Which, dict[str, float]]] = []  # the slowest first
-        self.sums: dict[str, Counter[int]] = {}  # of the places that run several times in one, where they run
+        self.sums: dict[str, Counter[int]] = {}  # of the places that run several times in one, by device
 
-    def add(self, whole: ByDevice, parts: Mapping[str, ByDevice], which: Callable[[int], _Which]) -> None:
-        """Adds those of a message: the seconds of each by device, those of the places in it, and which one it is."""
+    def add(self, whole: ByDevice, parts: _Parts, which: Callable[[int], _Which], before: _Found) -> None:
+        """Adds those of a message: the seconds of each by device and of the places in it, which one it is; `before`."""
         count = max((each.size for each in whole.values()), default=0)
         if not self.most or not count:
             return
         for place, by_device in parts.items():
-            if any(each.size > count for each in by_device.values()):
+            if place not in self.sums and any(each.size > count for each in by_device.values()):
+                self.sums[place] = _bins_of(before.get(place, {}))  # so far it ran once in each
+            if place in self.sums:
                 sums = _means(by_device, count)
-                self.sums.setdefault(place, Counter()).update(bin_numbers(sums[sums > 0]))
+                self.sums[place].update(bin_numbers(sums[sums > 0]) * len(by_device))
         seconds = _means(whole, count)
         while (at := int(seconds.argmax())) >= 0 and seconds[at] > self._least():
             times = {place: _means(each, count).item(at) for place, each in parts.items()}
@@ -253,12 +258,10 @@ class _Slowest:
         # Devices may have a message each of one call.
         others = [one for one in self.found if not which.is_of_call(one[1])]
         mine = [one for one in self.found if which.is_of_call(one[1])] + [(seconds, which, parts)]
-        found = [*others, max(mine, key=lambda one: one[0])]
-        self.found = sorted(found, key=lambda one: -one[0])[: self.most]
+        others.append(max(mine, key=lambda one: one[0]))
+        self.found = sorted(others, key=lambda one: -one[0])[: self.most]
 
-    def steps(
-        self, whole: Mapping[str, _Distribution], places: Mapping[str, Mapping[str, _Distribution]]
-    ) -> list[SlowStep]:
+    def steps(self, whole: Mapping[str, _Distribution], places: _Found) -> list[SlowStep]:
         """The slowest ones, the slowest first; `whole` has the times of all, and `places` those of each place."""
         calls, usual = _calls(whole, whole), percentile(_bins_of(whole), 50)
         medians = {place: self._median(place, _count(whole), places[place]) for place in places}
@@ -270,12 +273,10 @@ class _Slowest:
 
     def _median(self, place: str, count: int, by_device: Mapping[str, _Distribution]) -> float:
         bins = self.sums.get(place) or _bins_of(by_device)
-        of_each = 1 if place in self.sums else len(by_device)
-        return percentile(bins, 50) if 2 * bins.total() > count * of_each else 0.0
+        return percentile(bins, 50) if 2 * bins.total() > count * len(by_device) else 0.0
 
 
-def _count(by_device: Mapping[str, _Distribution]) -> int:
-    # Devices have as many of them each.
+def _count(by_device: Mapping[str, _Distribution]) -> int:  # devices have as many of them each
     return max((one.count for one in by_device.values()), default=0)
 
 
@@ -352,10 +353,9 @@ class Times:
 
     def _add_call(self, seconds: Mapping[str, ByDevice], step: _Step) -> None:
         if (whole := seconds.get(PROGRAM)) is not None:  # not in a message of a while loop
-            known = self._found.get(PROGRAM, {})
-            call = _Which(step, _calls(known, whole), ())
+            call = _Which(step, _calls(self._found.get(PROGRAM, {}), whole), ())
             places = {place: each for place, each in seconds.items() if place != PROGRAM}
-            self._slowest.add(whole, places, lambda at: call)
+            self._slowest.add(whole, places, lambda at: call, self._found)
 
     def _loop_of(self, loop: Loop) -> _LoopTimes:
         # In one call some places of a loop may not run, and in the next one others.
@@ -442,7 +442,7 @@ def _add_iterations(known: _LoopTimes, loop: Loop, seconds: Mapping[str, ByDevic
     def which(at: int) -> _Which:
         return _Which(step, call, tuple(map(int, np.unravel_index(at, shape))))
 
-    known.slowest.add(loop.seconds, {place: seconds[place] for place in loop.places}, which)
+    known.slowest.add(loop.seconds, {place: seconds[place] for place in loop.places}, which, {})
     known.places.update(loop.places)
     known.has_several |= loop.has_several
     _add(known.by_device, loop.seconds, step)

@@ -446,3 +446,27 @@ def test_misuse_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> No
         hcb.capsule(train, max_capsules=0)
     hcb.capsule(lambda x: x + 1, tmp_path)(jnp.ones(2))
     assert "no program of a jitted function in <lambda>: operations outside of jit" in caplog.text
+
+
+@pytest.mark.parametrize("how", ["check", "tap"])
+def test_a_failure_outside_of_jit_says_that_it_leaves_no_capsule(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, how: str
+) -> None:
+    step = jax.jit(lambda x: x + 1)
+
+    def fails(x: Any) -> None:
+        raise RuntimeError("odd")
+
+    with hcb.capsule(tmp_path / "capsules"):
+        for _ in range(3):
+            x = step(jnp.float32(3))
+            if how == "check":
+                hcb.check(x < 1, "x is {}", x)
+            else:
+                hcb.tap(fails, x)
+        with pytest.raises(hcb.TapFunctionException):
+            hcb.barrier_wait()
+    told = [line for line in caplog.messages if line.startswith("hcb.capsule")]
+    assert len(told) == 1, told
+    assert f"keeps nothing of the failed {how} at " in told[0]
+    assert not (tmp_path / "capsules").exists()

@@ -192,3 +192,18 @@ def test_a_place_that_seldom_runs_has_no_median() -> None:
         times.add({"evaluate": one(1 if number == 7 else np.nan), PROGRAM: one(2 if number == 7 else 1)})
     first = times.slowest()[0]
     assert (first.which, first.places) == ("call 7", [SlowPlace("evaluate", 1.0, 0.0)])
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_place_that_runs_once_in_some_calls_and_in_a_loop_in_others_has_the_median_of_all(
+    devices: int,
+) -> None:
+    times = Times()
+    for number in range(60):
+        seconds = np.full(4, 0.5) if number % 3 == 1 else np.array([5.0 if number == 12 else 1.0])
+        of_devices = {f"cpu:{n}": seconds for n in range(devices)}
+        whole = {device: each.sum(keepdims=True) for device, each in of_devices.items()}
+        times.add({"solve": of_devices, PROGRAM: whole})
+    (place,) = times.slowest()[0].places
+    assert (place.place, place.seconds) == ("solve", 5.0)
+    assert place.median == pytest.approx(1, rel=0.01)

@@ -116,3 +116,18 @@ def test_accelerated_callbacks_get_jaxs_integers() -> None:
     jaxs, ours = both(program)
     assert ours == jaxs
     assert ours.lines == [str(np.int64(LARGE).astype(np.int32))]
+
+
+@pytest.mark.parametrize("how", ["in order", "in turn"])
+def test_a_count_that_crosses_2_to_the_31_is_one_column(how: str) -> None:
+    counts = [5, 2**31 - 1, 2**31, 2**40]
+    counts = counts if how == "in order" else [counts[k] for k in (2, 0, 3, 1)]
+    with hcb.capture() as taps:
+        for count in counts:
+            hcb.metrics({"tokens": count, "loss": 0.5}, step=3, name="train")
+            hcb.barrier_wait()  # a batch for each
+    columns = taps["train"].to_numpy()
+    assert columns["tokens"].tolist() == counts
+    assert (columns["tokens"].dtype, columns["loss"].dtype) == (np.int64, np.float32)
+    (table,) = taps["train"].tables()
+    assert "tokens int64[]" in table.layout_text

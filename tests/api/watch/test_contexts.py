@@ -233,3 +233,53 @@ def test_a_watched_function_is_watched_though_a_tap_function_calls_it_first() ->
 
     assert primitives(lambda: jax.jit(lambda x: hcb.id_tap(tap_func, x))(-ONES)) == ["log"]
     assert primitives(lambda: step(-ONES)) == ["log"]
+
+
+@pytest.mark.parametrize("everywhere", [True, False])
+@pytest.mark.parametrize("how", ["tap function", "host function"])
+def test_a_function_that_a_host_function_called_first_is_watched_when_the_block_calls_it(
+    how: str, everywhere: bool
+) -> None:
+    log = jax.jit(lambda x: jnp.log(x))
+
+    @jax.jit
+    def step(x: Any) -> Any:
+        if how == "tap function":
+            hcb.tap(log, x)
+            return x
+        return hcb.call(log, x, result_shape=jax.ShapeDtypeStruct(x.shape, x.dtype))
+
+    def run() -> None:
+        step(ONES).block_until_ready()
+        hcb.barrier_wait()
+        log(-ONES)
+
+    step(ONES)  # the receiver thread runs before the block is entered
+    assert primitives(in_context(run, all_threads=everywhere)) == ["log"]
+
+
+def test_what_a_host_function_runs_is_watched_in_blocks_of_its_own_only() -> None:
+    log, sqrt = jax.jit(lambda x: jnp.log(x)), jax.jit(lambda x: jnp.sqrt(x))
+
+    def host(x: Any) -> Any:
+        with hcb.watch_nonfinite():
+            log(-ONES)
+        sqrt(-ONES)
+        return x
+
+    step = jax.jit(lambda x: hcb.call(host, x, result_shape=jax.ShapeDtypeStruct(x.shape, x.dtype)))
+    assert primitives(in_context(lambda: step(ONES).block_until_ready())) == ["log"]
+    assert primitives(in_context(lambda: sqrt(-ONES))) == ["sqrt"]
+
+
+@pytest.mark.parametrize("mode", ["results", "every"])
+def test_operations_that_jax_evaluates_at_compile_time(mode: Any, caplog: pytest.LogCaptureFixture) -> None:
+    @jax.jit
+    def step(x: Any) -> Any:
+        with jax.ensure_compile_time_eval():
+            scale = jnp.log(jnp.full((4,), 2.0) + 1) + jnp.arange(4.0)
+            wrong = jnp.sqrt(-scale)
+        return x * scale * wrong
+
+    assert primitives(in_context(lambda: step(ONES), mode=mode)) == ["sqrt"]
+    assert not [line for line in caplog.messages if "could not look into" in line]

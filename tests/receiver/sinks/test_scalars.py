@@ -13,6 +13,7 @@ import pytest
 
 from hostcallback.receiver.messages import Message
 from hostcallback.receiver.sinks import scalars as scalars_sink
+from hostcallback.receiver.sinks.metric_writers.files import jsonl
 from hostcallback.receiver.sinks.metric_writers.reduction import NO_STEP
 from hostcallback.receiver.sinks.scalars import LAUNCHES, MAX_HELD, ScalarsSink, scalars_into
 from logged_frames import LOSS, NORM, consumer_of
@@ -139,6 +140,34 @@ def test_scalars_do_not_wait_for_their_step_without_end(monkeypatch: pytest.Monk
     monkeypatch.setattr(scalars_sink, "FORGET_SEC", 0.0)
     sink.release_waiting()
     assert not sink._launches
+
+
+@pytest.mark.parametrize("how", ["taken", "released", "finished"])
+def test_a_record_that_cannot_be_written_costs_no_record_behind_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    odd = consumer_of(replace(NORM, name="\udc80", consumer_id=6))  # UTF-8 has no lone surrogate
+    writer = jsonl(tmp_path / "metrics.jsonl")
+    writer.open()
+    sink = ScalarsSink(writer, waits=True)
+    sink(Message(odd, [np.asarray(0.5)], 0, 0, 1, "cpu:0", None))
+    take(sink, 1, 0.1)
+    take(sink, 2, 0.2)
+    take(sink, 2, 0.3)
+    monkeypatch.setattr(scalars_sink, "WAIT_SEC", 0.0)
+    for launch in range(3, LAUNCHES + 1):
+        take(sink, launch, 0.4)
+    write = {
+        "taken": lambda: take(sink, LAUNCHES + 1, 0.5),
+        "released": sink.release_waiting,
+        "finished": sink.finish,
+    }
+    with pytest.raises(UnicodeEncodeError):
+        write[how]()
+    writer.close()
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    kept = [0.1] if how == "taken" else [0.1, 0.2, 0.3, 0.4]
+    assert [json.loads(line)["norm"] for line in lines] == kept
 
 
 @pytest.mark.parametrize("name", ["metrics.csv", "metrics.jsonl"])

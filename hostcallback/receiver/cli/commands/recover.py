@@ -25,6 +25,7 @@ from hostcallback.receiver.taplog.flight.recorder import RingContents
 from hostcallback.receiver.taplog.flight.recovery import Flight, find_flights, write_log
 from hostcallback.receiver.taplog.format.layout import Damage
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
+from hostcallback.receiver.taplog.reading.merge import LostNote
 from hostcallback.receiver.taplog.reading.reader import LogReader
 from hostcallback.receiver.taplog.reading.selection import RunCatalog, Selection
 from hostcallback.receiver.text import printable
@@ -63,7 +64,9 @@ def run(arguments: argparse.Namespace) -> int:
             print(json.dumps(_as_dict(flight, path)) if arguments.json else f"  written to {path}")
             continue
         with tempfile.TemporaryDirectory(prefix="hcb-recover-") as folder:
-            write_log(flight, Path(folder), delivered=not arguments.undelivered)
+            write_log(
+                flight, Path(folder)
+            )  # all messages: those that are not shown may have the steps of others
             _show(flight, Path(folder), arguments, wanted, found)
     sys.stdout.flush()
     problems = [problem for flight in flights for problem in flight.problems]
@@ -140,6 +143,8 @@ def _show(flight: Flight, log: Path, arguments: argparse.Namespace, wanted: Sele
     for record in reader.records(wanted):
         if isinstance(record, Damage):
             found.damaged.append(record)
+        elif arguments.undelivered and _key(record) in delivered:
+            continue
         elif isinstance(record, LoggedMessage):
             last.append(record)
             found.messages += 1
@@ -148,5 +153,10 @@ def _show(flight: Flight, log: Path, arguments: argparse.Namespace, wanted: Sele
     if not last and arguments.last != 0:
         report_extent(reader, wanted, "the flight recorder")
     for logged in last:
-        had = (logged.message.device, logged.message.seq) in delivered
-        show.message(logged, among=(), delivered=had)
+        show.message(logged, among=(), delivered=_key(logged) in delivered)
+
+
+def _key(record: LoggedMessage | LostNote) -> tuple[str, int]:
+    if isinstance(record, LoggedMessage):
+        return str(record.message.device), record.message.seq
+    return record.lost.device, record.lost.first_seq  # of one message, see `write_log`

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -23,6 +24,8 @@ from hostcallback.receiver.wire import decoder, frame, tap_descriptor, truncatio
 from hostcallback.receiver.wire.array_types import Array
 
 Described = tap_descriptor.TapDescriptor | None
+
+_INT32, _INT64 = np.dtype(np.int32), np.dtype(np.int64)
 
 
 class Column(NamedTuple):
@@ -83,21 +86,32 @@ class ColumnBatch(NamedTuple):
         return sum(array.nbytes for array in (self.steps, self.times_ns, self.seqs, *self.values))
 
 
+def layout_of(columns: Sequence[Column]) -> tuple[Column, ...]:
+    """What the columns of all batches of one table share: in it, int32 is int64, which JAX makes of larger integers."""
+    return tuple(c._replace(dtype=_INT64) if c.dtype == _INT32 else c for c in columns)
+
+
+def wider(columns: Sequence[Column], others: Sequence[Column]) -> tuple[Column, ...]:
+    """The columns of one table for batches that share its layout: int64 where one has int64."""
+    return tuple(max(pair, key=lambda c: c.dtype.itemsize) for pair in zip(columns, others, strict=True))
+
+
 def joined(batches: Sequence[ColumnBatch]) -> ColumnBatch:
-    """Joins batches of one device and layout."""
+    """Joins batches of one device and layout, see `layout_of`."""
     first = batches[0]
     if len(batches) == 1:
         return first
     steps, times, seqs = (np.concatenate([batch[place] for batch in batches]) for place in (3, 4, 5))
     values = tuple(np.concatenate(parts) for parts in zip(*[batch.values for batch in batches], strict=True))
-    return ColumnBatch(*first[:3], steps, times, seqs, values)
+    columns = functools.reduce(wider, dict.fromkeys(batch.columns for batch in batches))
+    return ColumnBatch(columns, *first[1:3], steps, times, seqs, values)
 
 
 def _in_order(batches: Iterable[ColumnBatch]) -> Iterator[ColumnBatch]:
     # The messages of a device come by tap: taps of one name, of several source lines, are one tap of the log.
     by_layout: dict[tuple[Column, ...], list[ColumnBatch]] = {}
     for batch in batches:
-        by_layout.setdefault(batch.columns, []).append(batch)
+        by_layout.setdefault(layout_of(batch.columns), []).append(batch)
     for alike in by_layout.values():
         batch = joined(alike)
         if len(alike) > 1 and (batch.seqs[1:] < batch.seqs[:-1]).any():

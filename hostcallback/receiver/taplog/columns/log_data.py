@@ -13,7 +13,7 @@ from hostcallback.receiver import errors, tap_arguments, text
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.public_names import hide_frames
 from hostcallback.receiver.taplog.columns import tables
-from hostcallback.receiver.taplog.columns.column_batches import ColumnBatch, ColumnReader, joined
+from hostcallback.receiver.taplog.columns.column_batches import ColumnBatch, ColumnReader, joined, layout_of
 from hostcallback.receiver.taplog.columns.tables import Table
 from hostcallback.receiver.taplog.format.layout import ALL_CONSUMERS, Kind
 from hostcallback.receiver.taplog.reading.chunk_reader import Chunk
@@ -191,12 +191,16 @@ class TapData:
         return ColumnBatch(columns, *batch[1:6], tuple(batch.values[place].copy() for place in places))
 
     def tables(self) -> list[Table]:
-        """Reads all messages, into one table per layout: per shapes and dtypes of the tapped leaves."""
+        """Reads all messages, into one table per layout: per shapes and dtypes of the tapped leaves.
+
+        Integers that crossed 2**31, of which JAX makes int64 then, are one column of int64.
+        """
         found: dict[Any, tables.TableBuilder] = {}
         for batch in self._raw():
-            builder = found.get(batch.columns)
+            layout = layout_of(batch.columns)
+            builder = found.get(layout)
             if builder is None:
-                builder = found[batch.columns] = tables.TableBuilder(self.name, batch.columns)
+                builder = found[layout] = tables.TableBuilder(self.name, batch.columns)
             builder.add(batch)
         return [builder.table() for builder in found.values()]
 

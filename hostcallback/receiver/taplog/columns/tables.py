@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from hostcallback.receiver import errors, tap_arguments
-from hostcallback.receiver.taplog.columns.column_batches import Column, ColumnBatch
+from hostcallback.receiver.taplog.columns.column_batches import Column, ColumnBatch, wider
 from hostcallback.receiver.taplog.format.layout import NO_STEP
 from hostcallback.receiver.taplog.render import plain_array
 from hostcallback.receiver.wire.array_types import Array
@@ -29,6 +29,8 @@ class _Growing:
         self._used = 0
 
     def add(self, part: Array) -> None:
+        if part.dtype.itemsize > self._array.dtype.itemsize:
+            self._array = self._array.astype(part.dtype)
         end = self._used + len(part)
         if end > len(self._array):
             self._resize(max(end, len(self._array) * 9 // 8))
@@ -57,6 +59,7 @@ class TableBuilder:
 
     def add(self, batch: ColumnBatch) -> None:
         """Takes a copy of the next batch."""
+        self._columns = wider(self._columns, [batch.columns[place] for place in self._kept])
         values = (plain_array(batch.values[place]) for place in self._kept)
         parts = [batch.steps, batch.times_ns, *values]
         self._grown = self._grown or [_Growing(part) for part in parts]

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import hostcallback as hcb
 from hostcallback.receiver import limits
+from hostcallback.receiver.cli import main
 from hostcallback.receiver.native import bindings as native
 from hostcallback.receiver.sources.ring import RingSource
 from hostcallback.receiver.sources.ring_batch import RingConfig
@@ -283,3 +288,35 @@ def test_descriptors_that_are_damaged_are_named(tmp_path: Path, damage: str) -> 
     write_log(flight, tmp_path / "log")
     assert [problem.startswith(f"{path}: ") for problem in flight.problems] == [True] * (damage == "damaged")
     assert [message.message.seq for message in read(tmp_path / "log")[0]] == [0]
+
+
+@pytest.mark.native_only
+def test_what_was_not_delivered_has_the_step_that_a_delivered_message_sent(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reached, go = threading.Event(), threading.Event()
+
+    def wait(value: Any) -> None:
+        reached.set()
+        go.wait(60)
+
+    @jax.jit
+    def step(i: Any) -> None:
+        hcb.metrics({"loss": i * 0.5}, step=i)
+        # Its function begins when what was sent before is delivered.
+        x = hcb.call(lambda x: x, i, result_shape=jax.ShapeDtypeStruct((), jnp.int32))
+        hcb.tap(wait, x, name="state")
+
+    with hcb.outfeed_receiver(flight_recorder=tmp_path):
+        step(jnp.int32(7))
+        assert reached.wait(60)
+        found = []
+        for options in ([], ["--undelivered"]):
+            assert main(["recover", str(tmp_path), "--json", *options]) == 0
+            found.append([json.loads(line) for line in capsys.readouterr().out.splitlines()])
+        go.set()
+    everything, undelivered = found
+    assert [one["step"] for one in everything[-3:]] == [7, 7, 7]
+    assert everything[-3]["delivered"]  # that of the step
+    assert undelivered == [one for one in everything if not one["delivered"]]
+    assert undelivered[-1]["name"] == "state"
