@@ -56,7 +56,7 @@ ALSO = {
     "primitives": ("api/taps", "api/calls", "api/loops", "api/observe", "api/knobs"),
     "tracing": ("api/taps", "api/checks", "api/observe", "api/breakpoints", "libraries"),
     "sync": ("lifecycle", "api/calls", "api/accelerate", "api/loops"),
-    "_jax_compat": ("lowering", "api/taps", "api/calls", "api/observe"),
+    "_jax_compat": ("lowering", "api/taps", "api/calls", "api/capsule", "api/observe"),
     "receiver/capsule": ("api/capsule", "hostile"),
     "receiver/cli": (
         "receiver/taplog/diff",
@@ -75,6 +75,7 @@ ALSO = {
         "api/breakpoints",
         "notebooks/test_live_plot.py",
     ),
+    "receiver/sinks/metric_writers": ("receiver/remote/collector/test_collectors_consumers.py",),
     "receiver/sinks/sharding": ("lowering/sharding", "receiver/remote/sharded"),
     "receiver/sources": ("receiver/native/wire", "receiver/runtime/dispatch", "api/calls"),
     "receiver/taplog": ("api/outputs",),
