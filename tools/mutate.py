@@ -88,7 +88,7 @@ ALSO = {
     "receiver/runtime": ("lifecycle", "receiver/native/ring", "api/knobs", "api/calls"),
     "receiver/runtime/rules": ("api/checks", "receiver/native/rules"),
     "receiver/native": ("api/taps", "api/calls", "api/checks"),
-    "receiver/native/handlers": ("api/taps", "api/calls", "api/checks"),
+    "receiver/native/handlers": ("api/taps", "api/calls", "api/checks", "api/accelerate"),
     "receiver/native/reductions": ("api/checks", "api/observe"),
     "receiver/native/ring": ("api/taps", "api/calls"),
     "": ("host_callback", "testing", "api/taps", "receiver/wire", "receiver/taplog"),
