@@ -65,7 +65,7 @@ ALSO = {
         "receiver/remote/forwarding",
         "receiver/ui",
     ),
-    "receiver/failures": ("api/checks",),
+    "receiver/failures": ("api/checks", "api/taps/test_tracebacks.py"),
     "receiver/sinks": (
         "api/outputs",
         "api/loops",
