@@ -199,3 +199,20 @@ def test_all_frames_are_shown_if_jax_is_told_so() -> None:
         jax.config.update("jax_traceback_filtering", previous)
     files = [frame.filename for frame in traceback.extract_tb(caught.value.__traceback__)]
     assert files[-1].endswith(os.path.join("api", "tap.py"))
+
+
+def test_other_failures_under_vmap_are_not_laid_to_the_batch() -> None:
+    def fail(value: Any, *_: Any) -> None:
+        raise KeyError("of another kind")
+
+    def refuse(value: Any, *_: Any) -> None:
+        raise TypeError("of one element")
+
+    jax.jit(jax.vmap(lambda x: hcb.id_tap(fail, x)))(jnp.ones(3))
+    with hcb.accelerate():
+        jax.jit(jax.vmap(lambda x: [jax.debug.callback(refuse, x), x][1]))(jnp.ones(3))
+        with pytest.raises(hcb.TapFunctionException) as caught:
+            hcb.barrier_wait()
+    notes = [note for error in caught.value.exceptions for note in error.__notes__]
+    assert "element 0 of the batch" in notes
+    assert not [note for note in notes if "Under vmap" in note]
