@@ -60,6 +60,8 @@ class Transport(Protocol):
 
 
 FIRST_BACK_OFF_SEC, LAST_BACK_OFF_SEC = 0.1, 10.0
+REFUSED_SEC = 60.0
+"""Seconds before a collector that refused is asked again: it may be restarted with other tokens, or with control."""
 
 _random = random.Random()  # separate from the program's generator, which may be seeded
 
@@ -111,7 +113,7 @@ class SliceSource(Protocol):
 
 
 class Sender:
-    """A thread that sends one stream until it is stopped or, for an orphan spool, until all is sent.
+    """A thread that sends one stream until it is stopped or, for an orphan spool, until all is sent or it is refused.
 
     Attributes:
         refused: the reason for which the collector refuses the stream; empty if it does not.
@@ -172,33 +174,38 @@ class Sender:
         self._thread.join(timeout_sec)
 
     def _run(self) -> None:
-        back_off, said = BackOff(), False
+        back_off, said, told = BackOff(), False, ""
 
         def note_progress() -> None:
-            nonlocal said
+            nonlocal said, told
             # A collector with a full disk takes every connection, and stores nothing.
             if not (self._is_stored or self._source.is_sent()):
                 return
             if said:
                 logger.warning("forwarding of %s works again", self._source.key)
             back_off.reset()
-            said = False
+            said, told = False, ""
 
         try:
             while not self._is_over():
                 link: TransportStream | None = None
-                began = time.monotonic()
+                began, refused_sec = time.monotonic(), 0.0
                 try:
                     link = self._transport.connect(self._source.key, self._acked)
+                    self.refused = ""
                     self._send(link, note_progress)
                 except StreamRefusedError as error:
-                    self.refused = str(error)
-                    logger.error(
-                        "%s is not forwarded any more: %s; unsent data stays in the spool",
-                        self._source.key, error,
-                    )  # fmt: skip
-                    return
+                    if str(error) != told:
+                        logger.error(
+                            "%s cannot be forwarded: %s; unsent data stays in the spool%s", self._source.key, error,
+                            "" if self._ends else ", and the sender asks again every minute",
+                        )  # fmt: skip
+                    self.refused = told = str(error)
+                    if self._ends:  # the orphans behind it wait, and the next process of the run tries again
+                        return
+                    said, refused_sec = True, REFUSED_SEC
                 except (TransportError, OSError) as error:
+                    self.refused = ""
                     if not said and not self._is_over():
                         said = True
                         logger.warning(
@@ -213,7 +220,7 @@ class Sender:
                 if time.monotonic() - began > LAST_BACK_OFF_SEC:
                     back_off.reset()
                 if not self._is_over():
-                    self._wait(back_off.next_sec())
+                    self._wait(refused_sec or back_off.next_sec())
         finally:
             # In any case: the orphans behind this one wait for it.
             self._on_end()

@@ -57,10 +57,9 @@ def test_unsent_messages_are_kept(
     stored: StreamOffset, ack: StreamOffset | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     spool = Spool(Forward("localhost:7070", spool=tmp_path, run="r"))
-    ended = threading.Event()
-    sender = Sender(spool, Server(stored, ack), window_bytes=1 << 20, on_end=ended.set)
+    sender = Sender(spool, Server(stored, ack), window_bytes=1 << 20)
     assert spool.waiting_bytes > 0
-    assert ended.wait(20)
+    wait_for(lambda: sender.refused, "the refusal")
     assert "was sent" in sender.refused
     assert "nothing is deleted" in caplog.text
     spool.log.close()
