@@ -5,6 +5,7 @@ Has the interface of the transports that make these connections, and the waits b
 
 from __future__ import annotations
 
+import logging
 import random
 import threading
 import time
@@ -62,6 +63,9 @@ class Transport(Protocol):
 FIRST_BACK_OFF_SEC, LAST_BACK_OFF_SEC = 0.1, 10.0
 REFUSED_SEC = 60.0
 """Seconds before a collector that refused is asked again: it may be restarted with other tokens, or with control."""
+
+MAX_TOLD = 8
+"""Different reasons that are logged until forwarding works again, each once."""
 
 _random = random.Random()  # separate from the program's generator, which may be seeded
 
@@ -174,17 +178,22 @@ class Sender:
         self._thread.join(timeout_sec)
 
     def _run(self) -> None:
-        back_off, said, told = BackOff(), False, ""
+        back_off, told = BackOff(), set[str]()
+
+        def tell(level: int, error: Exception, then: str) -> None:
+            # Another reason too, as where a collector is started again with another certificate.
+            if str(error) not in told and len(told) < MAX_TOLD:
+                told.add(str(error))
+                logger.log(level, "%s cannot be forwarded at present: %s; %s", self._source.key, error, then)
 
         def note_progress() -> None:
-            nonlocal said, told
             # A collector with a full disk takes every connection, and stores nothing.
             if not (self._is_stored or self._source.is_sent()):
                 return
-            if said:
+            if told:
                 logger.warning("forwarding of %s works again", self._source.key)
             back_off.reset()
-            said, told = False, ""
+            told.clear()
 
         try:
             while not self._is_over():
@@ -195,24 +204,16 @@ class Sender:
                     self.refused = ""
                     self._send(link, note_progress)
                 except StreamRefusedError as error:
-                    if str(error) != told:
-                        logger.error(
-                            "%s cannot be forwarded: %s; unsent data stays in the spool%s", self._source.key, error,
-                            "" if self._ends else ", and the sender asks again every minute",
-                        )  # fmt: skip
-                    self.refused = told = str(error)
+                    then = "" if self._ends else ", and the sender asks again every minute"
+                    tell(logging.ERROR, error, f"unsent data stays in the spool{then}")
+                    self.refused = str(error)
                     if self._ends:  # the orphans behind it wait, and the next process of the run tries again
                         return
-                    said, refused_sec = True, REFUSED_SEC
+                    refused_sec = REFUSED_SEC
                 except (TransportError, OSError) as error:
                     self.refused = ""
-                    if not said and not self._is_over():
-                        said = True
-                        logger.warning(
-                            "%s cannot be forwarded at present: %s; the sender retries",
-                            self._source.key,
-                            error,
-                        )
+                    if not self._is_over():
+                        tell(logging.WARNING, error, "the sender retries")
                 finally:
                     if link is not None:
                         link.close()
