@@ -5,6 +5,7 @@ Whole programs are those that JAX lowers, exports, and reads from where they wer
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import re
@@ -16,7 +17,7 @@ import jax
 from jax._src import (
     api as _api,  # _post_hook_state: what is called after each jitted call
     callback as _callback,  # _OrderedIOEffect
-    config as _config,  # debug_nans, debug_infs: share a hook with us
+    config as _config,  # debug_nans, debug_infs: share a hook with us; eager_constant_folding
     core as _core,  # Var, new_jaxpr_eqn
     dispatch as _dispatch,  # jaxpr_has_prim_requiring_devices, get_intermediate_shardings
     effects as _effects,  # effect types can be registered nowhere else
@@ -239,11 +240,23 @@ def wrap_outermost_lowering(
             if placed is None:
                 tell_unplaced(name)
             else:
-                closed_jaxpr, args = wrapped, placed
+                unchanged = wrapped is closed_jaxpr
+                with contextlib.nullcontext() if unchanged else without_constant_folding():
+                    return lower(wrapped, *placed, **kwargs)
         return lower(closed_jaxpr, *args, **kwargs)
 
     module: Any = _pxla
     module._cached_lowering_to_hlo = lower_wrapped
+
+
+def without_constant_folding() -> contextlib.AbstractContextManager[None]:
+    """A block for traces within `jax.ensure_compile_time_eval`, in which JAX evaluates operations of constants at once.
+
+    JAX evaluates none of them where it traces an operation outside of jit (0.8 to 0.12). Where one is traced again to
+    be lowered, or a part of it by a lowering rule, the operation that is evaluated may be the one that is lowered.
+    """
+    block: contextlib.AbstractContextManager[None] = _config.eager_constant_folding(False)
+    return block
 
 
 def _donated(args: Sequence[Any], count: int) -> Sequence[bool]:

@@ -8,7 +8,6 @@ import os
 import traceback
 import typing
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from types import FrameType
 from typing import Any
 
@@ -19,7 +18,6 @@ from jax._src import (
     ad_checkpoint as _ad_checkpoint,  # remat_p
     api_util as _api_util,  # fun_sourceinfo
     array as _array,  # ArrayImpl: the type of concrete arrays, checked on the dispatch path
-    config as _config,  # eager_constant_folding
     core as _core,  # trace_ctx, eval_trace, Tracer: not in jax.extend.core
     custom_derivatives as _custom_derivatives,  # custom_jvp_call_p, custom_vjp_call_p
     pjit as _pjit,  # jit_p
@@ -323,16 +321,6 @@ def zero_keys(aval: Aval) -> Any:
 
 remat_p: Primitive = _ad_checkpoint.remat_p  # jax.extend.core.primitives has it since 0.10
 batch_jaxpr: Any = _batching.batch_jaxpr2
-
-
-def without_constant_folding() -> AbstractContextManager[None]:
-    """A block for traces within `jax.ensure_compile_time_eval`, in which JAX evaluates operations of constants at once.
-
-    JAX traces each operation outside of jit in such a block, but lowers it outside of it (0.8 to 0.12): where one is
-    traced to be lowered, the operation that is evaluated may be the one that is about to be lowered.
-    """
-    block: AbstractContextManager[None] = _config.eager_constant_folding(False)
-    return block
 
 
 def closed_jaxpr(function: Callable[..., Any], avals: Sequence[Aval]) -> ClosedJaxpr:

@@ -21,7 +21,13 @@ from hostcallback.receiver.runtime.device_receiver import DeviceReceiver
 from hostcallback.receiver.runtime.runtime import POLL_SEC, runtime
 from hostcallback.receiver.sources.settled import settled
 from hostcallback.receiver.text import say
-from hostcallback.tracing.source_line import SourceLine, first_user_line, public, user_source_line
+from hostcallback.tracing.source_line import (
+    SourceLine,
+    first_user_line,
+    hide_frames,
+    public,
+    user_source_line,
+)
 
 # ---- Waits for results wait for the output of their program ---------------------------------------------------------
 #
@@ -217,6 +223,7 @@ class Acceleration:
             )
         return self
 
+    @hide_frames
     def __exit__(self, *exception: object) -> None:
         """Undoes it, unless the block did."""
         _deactivate(self)

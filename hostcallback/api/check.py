@@ -188,7 +188,7 @@ def checked(step: Callable[P, R]) -> Callable[P, R]:
         failure first. (Also if `on_error="abort"` ended the program.)
 
     Raises:
-        TypeError: `step` is not callable.
+        TypeError: `step` is not callable, a generator function, or async.
 
     Example:
         step = hcb.checked(hcb.jit(train_step, donate_argnums=0))
@@ -197,6 +197,7 @@ def checked(step: Callable[P, R]) -> Callable[P, R]:
         raise TypeError(
             f"hcb.checked takes a function, got {type(step).__name__} {step!r}: hcb.checked(step)"
         )
+    arguments.refuse_later("hcb.checked", step)
 
     @functools.wraps(step)
     @hide_frames

@@ -28,7 +28,7 @@ HostCallbackError
 |   `-- DamagedLogError         a log was read, except for its damaged parts
 |-- RemoteError              forwarding and collecting
 |   |-- TransportError          the collector cannot be reached, or the connection broke: the process retries
-|   |   `-- StreamRefusedError  the collector refuses this stream: retrying does not help
+|   |   `-- StreamRefusedError  the collector refuses this stream: another try soon does not help
 |   |-- BadStreamError          a client sends bytes that are not a stream of a tap log
 |   |   `-- GapError            the bytes between the stored ones and the next are missing
 |   `-- SpoolError              a spool's folder cannot be used
@@ -366,7 +366,7 @@ class TransportError(RemoteError):
 
 
 class StreamRefusedError(TransportError):
-    """The collector refuses this stream; retrying does not help."""
+    """The collector refuses this stream; another try soon does not help."""
 
 
 class BadStreamError(RemoteError):

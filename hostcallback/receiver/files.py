@@ -12,6 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from hostcallback.receiver.public_names import hide_frames
+
 _OWNER = 0o600
 _OTHERS = 0o066
 
@@ -178,6 +180,7 @@ class Closing:
         """Returns the object."""
         return self
 
+    @hide_frames
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:

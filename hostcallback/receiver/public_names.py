@@ -34,13 +34,20 @@ def users_frames(trace: TracebackType | None) -> TracebackType | None:
 
 
 def hide_frames(function: F) -> F:
-    """Decorates a public function that works without JAX: tracebacks of its exceptions end at the user's line."""
+    """Decorates a public function that works without JAX: tracebacks of its exceptions end at the user's line.
+
+    Python ends generators that the user has not run to their end after the modules are gone, and so the blocks in them.
+    What the end of a block does was done before that, at exit.
+    """
+    is_finalizing = sys.is_finalizing  # kept here: the names of this module are gone then
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
             return function(*args, **kwargs)
         except (Exception, KeyboardInterrupt) as error:
+            if is_finalizing():
+                return None
             if isinstance(error, TypeError) and error.__traceback__ and error.__traceback__.tb_next is None:
                 error.args = (_with_cure(function, str(error)),)  # the function has not begun
             if os.environ.get("JAX_TRACEBACK_FILTERING") != "off":

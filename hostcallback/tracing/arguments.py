@@ -36,6 +36,21 @@ def refuse_compiled(what: str, function: Any) -> None:
         )
 
 
+def refuse_later(what: str, function: Callable[..., Any]) -> None:
+    """Refuses a function whose body runs after its call has returned.
+
+    Raises:
+        TypeError: it is a generator function, or async.
+    """
+    is_async = inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
+    if is_async or inspect.isgeneratorfunction(function):
+        kind = "async function" if is_async else "generator function"
+        raise TypeError(
+            f"{what} got the {kind} {tap_spec.callable_name(function)}, whose body runs after its call has returned: "
+            f"wrap a function that it calls, at {user_source_line()}"
+        )
+
+
 def check_arguments(
     what: str,
     func: Callable[..., Any],

@@ -306,12 +306,15 @@ F = TypeVar("F", bound=Callable[..., Any])
 def hide_frames(function: F) -> F:
     """Decorates a public function: tracebacks of its exceptions end at the user's line."""
     filtered, kinds = compat.filtered(function)
+    is_finalizing = sys.is_finalizing  # kept here, as for `public_names.hide_frames`
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
             return filtered(*args, **kwargs)
         except kinds as error:
+            if is_finalizing():
+                return None
             compat.end_at_users_line(error)
             raise
 

@@ -43,6 +43,11 @@ def test_messages_in_flight_at_the_end_of_the_program_are_delivered() -> None:
             "with hcb.outfeed_receiver():\n    for i in range(20): f(i)\n    sys.exit(7)", 7, "",
             id="sys.exit inside a receiver",
         ),
+        pytest.param(
+            "def steps():\n    with hcb.outfeed_receiver(), hcb.watch_nonfinite(), hcb.accelerate():\n"
+            "        for i in range(99): yield f(i)\nrun = steps()\nfor _ in range(20): next(run)", 0, "",
+            id="a generator that is not run to its end",
+        ),
     ],
 )  # fmt: skip
 def test_however_a_program_ends_nothing_is_lost(program: str, status: int, error: str) -> None:

@@ -126,7 +126,7 @@ def observe(
         signature.
 
     Raises:
-        TypeError: `fun` is not callable, or an argument has another type.
+        TypeError: `fun` is not callable, a generator function or async, or an argument has another type.
         ValueError: an argument has another value; at the end of the block, or when `fun` is lowered, `where` matches
             nothing in any program.
         NotImplementedError: (later) times of a program on a GPU or TPU.

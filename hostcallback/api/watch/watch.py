@@ -95,7 +95,7 @@ def watch_nonfinite(
         A function with the signature of `fun`, or the context, which is also a decorator.
 
     Raises:
-        TypeError: `fun` is not callable, or `where` has another type.
+        TypeError: `fun` is not callable, a generator function or async, or `where` has another type.
         ValueError: `mode` is another text.
 
     Example:

@@ -71,6 +71,33 @@ def test_a_block_that_is_called_with_something_else_says_what_it_is() -> None:
         hcb.watch_nonfinite()(compiled)
 
 
+def makes_values() -> Any:
+    yield jnp.log(-ONES)
+
+
+async def awaits_values() -> Any:
+    return jnp.log(-ONES)
+
+
+@pytest.mark.parametrize("function", [makes_values, awaits_values], ids=lambda function: function.__name__)
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        hcb.watch_nonfinite,
+        hcb.checked,
+        lambda f: hcb.observe(f, where="log"),
+        lambda f: hcb.capsule(f, "capsules"),
+        lambda f: hcb.watch_nonfinite()(f),
+    ],
+    ids=["watch_nonfinite", "checked", "observe", "capsule", "decorator"],
+)
+def test_a_function_whose_body_runs_after_its_call_is_refused(wrap: Any, function: Any) -> None:
+    with pytest.raises(
+        TypeError, match=rf"{function.__name__}, whose body runs after .*, at .*test_contexts"
+    ):
+        wrap(function)
+
+
 def test_a_function_is_traced_as_often_as_without() -> None:
     traces = []
 

@@ -20,9 +20,6 @@ from hostcallback.receiver.remote.forwarding_protocol import CONTROL, StreamKey
 from hostcallback.receiver.remote.sending import grpc_transport, sender
 from hostcallback.receiver.runtime.runtime import runtime
 
-REFUSED_SEC = 60.0
-"""Seconds between attempts while the collector refuses control: it may be restarted with control enabled."""
-
 PAUSE_SEC = 0.01
 """Seconds between two requests, so that frequent requests do not slow the program down."""
 
@@ -72,7 +69,7 @@ class ControlThread:
             except StreamRefusedError as error:
                 if str(error) != said:
                     logger.info("%s cannot be controlled through the collector: %s", self._key, error)
-                said, wait_sec = str(error), REFUSED_SEC
+                said, wait_sec = str(error), sender.REFUSED_SEC
             except TransportError as error:
                 logger.debug("control of %s through the collector: %s", self._key, error)
                 wait_sec = self._back_off.next_sec()

@@ -5,6 +5,7 @@ Has the interface of the transports that make these connections, and the waits b
 
 from __future__ import annotations
 
+import logging
 import random
 import threading
 import time
@@ -60,6 +61,11 @@ class Transport(Protocol):
 
 
 FIRST_BACK_OFF_SEC, LAST_BACK_OFF_SEC = 0.1, 10.0
+REFUSED_SEC = 60.0
+"""Seconds before a collector that refused is asked again: it may be restarted with other tokens, or with control."""
+
+MAX_TOLD = 8
+"""Different reasons that are logged until forwarding works again, each once."""
 
 _random = random.Random()  # separate from the program's generator, which may be seeded
 
@@ -111,7 +117,7 @@ class SliceSource(Protocol):
 
 
 class Sender:
-    """A thread that sends one stream until it is stopped or, for an orphan spool, until all is sent.
+    """A thread that sends one stream until it is stopped or, for an orphan spool, until all is sent or it is refused.
 
     Attributes:
         refused: the reason for which the collector refuses the stream; empty if it does not.
@@ -172,40 +178,42 @@ class Sender:
         self._thread.join(timeout_sec)
 
     def _run(self) -> None:
-        back_off, said = BackOff(), False
+        back_off, told = BackOff(), set[str]()
+
+        def tell(level: int, error: Exception, then: str) -> None:
+            # Another reason too, as where a collector is started again with another certificate.
+            if str(error) not in told and len(told) < MAX_TOLD:
+                told.add(str(error))
+                logger.log(level, "%s cannot be forwarded at present: %s; %s", self._source.key, error, then)
 
         def note_progress() -> None:
-            nonlocal said
             # A collector with a full disk takes every connection, and stores nothing.
             if not (self._is_stored or self._source.is_sent()):
                 return
-            if said:
+            if told:
                 logger.warning("forwarding of %s works again", self._source.key)
             back_off.reset()
-            said = False
+            told.clear()
 
         try:
             while not self._is_over():
                 link: TransportStream | None = None
-                began = time.monotonic()
+                began, refused_sec = time.monotonic(), 0.0
                 try:
                     link = self._transport.connect(self._source.key, self._acked)
+                    self.refused = ""
                     self._send(link, note_progress)
                 except StreamRefusedError as error:
+                    then = "" if self._ends else ", and the sender asks again every minute"
+                    tell(logging.ERROR, error, f"unsent data stays in the spool{then}")
                     self.refused = str(error)
-                    logger.error(
-                        "%s is not forwarded any more: %s; unsent data stays in the spool",
-                        self._source.key, error,
-                    )  # fmt: skip
-                    return
+                    if self._ends:  # the orphans behind it wait, and the next process of the run tries again
+                        return
+                    refused_sec = REFUSED_SEC
                 except (TransportError, OSError) as error:
-                    if not said and not self._is_over():
-                        said = True
-                        logger.warning(
-                            "%s cannot be forwarded at present: %s; the sender retries",
-                            self._source.key,
-                            error,
-                        )
+                    self.refused = ""
+                    if not self._is_over():
+                        tell(logging.WARNING, error, "the sender retries")
                 finally:
                     if link is not None:
                         link.close()
@@ -213,7 +221,7 @@ class Sender:
                 if time.monotonic() - began > LAST_BACK_OFF_SEC:
                     back_off.reset()
                 if not self._is_over():
-                    self._wait(back_off.next_sec())
+                    self._wait(refused_sec or back_off.next_sec())
         finally:
             # In any case: the orphans behind this one wait for it.
             self._on_end()

@@ -15,7 +15,11 @@ import pytest
 
 from collecting import CollectorProcess, Emitter, all_stored, forwarder, only, responses, stored, wait_for
 from hostcallback.receiver.remote import forwarding_protocol
+from hostcallback.receiver.remote.collector.access import Access
 from hostcallback.receiver.remote.forwarding_protocol import SegmentSlice, StreamKey, StreamOffset
+from hostcallback.receiver.remote.sending import sender
+from ports import free_port
+from served import served
 from steady_client import SteadyClient
 
 KEY = StreamKey("run", 0, "0123456789abcdef")
@@ -249,3 +253,30 @@ def test_tokens_decide_about_writing_runs(tmp_path: Path) -> None:
                 assert "token" in recorder.refused
         collector.stop()
     assert sorted(path.name for path in collector.log.iterdir() if path.is_dir()) == ["mine-2", "other"]
+
+
+def test_a_collector_that_refused_is_asked_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sender, "REFUSED_SEC", 0.1)
+    port, tokens = free_port(), tmp_path / "tokens"
+
+    def access(token: str) -> Access:
+        tokens.write_text(token)
+        tokens.chmod(0o600)
+        return Access.from_file(tokens)
+
+    with served(tmp_path / "log", access=access("new"), port=port) as collector:
+        recorder = forwarder(collector.address, tmp_path / "spool", token="old", run="mine", drain_sec=30.0)
+        Emitter(recorder).losses(3)
+        wait_for(lambda: "token" in recorder.refused, "a refusal")
+    with served(tmp_path / "log", access=access("old"), port=port):  # started again with the right one
+        wait_for(lambda: not recorder.unsent_bytes, "the messages")
+        assert not recorder.refused
+        recorder.close()
+    assert only(stored(tmp_path / "log", "mine")[0]) == [0, 1, 2]
+    told = [
+        line for line in caplog.messages if "cannot be forwarded at present" in line or "works again" in line
+    ]
+    assert ["the sender asks again every minute" in told[0], "works again" in told[-1]] == [True, True]
+    assert len([line for line in told if "asks again" in line]) == 1

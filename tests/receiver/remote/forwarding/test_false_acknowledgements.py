@@ -57,10 +57,9 @@ def test_unsent_messages_are_kept(
     stored: StreamOffset, ack: StreamOffset | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     spool = Spool(Forward("localhost:7070", spool=tmp_path, run="r"))
-    ended = threading.Event()
-    sender = Sender(spool, Server(stored, ack), window_bytes=1 << 20, on_end=ended.set)
+    sender = Sender(spool, Server(stored, ack), window_bytes=1 << 20)
     assert spool.waiting_bytes > 0
-    assert ended.wait(20)
+    wait_for(lambda: sender.refused, "the refusal")
     assert "was sent" in sender.refused
     assert "nothing is deleted" in caplog.text
     spool.log.close()
@@ -200,4 +199,22 @@ def test_connections_that_break_after_they_have_stored_something_count_as_workin
 ) -> None:
     found, said = waits_of_orphan(BreakingServer(2, breaks), 5, monkeypatch, caplog)
     assert found == waits
-    assert said == 5 * ["cannot", "works again"]
+    # Before the first acknowledgement the other reason is one more.
+    assert said == ["cannot"] * breaks.startswith("before") + 5 * ["cannot", "works again"]
+
+
+class ChangingServer(Server):
+    """Cannot be reached, for another reason after some time, and then for the first one."""
+
+    reasons = 3 * ["it is down"] + 3 * ["its certificate is another's"] + ["it is down"]
+
+    def connect(self, key: StreamKey, on_ack: object) -> Server:
+        if self.reasons:
+            raise TransportError(self.reasons.pop(0))
+        return super().connect(key, on_ack)
+
+
+def test_each_reason_is_said_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    _, said = waits_of_orphan(ChangingServer(StreamOffset(0, 0), None), 1, monkeypatch, caplog)
+    assert said == ["cannot", "cannot", "works again"]
+    assert "its certificate is another's" in caplog.messages[1]

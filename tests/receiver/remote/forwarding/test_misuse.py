@@ -107,11 +107,13 @@ def test_no_listener_and_no_such_host(tmp_path: Path, caplog: pytest.LogCaptureF
     assert "this machine cannot resolve the host name" in text
 
 
-def test_another_grpc_service_is_not_asked_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_another_grpc_service_is_asked_again_every_minute_only(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with another_service() as address:
         text = said(address, tmp_path / "spool", caplog)
     assert "the program that listens at" in text
-    assert "is not forwarded any more" in text
+    assert "the sender asks again every minute" in text
 
 
 @pytest.mark.slow

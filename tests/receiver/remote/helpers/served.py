@@ -24,13 +24,18 @@ class Served(NamedTuple):
 
 @contextmanager
 def served(
-    folder: Path, *, access: Access | None = None, limits: Limits | None = None, fsync: bool = False
+    folder: Path,
+    *,
+    access: Access | None = None,
+    limits: Limits | None = None,
+    fsync: bool = False,
+    port: int = 0,
 ) -> Iterator[Served]:
     """Serves from a folder until the end of the context; also ends when the test has ended the server."""
     store = Store(folder, fsync=fsync)
     control = ControlService(store.directory, access=access, limits=limits)
     collector = Collector(store, access=access, limits=limits)
-    server = CollectorServer(collector, "localhost:0", handlers=(control.handlers(),))
+    server = CollectorServer(collector, f"localhost:{port}", handlers=(control.handlers(),))
     listens = threading.Event()
     thread = threading.Thread(target=server.serve, args=(listens.set,))
     thread.start()
