@@ -64,9 +64,8 @@ def run(arguments: argparse.Namespace) -> int:
             print(json.dumps(_as_dict(flight, path)) if arguments.json else f"  written to {path}")
             continue
         with tempfile.TemporaryDirectory(prefix="hcb-recover-") as folder:
-            write_log(
-                flight, Path(folder)
-            )  # all messages: those that are not shown may have the steps of others
+            # All messages: those that are not shown may have the steps of others.
+            write_log(flight, Path(folder))
             _show(flight, Path(folder), arguments, wanted, found)
     sys.stdout.flush()
     problems = [problem for flight in flights for problem in flight.problems]
