@@ -48,6 +48,9 @@ def test_messages_in_flight_at_the_end_of_the_program_are_delivered() -> None:
             "        for i in range(99): yield f(i)\nrun = steps()\nfor _ in range(20): next(run)", 0, "",
             id="a generator that is not run to its end",
         ),
+        pytest.param(
+            "hcb.capture().__enter__()\nfor i in range(20): f(i)", 0, "", id="a capture that is open"
+        ),
     ],
 )  # fmt: skip
 def test_however_a_program_ends_nothing_is_lost(program: str, status: int, error: str) -> None:

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, ClassVar, Self, cast
 
 from hostcallback.api.receiver import OutfeedReceiver, outfeed_receiver
+from hostcallback.receiver import processes
 from hostcallback.receiver.errors import DeviceClaimedError
 from hostcallback.receiver.messages import Find
 from hostcallback.receiver.sources.source import Batch
@@ -84,7 +85,9 @@ class Capture(OwnReceiver, Mapping[str, TapData]):
         """Makes the folder in memory."""
         memory = SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else None
         self._folder = tempfile.mkdtemp(prefix="hostcallback-capture-", dir=memory)
-        self._remove = weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+        self._remove = weakref.finalize(self, _remove, self._folder)
+        self._remove.atexit = False  # the messages that are delivered at exit go into it
+        _folders[self._folder] = os.getpid()
         self._recorder: Recorder = record(self._folder, run=RUN)
 
     def close(self) -> None:
@@ -137,6 +140,23 @@ class Capture(OwnReceiver, Mapping[str, TapData]):
     def flush(self) -> None:
         """Writes what was collected; see `BatchSink`."""
         self._recorder.flush()
+
+
+_folders: dict[str, int] = {}
+"""The folders that are there, with the process that made them."""
+
+
+def _remove(folder: str) -> None:
+    if _folders.pop(folder, 0) == os.getpid():  # a forked child has those of its parent, too
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _remove_all() -> None:
+    for folder in list(_folders):
+        _remove(folder)
+
+
+processes.at_end(_remove_all)
 
 
 @public
