@@ -75,7 +75,7 @@ ALSO = {
         "api/breakpoints",
         "notebooks/test_live_plot.py",
     ),
-    "receiver/sinks/metric_writers": ("receiver/remote/collector/test_collectors_consumers.py",),
+    "receiver/sinks/metric_writers": ("receiver/remote/collector",),
     "receiver/sinks/sharding": ("lowering/sharding", "receiver/remote/sharded"),
     "receiver/sources": ("receiver/native/wire", "receiver/runtime/dispatch", "api/calls"),
     "receiver/taplog": ("api/outputs",),

@@ -291,6 +291,7 @@ def test_descriptors_that_are_damaged_are_named(tmp_path: Path, damage: str) -> 
 
 
 @pytest.mark.native_only
+@pytest.mark.slow  # reads all that earlier tests have left in the rings
 def test_what_was_not_delivered_has_the_step_that_a_delivered_message_sent(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -312,7 +313,7 @@ def test_what_was_not_delivered_has_the_step_that_a_delivered_message_sent(
         assert reached.wait(60)
         found = []
         for options in ([], ["--undelivered"]):
-            assert main(["recover", str(tmp_path), "--json", *options]) == 0
+            assert main(["recover", str(tmp_path), "--json", "--last", "20", *options]) == 0
             found.append([json.loads(line) for line in capsys.readouterr().out.splitlines()])
         go.set()
     everything, undelivered = found
