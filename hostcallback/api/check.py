@@ -197,7 +197,7 @@ def checked(step: Callable[P, R]) -> Callable[P, R]:
         raise TypeError(
             f"hcb.checked takes a function, got {type(step).__name__} {step!r}: hcb.checked(step)"
         )
-    arguments.refuse_later("hcb.checked", step)
+    arguments.refuse_generators("hcb.checked", step)
 
     @functools.wraps(step)
     @hide_frames

@@ -33,7 +33,7 @@ from hostcallback.receiver.runtime.device_receiver import at_start
 from hostcallback.receiver.runtime.dispatch.scope import never_entered, tell_never_entered
 from hostcallback.receiver.runtime.runtime import runtime
 from hostcallback.tracing import source_line
-from hostcallback.tracing.arguments import refuse_compiled, refuse_later
+from hostcallback.tracing.arguments import refuse_compiled, refuse_generators
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -286,7 +286,7 @@ class Context:
         Raises:
             TypeError: its body runs after the call.
         """
-        refuse_later(self.xray.made_by, function)
+        refuse_generators(self.xray.made_by, function)
         never_entered.pop(self._unused, None)
         name = str(getattr(function, "__name__", "the function"))
         mark = source_line.mark(next(_numbers))

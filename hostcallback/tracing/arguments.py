@@ -36,7 +36,7 @@ def refuse_compiled(what: str, function: Any) -> None:
         )
 
 
-def refuse_later(what: str, function: Callable[..., Any]) -> None:
+def refuse_generators(what: str, function: Callable[..., Any]) -> None:
     """Refuses a function whose body runs after its call has returned.
 
     Raises:

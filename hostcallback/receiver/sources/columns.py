@@ -22,7 +22,7 @@ _FIELDS: Sequence[tuple[str, Any]] = (
 
 
 QUICK_BYTES = 64 << 10
-"""Frames that are copied without giving up the interpreter lock, in bytes."""
+"""Frames, and results of calls, that are copied without giving up the interpreter lock, in bytes."""
 
 
 class BatchColumns:

@@ -31,9 +31,6 @@ def _c_text(message: str) -> bytes:
     return message.replace("\0", "").encode(errors="replace")
 
 
-_QUICK_BYTES = 1 << 16
-"""Results of a call that are copied without giving up the interpreter lock, in bytes."""
-
 # Programs may call these functions until the process ends, so they are never freed.
 _host_calls: list[Any] = []
 
@@ -350,7 +347,7 @@ class RingSource:
             The handle for `resume`; None if no program waits for the reply (any more).
         """
         raw = [pack_subbyte(a) if is_subbyte(a.dtype) else a for a in results]
-        library = self._quick if sum(a.nbytes for a in raw) <= _QUICK_BYTES else self._library
+        library = self._quick if sum(a.nbytes for a in raw) <= columns.QUICK_BYTES else self._library
         replied: int | None = library.hcb_call_reply(self.device, seq, *_raw(raw))
         return replied
 
