@@ -286,8 +286,8 @@ class Context:
         Raises:
             TypeError: its body runs after the call.
         """
-        refuse_generators(self.xray.made_by, function)
         never_entered.pop(self._unused, None)
+        refuse_generators(self.xray.made_by, function)
         name = str(getattr(function, "__name__", "the function"))
         mark = source_line.mark(next(_numbers))
 

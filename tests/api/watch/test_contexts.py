@@ -13,6 +13,7 @@ from jax import lax
 from watching import errors_of
 
 import hostcallback as hcb
+from hostcallback.receiver.runtime.dispatch.scope import never_entered
 from threads import in_another_thread, in_threads
 
 ONES = jnp.ones(4)
@@ -96,6 +97,7 @@ def test_a_function_whose_body_runs_after_its_call_is_refused(wrap: Any, functio
         TypeError, match=rf"{function.__name__}, whose body runs after .*, at .*test_contexts"
     ):
         wrap(function)
+    assert not [told for told in never_entered.values() if "test_contexts" in str(told)]  # said once
 
 
 def test_a_function_is_traced_as_often_as_without() -> None:
