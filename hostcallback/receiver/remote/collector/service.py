@@ -393,6 +393,11 @@ class CollectorServer:
                 self._loop = self._told = None
         self._collector.end()
         await server.stop(DRAIN_SEC)
+        # gRPC reports the end of a call before the call's task has ended. `asyncio.run` would cancel such a task,
+        # which gRPC reports with a traceback.
+        unfinished = asyncio.all_tasks() - {asyncio.current_task()}
+        if unfinished:
+            await asyncio.wait(unfinished, timeout=DRAIN_SEC)
 
     def _listen(self, server: Any) -> int:
         address = self._address

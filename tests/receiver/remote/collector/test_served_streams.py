@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import queue
 import signal
@@ -123,6 +124,37 @@ def test_a_server_that_was_ended_before_it_served_ends_at_once(tmp_path: Path) -
     thread.start()
     thread.join(30)
     assert (thread.is_alive(), ready.is_set()) == (False, True)
+    store.close()
+
+
+def test_a_server_that_ends_waits_for_the_last_work_of_cancelled_calls(tmp_path: Path) -> None:
+    done, serving, cancelled = threading.Event(), threading.Event(), threading.Event()
+
+    async def method(requests: object, context: object) -> None:
+        serving.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+            await asyncio.sleep(0.3)
+            done.set()
+
+    handlers = grpc.method_handlers_generic_handler(
+        "test", {"m": grpc.stream_stream_rpc_method_handler(method)}
+    )
+    store, ready = Store(tmp_path), threading.Event()
+    server = CollectorServer(Collector(store), "localhost:0", handlers=[handlers])
+    thread = threading.Thread(target=server.serve, args=(ready.set,), daemon=True)
+    thread.start()
+    assert ready.wait(30)
+    with grpc.insecure_channel(server.where.removeprefix("at ")) as channel:
+        call = channel.stream_stream("/test/m")(iter(()))
+        assert serving.wait(30)
+        call.cancel()
+        assert cancelled.wait(30)
+    server.end()
+    thread.join(30)
+    assert done.is_set()
     store.close()
 
 
