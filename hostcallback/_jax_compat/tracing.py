@@ -54,6 +54,8 @@ def outside_traces() -> bool:
 
 def is_staging() -> bool:
     """Whether what the calling thread computes now, under whatever transformation, becomes part of a program."""
+    if outside_traces():
+        return False
     return any(isinstance(trace, _pe.DynamicJaxprTrace) for trace in _traces())
 
 

@@ -217,17 +217,21 @@ class Context:
                 "traced: put the block around the call of the jitted function, or wrap a function in here, as in "
                 f"{self.xray.made_by}(f, ...)(x)"
             )
+        self._open()
+        return self
+
+    def _open(self) -> None:
         never_entered.pop(self._unused, None)
+        serves = runtime.serves(threading.current_thread())
         if self._all_threads:
             with _everywhere_lock:
                 _everywhere.append(self)
                 _set_key_everywhere()
         else:
             _here.contexts.append(self)
-            if runtime.serves(threading.current_thread()):
+            if serves:
                 _here.within.append(self)
-        _set_key_here()
-        return self
+        _set_key_here(serves)
 
     @source_line.hide_frames
     def __exit__(
@@ -251,9 +255,12 @@ class Context:
             self._take_from(_here.contexts)
             if self in _here.within:
                 _here.within.remove(self)
-        _set_key_here()
+        _set_key_here(runtime.serves(threading.current_thread()))
 
     def _take_from(self, opened: list[Context]) -> None:
+        if opened and opened[-1] is self:
+            opened.pop()
+            return
         numbers = [number for number, each in enumerate(opened) if each is self]
         if not numbers:
             raise RuntimeError(
@@ -298,7 +305,7 @@ class Context:
                 with jax.named_scope(mark):
                     return function(*args, **kwargs)
             seen = self.seen
-            self.__enter__()
+            self._open()
             try:
                 result = function(*args, **kwargs)
             finally:
@@ -346,12 +353,12 @@ def _set_key_everywhere() -> None:
     compat.set_user_context(_key().context, tuple(context.xray for context in _everywhere))
 
 
-def _set_key_here() -> None:
+def _set_key_here(serves: bool) -> None:
     # From what is open, in whichever order blocks are left. A thread that has opened none sees the key of all threads,
-    # unless it runs tap functions, or the host function of a call, see `tapped`.
-    serves = runtime.serves(threading.current_thread())
-    if serves or _here.contexts:
-        opened = _here.within if serves else [*_everywhere, *_here.contexts]
+    # unless it serves: it runs tap functions, or the host function of a call, see `tapped`.
+    contexts = _here.contexts
+    if serves or contexts:
+        opened = _here.within if serves else [*_everywhere, *contexts]
         _key().set_local(tuple([context.xray for context in opened]))
     else:
         _key().unset_local()

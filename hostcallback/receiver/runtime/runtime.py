@@ -366,7 +366,14 @@ class Runtime:
 
     def serves(self, thread: threading.Thread) -> bool:
         """Whether a thread is a receiver thread or runs the host function of a call."""
-        return any(r.thread is thread or r.calls.running_on(thread) is not None for r in self.receivers())
+        for receiver in list(
+            self._receivers.values()
+        ):  # as in `receivers`; each call of a watched step asks this
+            if receiver.thread is thread:
+                return True
+            if receiver.calls.running and receiver.calls.running_on(thread) is not None:
+                return True
+        return False
 
     def working(self) -> AbstractContextManager[None]:
         """A block of a sink that is no stalled tap, however long it takes: it does work of this package."""
