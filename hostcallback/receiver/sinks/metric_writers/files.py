@@ -318,12 +318,18 @@ class CsvWriter(_FileWriter):
         ready = sorted(step for step, row in self._rows.items() if row.since <= until)
         rows = [self._rows.pop(step).values for step in ready]
         new = dict.fromkeys(name for row in rows for name in row if name not in self._columns)
+        failure = None
         if new:
-            self._extend([*new])
-        if rows:
+            try:
+                self._extend([*new])
+            except OSError as error:  # the rows are written all the same, with the columns that the file has
+                failure = error
+        if rows and self._columns and self._file is not None:
             cells = ([_cell(row.get(name)) for name in self._columns] for row in rows)
-            csv_format.writer(self._opened()).writerows(cells)
+            csv_format.writer(self._file).writerows(cells)
             self._lines += len(rows)
+        if failure is not None:
+            raise failure
 
     def _extend(self, new: list[str]) -> None:
         # A name that comes up later is a column more, so the rows so far are written again, in a new file.
@@ -344,6 +350,10 @@ class CsvWriter(_FileWriter):
             # In one step, so that a crash leaves either the old file or the new one.
             written.replace(self.path)
             self._columns = columns
+        except OSError:
+            with contextlib.suppress(OSError):
+                written.unlink()  # on a full disk it would take the room of later rows
+            raise
         finally:  # after a failure too: later rows are written, and the next one tries again to add the columns
             self._file = self.path.open("a", encoding="utf-8", newline="")
 
