@@ -119,14 +119,15 @@ def in_flight(folder: Path) -> list[int]:
 def test_a_signal(number: signal.Signals, moment: str, option: str, tmp_path: Path, parent: Parent) -> None:
     pid = parent.start(tmp_path, option, moment)
     wait_for(lambda: (tmp_path / "now").exists() or _is_over(pid), "the moment of the signal")
-    before = _done(tmp_path)
+    before, was_over = _done(tmp_path), _is_over(pid)
     os.kill(pid, number)
     status = parent.wait(pid)
     text = (tmp_path / "out").read_text(errors="replace")
     kept = in_flight(tmp_path / "flight") if option == "flight" else in_log(tmp_path)
     after = _done(tmp_path)
-    # At SIGTERM messages are delivered and sent first. A program that is closing its receiver may end meanwhile.
-    has_ended = moment == "closing" and number is signal.SIGTERM and status == 0
+    # At SIGTERM messages are delivered and sent first. A program that is closing its receiver may end meanwhile, and on
+    # a very busy machine before the signal.
+    has_ended = moment == "closing" and (number is signal.SIGTERM or was_over) and status == 0
     assert status == -number or has_ended, text
     assert "Fatal" not in text
     if option == "flight" and (has_ended or (number is signal.SIGINT and moment in ("before", "burst"))):
