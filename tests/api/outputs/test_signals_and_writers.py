@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import signal
 import subprocess
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 import hostcallback as hcb
 from python_process import start_python
+from threads import wait_for
 
 pytestmark = pytest.mark.native_only
 
@@ -159,3 +161,29 @@ def test_a_further_column_leaves_the_permissions_of_a_file(tmp_path: Path) -> No
         hcb.metrics({"loss": 0.5}, step=2)
     assert path.read_text().splitlines() == ["step,loss", "2,0.5"]
     assert path.stat().st_mode & 0o777 == 0o640
+
+
+def test_a_file_can_be_followed_while_no_barrier_flushes_it(tmp_path: Path) -> None:
+    lines, table = tmp_path / "m.jsonl", tmp_path / "m.csv"
+    with hcb.outfeed_receiver(writers=[hcb.jsonl(lines), hcb.csv(table)]):
+        hcb.metrics({"loss": 0.5}, step=0)
+        hcb.metrics({"accuracy": 0.25}, step=0)
+        wait_for(lambda: len(lines.read_text().splitlines()) == 2, "lines in the file")
+        wait_for(
+            lambda: table.read_text().splitlines() == ["step,loss,accuracy", "0,0.5,0.25"],
+            "a row in the table",
+        )
+
+
+def test_a_file_gets_its_lines_while_more_come(tmp_path: Path) -> None:
+    lines = tmp_path / "m.jsonl"
+
+    def emit_until_followed() -> bool:
+        hcb.metrics({"loss": 0.5}, step=0)
+        return lines.stat().st_size > 0
+
+    with hcb.outfeed_receiver(writers=[hcb.jsonl(lines)]):
+        wait_for(emit_until_followed, "lines in the file")
+        found = lines.read_text()
+    assert found.endswith("\n")
+    assert len(found) < io.DEFAULT_BUFFER_SIZE // 2  # a full buffer would have been written all the same

@@ -155,6 +155,11 @@ class _FileWriter:
         if self._file is not None:
             self._file.flush()
 
+    def settle(self) -> bool:
+        """Flushes the file's buffer; see `RecordWriter`."""
+        _FileWriter.flush(self)
+        return False
+
     def close(self) -> None:
         """Closes the file."""
         if self._file is not None:
@@ -312,6 +317,11 @@ class CsvWriter(_FileWriter):
         """Writes all rows."""
         self._write_rows(math.inf)
         super().flush()
+
+    def settle(self) -> bool:
+        """Writes the rows that have waited long enough."""
+        self._write_rows(time.monotonic() - WAIT_SEC)
+        return super().settle() or bool(self._rows)
 
     def _write_rows(self, until: float) -> None:
         # Those that have waited since a time, in the order of their steps.

@@ -62,7 +62,11 @@ class MetricRecord:
 
 
 class RecordWriter(Protocol):
-    """Writes records. All methods but `open` are called on the writer's own thread, and may raise and block."""
+    """Writes records. All methods but `open` are called on the writer's own thread, and may raise and block.
+
+    One that has a method `settle` as well is told a second after a record to write what need not wait any longer, and
+    returns whether something still waits.
+    """
 
     @property
     def name(self) -> str:

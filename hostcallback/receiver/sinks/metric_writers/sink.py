@@ -23,6 +23,9 @@ MAX_BYTES = 256 << 20
 STALL_SEC = 5.0
 """Seconds in one call after which a writer counts as blocked. While its queue is full and it is not, a device waits."""
 
+SETTLE_SEC = 1.0
+"""Seconds after which a file gets what came since then, if no barrier has flushed it."""
+
 LAST_SEC = 0.5
 """Seconds that the writers have, where the process is about to end, for what came last."""
 
@@ -68,6 +71,8 @@ class WriterThread:
         self._thread: threading.Thread | None = None
         self._stats = WriterStats(writer.name)
         self._has_failed = self._closed = False
+        self._settle: Callable[[], bool] | None = getattr(writer, "settle", None)
+        self._waits = False  # whether something was still too new to be settled
 
     @property
     def stats(self) -> WriterStats:
@@ -189,12 +194,13 @@ class WriterThread:
         return True
 
     def _run(self) -> None:
+        due = inf  # when the writer settles next
         while True:
             with self._changed:
                 self._changed.notify_all()
-                while not self._queue:
-                    self._changed.wait()
-                item = self._queue.popleft()
+                while not self._queue and due > (now := monotonic()):
+                    self._changed.wait(None if due == inf else due - now)
+                item = self._queue.popleft() if self._queue else []
             if item is None:
                 return
             if callable(item):
@@ -207,6 +213,18 @@ class WriterThread:
                     self._records -= 1
                     self._nbytes -= record.nbytes
                 self._call(functools.partial(self._writer.write, record), record)
+            if self._settle is not None:
+                now = monotonic()
+                if now >= due:
+                    self._call(self._settled)
+                    due = now + SETTLE_SEC if self._waits else inf
+                elif item:
+                    due = min(due, now + SETTLE_SEC)
+
+    def _settled(self) -> None:
+        self._waits = False
+        if self._settle is not None:
+            self._waits = self._settle()
 
     def _call(self, call: Callable[[], None], record: reduction.MetricRecord | None = None) -> None:
         self._busy_since = monotonic()
