@@ -43,6 +43,24 @@ def test_silent_calls_make_room_for_others() -> None:
     run_coroutine(run())
 
 
+def test_a_call_that_goes_on_leaves_the_others_of_its_client_counted() -> None:
+    async def two_of_another(hellos: HelloLimiter) -> None:
+        async with hellos.waiting("ipv4:2.2.2.2:5"), hellos.waiting("ipv4:2.2.2.2:6"):
+            for _ in range(50):
+                await asyncio.sleep(0)
+
+    async def run() -> None:
+        hellos = HelloLimiter(Limits(hello_sec=60, unannounced=2))
+        async with hellos.waiting("ipv4:1.1.1.1:5"):
+            async with hellos.waiting("ipv4:1.1.1.1:6"):
+                pass
+            with pytest.raises(TimeoutError):
+                await two_of_another(hellos)
+        assert not hellos._waiting
+
+    run_coroutine(run())
+
+
 def test_a_silent_call_ends_without_a_client() -> None:
     async def run() -> None:
         hellos = HelloLimiter(Limits(hello_sec=0.01))
