@@ -1,11 +1,18 @@
-"""A collector's log tells of the exceptions of consumers, rarely, and of all of them at the end."""
+"""What a collector's log tells: exceptions of consumers, rarely, and messages that programs lost."""
 
 from __future__ import annotations
 
+from contextlib import closing
+from pathlib import Path
+
 import pytest
 
+from collecting import Emitter, forwarder
 from hostcallback.receiver import errors, limits
+from hostcallback.receiver.remote.collector.store import Store
+from hostcallback.receiver.remote.delivery.delivery import Delivery
 from hostcallback.receiver.remote.delivery.stream_printer import RateLimitedErrorLog
+from hostcallback.receiver.remote.forwarding_protocol import StreamKey, StreamOffset
 
 
 def report(*taps: str, more: int = 0, others: tuple[Exception, ...] = ()) -> errors.TapFunctionException:
@@ -63,3 +70,27 @@ def test_every_error_of_no_consumer_is_logged_and_what_was_left_out_is_counted(
     assert caplog.messages == [
         "ValueError: loss 0", "KeyError: 0", left_out, "KeyError: 1", left_out
     ]  # fmt: skip
+
+
+def test_messages_that_a_program_lost_are_told_and_counted_by_their_reason(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with closing(forwarder("localhost:1", tmp_path / "spool", drain_sec=0.0)) as recorder:
+        for count, reason in ((4, "dropped"), (2, "a full disk"), (3, "dropped")):
+            Emitter(recorder).losses(1)
+            recorder.lose("cpu:0", count, reason)
+            recorder.flush()
+        (spool,) = (tmp_path / "spool").iterdir()
+        data = (spool / "000001.hcblog").read_bytes()
+    key = StreamKey.of_folder(spool.name)
+    assert key is not None
+    with closing(Store(tmp_path / "log")) as store, closing(Delivery(store, prints=False)) as delivery:
+        stream = store.open(key)
+        stream.append(StreamOffset(1, 0), data)
+        delivery.grown(key, stream.stored)
+        assert delivery.wait_idle(10)
+        assert delivery.lost == {"dropped": 7, "a full disk": 2}
+    assert [text.partition(": ")[2] for text in caplog.messages if "are missing" in text] == [
+        f"{count} message(s) of cpu:0, 0 to 0, are missing: {reason}"
+        for count, reason in ((4, "dropped"), (2, "a full disk"), (3, "dropped"))
+    ]
