@@ -5,9 +5,11 @@ from __future__ import annotations
 import csv
 import signal
 import subprocess
+import threading
 from pathlib import Path
 
 import pytest
+from collecting_writer import CollectingWriter
 
 import hostcallback as hcb
 from python_process import start_python
@@ -97,6 +99,24 @@ def test_an_interrupt_tells_once_what_a_writer_loses_and_gives_no_advice() -> No
     assert said.count("was not done at the end of the receiver") == 1
     assert "nothing writes" not in said
     assert said.endswith("KeyboardInterrupt\n")
+
+
+class SlowWriter(CollectingWriter):
+    """Takes 10 ms for a record."""
+
+    def write_scalars(self, step: int, scalars: dict[str, float]) -> None:
+        threading.Event().wait(0.01)
+        super().write_scalars(step, scalars)
+
+
+def test_after_an_exception_a_slow_writer_gets_no_longer_than_taps() -> None:
+    writer, error = SlowWriter(), ZeroDivisionError()
+    rx = hcb.outfeed_receiver(writers=[writer], timeout_sec=0.05).__enter__()
+    for step in range(60):
+        hcb.metrics({"loss": 0.5}, step=step)
+    with pytest.warns(hcb.MetricsWarning, match=r"SlowWriter: \d+ were left out"):
+        rx.__exit__(ZeroDivisionError, error, None)
+    assert len(writer.rows) < 60
 
 
 TORN = [
