@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import csv
+import json
 import signal
 import subprocess
 import threading
 from pathlib import Path
 
+import jax.numpy as jnp
 import pytest
 from collecting_writer import CollectingWriter
 
@@ -179,3 +181,15 @@ def test_a_further_column_leaves_the_permissions_of_a_file(tmp_path: Path) -> No
         hcb.metrics({"loss": 0.5}, step=2)
     assert path.read_text().splitlines() == ["step,loss", "2,0.5"]
     assert path.stat().st_mode & 0o777 == 0o640
+
+
+def test_a_line_of_json_has_the_counts_and_edges_of_the_finite_values(tmp_path: Path) -> None:
+    floats = jnp.array([0.0, 0.5, 1.0, 4.0, jnp.nan, jnp.inf])
+    with hcb.outfeed_receiver(writers=[hcb.jsonl(tmp_path / "m.jsonl")]):
+        hcb.metrics({"f": hcb.histogram(floats, bins=4), "i": hcb.histogram(jnp.arange(6), bins=2)}, step=3)
+    (row,) = map(json.loads, (tmp_path / "m.jsonl").read_text().splitlines())
+    assert row == {
+        "step": 3,
+        "f": {"counts": [2, 1, 0, 1], "edges": [0, 1, 2, 3, 4]},
+        "i": {"counts": [3, 3], "edges": [0, 2.5, 5]},
+    }
