@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from hostcallback.receiver.runtime.rules import admission as admissions
-from hostcallback.receiver.runtime.rules.admission import Admission, Decisions
+from hostcallback.receiver.runtime.rules.admission import Admission, Decisions, Timer
 from hostcallback.receiver.runtime.rules.rules import OFF, Rule, When
+from threads import WAIT_SEC, wait_for
 
 SECOND = 10**9
 HOUR = 3600 * SECOND
@@ -170,3 +171,33 @@ def test_the_first_device_decides_about_a_value_for_all(monkeypatch: pytest.Monk
     assert not decisions.of(0, admission, START), "it is too far behind"
     assert decisions.of(6, None, START)
     assert admission.suppressed == 3
+
+
+def test_a_timer_calls_functions_when_they_are_due_and_as_often_as_they_ask() -> None:
+    timer, called = Timer(), list[str]()
+
+    def thrice() -> float | None:
+        called.append("thrice")
+        return 0.001 if called.count("thrice") < 3 else None
+
+    def once() -> None:
+        called.append("once")
+
+    timer.at(2 * WAIT_SEC, once)
+    timer.at(0.0, thrice)
+    wait_for(lambda: len(called) == 3, "the calls of a function that asks for more")
+    assert called == ["thrice"] * 3
+    timer.at(0.0, once)  # earlier than it was due
+    wait_for(lambda: len(called) == 4, "the call of the other one")
+    timer.at(0.0, thrice)
+    wait_for(lambda: len(called) == 5, "one more call")
+    assert called[3:] == ["once", "thrice"]
+    assert not timer._due
+
+
+def test_a_function_that_is_due_earlier_is_not_put_off() -> None:
+    timer, called = Timer(), list[int]()
+    timer.at(0.05, lambda: called.append(0))
+    (waiting,) = timer._due
+    timer.at(2 * WAIT_SEC, waiting)
+    wait_for(lambda: called == [0], "the call at the earlier time")
