@@ -9,6 +9,7 @@ import pytest
 
 from collecting import Emitter, forwarder
 from hostcallback.receiver import errors, limits
+from hostcallback.receiver.messages import Message
 from hostcallback.receiver.remote.collector.store import Store
 from hostcallback.receiver.remote.delivery.delivery import Delivery
 from hostcallback.receiver.remote.delivery.stream_printer import RateLimitedErrorLog
@@ -72,6 +73,37 @@ def test_every_error_of_no_consumer_is_logged_and_what_was_left_out_is_counted(
     ]  # fmt: skip
 
 
+def store_and_deliver(store: Store, delivery: Delivery, folder: str, data: bytes) -> None:
+    """Delivers the first segment of a stream, which is sent from a folder of this name."""
+    key = StreamKey.of_folder(folder)
+    assert key is not None
+    stream = store.open(key)
+    stream.append(StreamOffset(1, 0), data)
+    delivery.grown(key, stream.stored)
+    assert delivery.wait_idle(10)
+
+
+def test_the_end_of_a_collector_tells_how_often_a_consumer_has_raised(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(message: Message) -> None:
+        raise ValueError(f"no {message.seq}")
+
+    with closing(forwarder("localhost:1", tmp_path / "spool", drain_sec=0.0)) as recorder:
+        Emitter(recorder).losses(4)
+        recorder.flush()
+        (spool,) = (tmp_path / "spool").iterdir()
+        data = (spool / "000001.hcblog").read_bytes()
+    with closing(Store(tmp_path / "log")) as store:
+        with closing(Delivery(store, sinks=[refuse], prints=False)) as delivery:
+            store_and_deliver(store, delivery, spool.name, data)
+        raised = [text for text in caplog.messages if text.startswith("ValueError")]
+    assert raised[0].startswith("ValueError: no 0")
+    assert "times in all" not in "".join(raised[:-1])
+    assert raised[-1].startswith("ValueError was raised by tap ")
+    assert raised[-1].endswith("cpu:0: 4 times in all")
+
+
 def test_messages_that_a_program_lost_are_told_and_counted_by_their_reason(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -82,13 +114,8 @@ def test_messages_that_a_program_lost_are_told_and_counted_by_their_reason(
             recorder.flush()
         (spool,) = (tmp_path / "spool").iterdir()
         data = (spool / "000001.hcblog").read_bytes()
-    key = StreamKey.of_folder(spool.name)
-    assert key is not None
     with closing(Store(tmp_path / "log")) as store, closing(Delivery(store, prints=False)) as delivery:
-        stream = store.open(key)
-        stream.append(StreamOffset(1, 0), data)
-        delivery.grown(key, stream.stored)
-        assert delivery.wait_idle(10)
+        store_and_deliver(store, delivery, spool.name, data)
         assert delivery.lost == {"dropped": 7, "a full disk": 2}
     assert [text.partition(": ")[2] for text in caplog.messages if "are missing" in text] == [
         f"{count} message(s) of cpu:0, 0 to 0, are missing: {reason}"
