@@ -42,6 +42,7 @@ ALSO = {
         "api/capsule",
         "lifecycle",
         "notebooks/test_live_plot.py",
+        "sync/test_barrier.py",
     ),
     "lifecycle": ("api/accelerate", "api/watch"),
     "lowering": (

@@ -225,5 +225,4 @@ def _abstract(*avals: Aval, group: _Group) -> tuple[list[Aval], set[TapEffect]]:
 
 checks_p.def_effectful_abstract_eval(_abstract)
 compat.register_lowering(checks_p, _lower)
-compat.cache_weakly(_Group)
 effects.group_checks = grouped

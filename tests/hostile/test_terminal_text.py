@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import logging
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from pathlib import Path
@@ -14,7 +13,6 @@ import pytest
 
 import hostcallback as hcb
 from hostcallback.receiver.cli import main
-from hostcallback.receiver.log import logger
 from hostcallback.receiver.remote.collector.store import Store
 from hostcallback.receiver.remote.delivery.delivery import Delivery
 from hostcallback.receiver.remote.forwarding_protocol import StreamKey
@@ -151,18 +149,6 @@ def test_a_foreign_text_is_short_and_one_line() -> None:
     check(foreign(HOSTILE * 1000))
     assert foreign("a\nb") == r"a\nb"
     assert len(foreign("x" * 10_000)) == 2000
-
-
-def test_records_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    try:
-        raise ValueError(HOSTILE)
-    except ValueError:
-        logger.exception("a stream says %s", HOSTILE)
-    logger.warning(HOSTILE)
-    record = caplog.records[0]
-    check(record.getMessage())
-    check(logging.Formatter().format(caplog.records[1]))
-    assert not UNSAFE & set(logging.Formatter().format(record))
 
 
 def test_printable_text_stays_as_it_is() -> None:

@@ -358,3 +358,21 @@ def test_a_recorder_that_comes_while_messages_are_left_out_gets_them(tmp_path: P
     finally:
         runtime.skip_taps(False)
     assert hcb.read(tmp_path)["late"].to_numpy()["late"].tolist() == [1]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_an_interrupted_block_tells_what_its_taps_raised_and_nothing_else(
+    fails: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def tap(value: object) -> None:
+        if fails:
+            raise ValueError("planted")
+
+    receiver = hcb.outfeed_receiver().__enter__()
+    hcb.id_tap(tap, jnp.float32(1), name="interrupted")
+    interrupt = KeyboardInterrupt()
+    receiver.__exit__(KeyboardInterrupt, interrupt, None)
+    said = capsys.readouterr().err.splitlines()
+    lost = [line for line in said if "waiting at most" not in line]
+    assert ["planted" in line for line in lost] == [True] * fails
+    hcb.barrier_wait()  # the failure was told

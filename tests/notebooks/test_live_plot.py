@@ -51,6 +51,7 @@ def test_metrics_and_taps_are_plotted_by_step(tmp_path: Path) -> None:
     assert _lines(plot, 1) == {"grads/w": [[0, 2], [10, 1], [20, 0.5], [30, 0.25]]}
     assert _lines(plot, 2) == {"plain": [[0, 1], [1, 0.5], [2, 0.25], [3, 0.125]]}
     assert [axes.get_yscale() for axes in plot.figure.axes] == ["log", "linear", "linear"]
+    assert all(line.get_visible() for axes in plot.figure.axes for line in axes.get_xgridlines())
     plot.save(tmp_path / "plot.png")
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
     assert repr(plot) == "<live_plot loss, grads/*, plain: 12 values>"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import html
 import re
+import signal
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 import jax
@@ -12,6 +14,8 @@ import jax.numpy as jnp
 import pytest
 
 import hostcallback as hcb
+from hostcallback.api.outputs import page
+from python_process import start_python
 
 pytest.importorskip("starlette", reason="the page needs hostcallback[ui]")
 httpx = pytest.importorskip("httpx", reason="these tests need httpx")
@@ -57,3 +61,11 @@ def test_what_cannot_be_shown_is_an_error_with_its_reason(tmp_path: Path) -> Non
         hcb.HostCallbackError, match=r"^hcb\.ui: /.*nowhere: no such tap log: give the folder"
     ):
         hcb.ui(tmp_path / "nowhere")
+
+
+def test_a_server_that_does_not_end_with_its_input_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page, "END_SEC", 0.0)
+    server = start_python("-c", "import signal; signal.pause()", stdin=PIPE)
+    shown = page.Ui(server, "http://localhost:1/#token=a", 100)
+    shown.close()
+    assert server.returncode == -signal.SIGKILL

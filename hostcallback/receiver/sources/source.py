@@ -37,7 +37,7 @@ class SourceCounters(NamedTuple):
     queued_bytes: int
     waiting_producers: int
     next_seq: int
-    discarded: int = 0
+    discarded: int
     unpinned: int = 0
 
 

@@ -133,7 +133,7 @@ def tapped(x: Any, key: Any, *, scale: int) -> Any:
 
 
 @native
-def test_a_tap_that_raises(tmp_path: Path) -> None:
+def test_a_tap_that_raises(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     step = hcb.capsule(jax.jit(tapped, static_argnames="scale"), tmp_path, exceptions=True)
     key = jax.random.key(3)
     calls = [(jnp.full(2, float(n)), key) for n in range(9)]
@@ -145,6 +145,7 @@ def test_a_tap_that_raises(tmp_path: Path) -> None:
     assert [entry.path for entry in capsule.inputs] == ["x", "key"]
     assert capsule.failure.text == "ValueError: seven is refused"
     assert any('"first"' in line for line in capsule.messages)
+    assert f"To see it again: hcb reproduce {capsule.path}" in caplog.text
     again = reproduce(capsule)  # this process has the tap's function
     assert again.is_exact
     np.testing.assert_array_equal(again.results[0], results[7])

@@ -186,6 +186,12 @@ def test_the_place_in_which_the_time_is_stands_for_those_around_it() -> None:
     assert slow_places(seconds, medians, 3.0)[0].place == "step"
 
 
+@pytest.mark.parametrize(("inside", "told"), [(0.75, ["step", "step/solve"]), (1.0, ["step/solve"])])
+def test_half_of_the_time_more_is_enough_to_explain_the_place_around(inside: float, told: list[str]) -> None:
+    found = slow_places({"step": 3.0, "step/solve": 1.0 + inside}, {"step": 1.0, "step/solve": 1.0}, 1.0)
+    assert [one.place for one in found] == told
+
+
 def test_a_place_that_seldom_runs_has_no_median() -> None:
     times = Times()
     for number in range(20):

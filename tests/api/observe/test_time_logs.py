@@ -128,6 +128,18 @@ def test_the_table_tells_percentiles_and_the_slowest_device() -> None:
     assert lines[2].split() == ["b", "0", "-", "-", "-", "-", "-", "0.0", "%"]
 
 
+@pytest.mark.parametrize("percent", [50, 90, 99])
+def test_a_percentile_has_its_share_of_the_calls_below_it(percent: int) -> None:
+    def told(short_calls: int) -> float:
+        times = Times()
+        seconds = np.repeat([1e-3, 5e-3], [short_calls, 1000 - short_calls])
+        times.add({"a": {"[0]": seconds}})
+        return float(getattr(times.rows()[0], f"p{percent}"))
+
+    assert told(10 * percent + 5) == pytest.approx(1e-3, rel=0.006)
+    assert told(10 * percent - 5) == pytest.approx(5e-3, rel=0.006)
+
+
 @pytest.mark.parametrize("seconds", [0.043, 0.0435, 1.0e-5, 2.74e-3, 33.1])
 def test_percentiles_are_times_that_were_measured(seconds: float) -> None:
     times = Times()

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import signal
 import subprocess
+import threading
 from pathlib import Path
 
+import jax.numpy as jnp
 import pytest
+from collecting_writer import CollectingWriter
 
 import hostcallback as hcb
 from python_process import start_python
@@ -101,6 +105,24 @@ def test_an_interrupt_tells_once_what_a_writer_loses_and_gives_no_advice() -> No
     assert said.endswith("KeyboardInterrupt\n")
 
 
+class SlowWriter(CollectingWriter):
+    """Takes 10 ms for a record."""
+
+    def write_scalars(self, step: int, scalars: dict[str, float]) -> None:
+        threading.Event().wait(0.01)
+        super().write_scalars(step, scalars)
+
+
+def test_after_an_exception_a_slow_writer_gets_no_longer_than_taps() -> None:
+    writer, error = SlowWriter(), ZeroDivisionError()
+    rx = hcb.outfeed_receiver(writers=[writer], timeout_sec=0.05).__enter__()
+    for step in range(60):
+        hcb.metrics({"loss": 0.5}, step=step)
+    with pytest.warns(hcb.MetricsWarning, match=r"SlowWriter: \d+ were left out"):
+        rx.__exit__(ZeroDivisionError, error, None)
+    assert len(writer.rows) < 60
+
+
 TORN = [
     ("m.csv", "step,loss\r\n0,1.0\r\n1,2.", "step,loss\n0,1.0\n1,2.\n2,0.5\n", "may be cut short: b'1,2.'"),
     ("m.csv", "step,loss\r\n0,1.0\r", "step,loss\n0,1.0\n2,0.5\n", ""),
@@ -187,3 +209,15 @@ def test_a_file_gets_its_lines_while_more_come(tmp_path: Path) -> None:
         found = lines.read_text()
     assert found.endswith("\n")
     assert len(found) < io.DEFAULT_BUFFER_SIZE // 2  # a full buffer would have been written all the same
+
+
+def test_a_line_of_json_has_the_counts_and_edges_of_the_finite_values(tmp_path: Path) -> None:
+    floats = jnp.array([0.0, 0.5, 1.0, 4.0, jnp.nan, jnp.inf])
+    with hcb.outfeed_receiver(writers=[hcb.jsonl(tmp_path / "m.jsonl")]):
+        hcb.metrics({"f": hcb.histogram(floats, bins=4), "i": hcb.histogram(jnp.arange(6), bins=2)}, step=3)
+    (row,) = map(json.loads, (tmp_path / "m.jsonl").read_text().splitlines())
+    assert row == {
+        "step": 3,
+        "f": {"counts": [2, 1, 0, 1], "edges": [0, 1, 2, 3, 4]},
+        "i": {"counts": [3, 3], "edges": [0, 2.5, 5]},
+    }

@@ -85,6 +85,15 @@ def test_recover(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert {"written", "run", "pid", "rings"} <= set(written)
 
 
+def test_recover_says_what_there_is_if_nothing_was_selected(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flight = str(write_hostile_flight(tmp_path / "flight"))
+    for selection, said in ((("--step", "999"), "steps: the flight recorder has "), ((), "")):
+        main(["recover", flight, "--json", *selection])
+        assert (f"hcb: no message is of these {said}" in capsys.readouterr().err) == bool(said)
+
+
 def test_recover_shows_the_last_run_and_names_the_others(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

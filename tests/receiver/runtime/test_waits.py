@@ -20,6 +20,7 @@ from hostcallback.receiver.runtime import runtime as runtimes
 from hostcallback.receiver.runtime.dispatch import gil_share
 from hostcallback.receiver.runtime.dispatch.calls import CallsInPlace
 from hostcallback.receiver.runtime.dispatch.scope import Scope, never_entered
+from hostcallback.receiver.runtime.rules.admission import Admission
 from hostcallback.receiver.runtime.runtime import Runtime, Supervisor
 from hostcallback.receiver.sources.queue import QueueSource
 from hostcallback.receiver.sources.ring_batch import RingConfig
@@ -103,6 +104,23 @@ def test_what_waits_is_told_with_its_tap_while_the_receiver_pauses(monkeypatch: 
     assert told == [
         f"{left} message(s) of {DEVICE}, at the tap slow (here.py:1 (f))" for left in (5, 4, 3, 2, 1)
     ]
+
+
+def test_a_wait_includes_what_a_rate_has_kept_and_gets_room_meanwhile(
+    stalled: Stalled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def latest_waits() -> bool:
+        if stalled.seen:
+            return False
+        stalled.stall()
+        return True
+
+    table = stalled.runtime.rule_table
+    table.admissions[1] = Admission()
+    monkeypatch.setattr(table, "latest_waits", latest_waits)
+    with pytest.raises(TapTimeoutError, match="tap slow"):
+        stalled.runtime.wait_delivered(deadline=0.0)
+    assert stalled.seen == [None]
 
 
 def test_a_stalled_tap_ends_waits_and_is_named(stalled: Stalled) -> None:

@@ -26,6 +26,7 @@ KWARGS = {"x": np.array(0.123456), "shape_of": np.zeros((2, 3)), "s": "abc"}
         "{} {}",
         "{0} {1} {0}",
         "{x:.3f}",
+        "{0:000000012}",
         "{x!r:>20} {s:^9}",
         "{1!r} {1!s} {1!a}",
         "{shape_of.shape} {shape_of.ndim} {shape_of.size} {shape_of.dtype}",

@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 from hostcallback.receiver.errors import TapFailure
 from hostcallback.receiver.failures.deferred_errors import DeferredErrors, MultipleFailures
 from hostcallback.receiver.messages import Consumer, Message
-from hostcallback.receiver.sinks.batches import LaneMask, elements, for_each_element
+from hostcallback.receiver.sinks.batches import LaneMask, elements, for_each_element, masking
 from hostcallback.receiver.wire.array_types import MAX_RANK
 
 
@@ -142,3 +142,45 @@ def test_axes_of_a_mask_are_read(levels: Any) -> None:
     mask = LaneMask.of((("mask", {"batch_dims": levels}),))
     assert mask is not None
     assert mask.levels == tuple(map(tuple, levels))
+
+
+class Texts:
+    """A sink that keeps the elements that it gets, and shows them as texts."""
+
+    def __init__(self, mark: str = "") -> None:
+        self.mark = mark
+        self.got: list[list[float]] = []
+
+    def __call__(self, message: Message) -> None:
+        self.got.append(message.arrays[0].tolist())
+
+    def texts(self, message: Message) -> list[str]:
+        return [f"{self.mark}{value}" for value in message.arrays[0]]
+
+    def escaped(self) -> Texts:
+        return Texts("escaped ")
+
+
+def test_a_masked_sink_gets_and_shows_the_elements_that_take_part() -> None:
+    sink = Texts()
+    masked: Any = masking([("batch", {}), ("mask", {"batch_dims": [[0, 0]]})], sink)
+    consumer = Consumer(1, "tap", "here.py:1 (f)", masked)
+
+    def message(*takes_part: bool) -> Message:
+        arrays = [np.array([1.0, 2.0, 3.0]), np.array(takes_part)]
+        return Message(consumer, arrays, 0, 0, 1, "cpu:0", None)
+
+    some, none = message(True, False, True), message(False, False, False)
+    for each in (some, none):
+        masked(each)
+    assert sink.got == [[1.0, 3.0]]
+    assert (masked.texts(some), masked.texts(none)) == (["1.0", "3.0"], [])
+    assert masked.escaped().texts(some) == ["escaped 1.0", "escaped 3.0"]
+
+
+def test_a_sink_without_a_mask_stays_and_one_without_texts_shows_none() -> None:
+    sink = Texts()
+    assert masking([("batch", {})], sink) is sink
+    plain = masking([("mask", {"batch_dims": [[0, 0]]})], lambda message: None)
+    assert not hasattr(plain, "texts")
+    assert not hasattr(plain, "escaped")

@@ -149,14 +149,16 @@ def test_an_emission_that_waits_for_room_follows_a_later_policy() -> None:
     queue.emit(prefix, ())
     waiting = threading.Thread(target=queue.emit, args=(prefix, ()), daemon=True)
     waiting.start()
-    wait_for(lambda: queue.counters().waiting_producers)
+    wait_for(lambda: queue.counters().waiting_producers == 1)
     queue.configure(BackPressure(policy="overwrite_oldest"))
     waiting.join(WAIT_SEC)
     assert not waiting.is_alive()
+    assert queue.counters().waiting_producers == 0
     batch = queue.read(0)
     assert batch is not None
     assert [decode_header(*frame[:2]).seq for frame in batch.frames] == [1]
-    assert queue.counters().dropped == 1
+    counters = queue.counters()
+    assert (counters.emitted, counters.dropped, counters.discarded, counters.queued_messages) == (2, 1, 1, 1)
 
 
 def test_a_reader_that_was_woken_ends_after_the_frames() -> None:

@@ -53,6 +53,16 @@ def test_runs_without_names_are_called_by_what_differs(tmp_path: Path, serve: Se
     assert two["metrics"]["loss/loss"] == [0.25, 0.5**29, 1.0]
 
 
+def test_a_run_that_diverged_has_no_number_where_there_is_none(tmp_path: Path, serve: Serve) -> None:
+    for run, values in {"nan": (2.0, 1.0, jnp.nan), "infinite": (2.0, 1.0, jnp.inf)}.items():
+        with hcb.outfeed_receiver(sinks=[hcb.record(tmp_path, run=run)]):
+            for step, value in enumerate(values):
+                hcb.metrics({"loss": jnp.float32(value)}, step=step)
+    for run in serve(tmp_path).get("/api/runs").json()["runs"]:
+        last_and_finite_range = run["metrics"]["loss"]
+        assert last_and_finite_range == [None, 1.0, 2.0]
+
+
 def test_runs_of_folders_have_the_folders_names_and_equal_ones_the_time(tmp_path: Path, serve: Serve) -> None:
     first, second, third, fourth = UNNAMED
     recorded(tmp_path / "small", first)

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from types import ModuleType
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
@@ -33,6 +34,16 @@ def test_codes_names_and_dtypes_belong_together(wire_type: WireType) -> None:
     assert dtype.name == wire_type.name
     assert wire_type_of(dtype) is wire_type
     assert dtype.itemsize == wire_type.itemsize
+
+
+@pytest.mark.parametrize("wire_type", WIRE_TYPES, ids=lambda t: t.name)
+def test_elements_have_the_bits_of_their_type(wire_type: WireType) -> None:
+    dtype = dtype_of(wire_type.code)
+    if hasattr(np, wire_type.name):
+        assert wire_type.bits == 8 * dtype.itemsize
+    else:
+        info = ml_dtypes.iinfo if "int" in wire_type.name else ml_dtypes.finfo
+        assert wire_type.bits == info(dtype).bits
 
 
 def test_type_codes_match_xla() -> None:

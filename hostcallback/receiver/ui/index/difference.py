@@ -150,7 +150,7 @@ def _taps(comparison: Comparison, taps: dict[str, _TapDifference]) -> list[dict[
 def _first(found: Difference) -> dict[str, Any]:
     consumer = found.logged.message.consumer
     leaf = found.found.leaves[0] if found.found.leaves else None
-    places = [text for place in found.logged.message.shard_index or () if (text := place_text(place))]
+    places = map(place_text, found.logged.message.shard_index or ())
     return {
         "tap": printable(consumer.name),
         "leaf": printable(found.found.leaf if leaf is None else leaf.leaf),

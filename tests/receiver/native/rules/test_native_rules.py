@@ -91,6 +91,28 @@ def test_each_device_counts_for_itself(driver: Driver) -> None:
     assert (arrived(one), arrived(other)) == ([0, 3], [0, 3])
 
 
+def test_a_check_is_switched_off_on_one_device_or_on_all(driver: Driver) -> None:
+    gpus = Gpu(driver, device_id=43), Gpu(driver, device_id=44)
+    consumer_id = next(_consumers)
+
+    def switch(*, off: bool, device: int = -1) -> None:
+        assert native.load().hcb_switch(consumer_id, device, off) == native.EMITTED
+
+    def failures() -> list[int]:
+        for gpu in gpus:
+            gpu.tap(np.array([False]), consumer_id=consumer_id, flags=Flags.CHECK)
+        return [len(arrived(gpu)) for gpu in gpus]
+
+    switch(off=True, device=43)
+    assert failures() == [0, 1]
+    switch(off=True)
+    assert failures() == [0, 0]
+    switch(off=False)
+    assert failures() == [0, 1], "it is still off on one device"
+    switch(off=False, device=43)
+    assert failures() == [1, 1]
+
+
 def test_a_rate_lets_one_message_through_and_the_next_ones_not(driver: Driver) -> None:
     tap = Tap(Gpu(driver))
     tap.rule(interval_ns=3600 * SECOND)

@@ -149,6 +149,9 @@ def test_bad_arguments_are_refused_before_anything_is_made(tmp_path: Path) -> No
         hcb.Forward("localhost:7070", run="a/b")
     with pytest.raises(ValueError, match="when_full is 'never'"):
         hcb.Forward("localhost:7070", when_full="never")
+    for wrong in (-1.0, float("inf"), float("nan")):
+        with pytest.raises(ValueError, match=f"drain_sec is {wrong}, expected a number of seconds"):
+            hcb.Forward("localhost:7070", drain_sec=wrong)
     with pytest.raises(ValueError, match="spool is"):
         hcb.outfeed_receiver(spool=tmp_path)
     with pytest.raises(TypeError, match="forward is a int"):

@@ -52,6 +52,23 @@ def test_messages_of_further_devices_than_are_kept_are_left_out(
     assert all("of more than 3 devices in one stream" in text for text in damage)
 
 
+def test_damage_in_a_chunk_is_told_of_before_its_intact_messages(segments: Segments) -> None:
+    write(segments, 1, "cpu:0")
+    writer = SegmentWriter(segments(2), number=2)
+    writer.frames("cpu:0", losses(1, 1000), DESCRIBED)
+    writer.close()
+    stored = bytearray(segments(2).read_bytes())
+    stored[len(stored) // 2] ^= 1
+    segments(2).write_bytes(stored)
+    runs = StoredRuns(segments, StreamOffset(1, 0), lambda described: True)
+    whole, damage, intact = runs.read(StreamOffset(3, 0), 1e9)
+    assert isinstance(damage, Damage)
+    assert (damage.path, damage.reason) == (segments(2), "checksums do not match")
+    assert isinstance(whole, Stretch)
+    assert isinstance(intact, Stretch)
+    assert 0 < damage.messages == 1000 - len(intact.block) < 1000
+
+
 def test_further_taps_than_are_kept_are_told_of_once(
     segments: Segments, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

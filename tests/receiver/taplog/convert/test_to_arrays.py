@@ -134,6 +134,8 @@ def test_parquet_has_a_row_for_each_array(tmp_path: Path) -> None:
     assert [row["step"] for row in loss] == list(range(STEPS))
     assert {(row["device"], row["dtype"], tuple(row["shape"])) for row in loss} == {("cpu:0", "float32", ())}
     assert [row["time"] for row in loss] == sorted(row["time"] for row in loss)
+    assert {row["kind"] for row in loss} == {"tap"}
+    assert all("logged_runs.py:" in row["source_line"] for row in loss)
     grads = [row for row in rows if row["leaf"] == "grads/0"]
     assert grads[2]["shape"] == [2, 3]
     assert grads[2]["floats"] == [0, 2, 4, 6, 8, 10]

@@ -94,6 +94,17 @@ def test_gaps_are_passed_over(
         assert counts["passed_over"] == len(without)
 
 
+@pytest.mark.parametrize(
+    ("first", "stop", "missing"),
+    [(10, 20, 10), (0, 30, 10), (15, 25, 5), (5, 12, 2), (19, 21, 1), (20, 30, 0), (0, 10, 0)],
+)
+def test_of_a_gap_only_what_a_log_notes_as_lost_is_missing(first: int, stop: int, missing: int) -> None:
+    lost = Lost("cpu:0", 10, 19, 10, 0, 10**18, "dropped")
+    assert pairing._missing([lost], first, stop) == missing
+    # Notes that overlap count no number twice, as far as the gap has them.
+    assert pairing._missing([lost, lost], 10, 20) == 10
+
+
 def test_gaps_in_both_logs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a = write(tmp_path / "a", SENT, without=range(10, 20))
     b = write(tmp_path / "b", SENT, without=range(15, 30))
