@@ -93,6 +93,19 @@ def test_a_program_that_fails_in_its_first_call(
 
 
 @native
+def test_another_process_reproduces_a_text_of_several_lines_exactly(tmp_path: Path) -> None:
+    def program(x: Any) -> Any:
+        hcb.check(jnp.all(x < 5), "x is\n{}", x)
+        return x
+
+    failing(lambda: hcb.capsule(jax.jit(program), tmp_path)(jnp.full((2, 2), 7.0)))
+    (capsule,) = capsules(tmp_path)
+    assert capsule.failure.text == "x is\n[[7. 7.]\n [7. 7.]]"
+    again = f"from hostcallback.receiver.cli import main; print(main(['reproduce', {str(capsule.path)!r}]))"
+    assert python_output("-c", again, PYTHONPATH=python_path()).splitlines()[-1] == "0"
+
+
+@native
 def test_a_block_holds_for_all_programs_and_nothing_outside(tmp_path: Path) -> None:
     one, other = jax.jit(checked), jax.jit(in_scan)
 
