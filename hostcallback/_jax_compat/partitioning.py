@@ -140,6 +140,11 @@ def shard_map_axes(params: dict[str, Any]) -> tuple[Any, ...]:
     return tuple(axis for axis in params["mesh"].axis_names if axis in manual)
 
 
+def is_nested_shard_map(params: dict[str, Any]) -> bool:
+    """Whether a shard_map is in another one, which takes over other axes of the same mesh."""
+    return bool(getattr(params["mesh"], "manual_axes", ()))
+
+
 def mesh_sizes(params: dict[str, Any]) -> tuple[int, ...]:
     """The sizes of the axes that `shard_map_axes` names."""
     return tuple(int(params["mesh"].shape[axis]) for axis in shard_map_axes(params))
