@@ -137,6 +137,20 @@ def test_a_replica_of_each_device_fails_and_one_capsule_is_left(tmp_path: Path) 
 
 
 @native
+@pytest.mark.parametrize("axes", [{"a", "b"}, {"a"}], ids=["all axes", "some axes"])
+def test_the_mesh_of_the_context(axes: set[str], tmp_path: Path) -> None:
+    mesh = Mesh(np.array(jax.devices()).reshape(2, 2), ("a", "b"))
+    x = jax.device_put(np.full((4, 4), 7, np.float32), NamedSharding(mesh, PartitionSpec("a")))
+    spec = PartitionSpec("a")
+    with jax.set_mesh(mesh):
+        mapped = jax.jit(jax.shard_map(checked, in_specs=spec, out_specs=spec, axis_names=axes))
+        failing(lambda: hcb.capsule(mapped, tmp_path)(x))
+    (capsule,) = capsules(tmp_path)
+    assert not [what for what in capsule.left_out if "program" in what]
+    assert reproduce(capsule).is_exact
+
+
+@native
 @pytest.mark.parametrize("shape", [(2, 2), (1, 2)])
 def test_automatic_sharding(shape: tuple[int, int], tmp_path: Path) -> None:
     mesh = Mesh(np.array(jax.devices()[: math.prod(shape)]).reshape(shape), ("a", "b"))
