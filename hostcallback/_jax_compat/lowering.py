@@ -189,7 +189,7 @@ class LoweringContext:
     def devices(self) -> list[jax.Device] | None:
         """The program's devices in partition order; None where JAX does not know them yet."""
         context = self.axis_context
-        if self.manual:
+        if self.manual and not isinstance(context.mesh, jax.sharding.AbstractMesh):  # that one refuses to say
             found = getattr(context.mesh, "_flat_devices_tuple", None)
             if found is None:
                 found = getattr(context.mesh, "devices", None)

@@ -7,6 +7,7 @@ side effect, and names its Python callback by an address, which makes programs d
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
@@ -16,7 +17,8 @@ from jax._src import (
     core as _core,  # ShapedArray, ManualAxisType, get_cur_mesh_sharding
     custom_partitioning as _custom_partitioning,  # its primitive and its lowering rule
     dispatch as _dispatch,  # prim_requires_devices_during_lowering
-    shard_map as _shard_map,  # shard_map_p
+    effects as _effects,  # ordered_effects
+    shard_map as _shard_map,  # shard_map_p and its lowering rule
     xla_bridge as _xla_bridge,  # register_plugin_callbacks
 )
 from jax._src.interpreters import mlir as _mlir  # register_lowering with the rule that JAX registers
@@ -25,7 +27,15 @@ from jax._src.lib.mlir import ir as _ir  # BoolAttr
 from jax._src.lib.mlir.dialects import func as _func, hlo as _hlo  # FuncOp; TokenType, PartitionIdOp
 
 from hostcallback._jax_compat import lowering, versions
-from hostcallback._jax_compat.types import Aval, JaxprEqn, LoweringRuleContext, Primitive
+from hostcallback._jax_compat.types import (
+    Aval,
+    ClosedJaxpr,
+    Effect,
+    Jaxpr,
+    JaxprEqn,
+    LoweringRuleContext,
+    Primitive,
+)
 
 custom_partitioning_p: Any = _custom_partitioning.custom_partitioning_p
 
@@ -68,10 +78,71 @@ def without_sharding_types(function: Callable[[jax.Array], Any], value: jax.Arra
 shard_map_p: Any = _shard_map.shard_map_p
 
 
+def keep_tokens_out(effect_type: type[Effect], instead: Effect) -> None:
+    """Lowers a shard_map over some axes with `instead` in place of the ordered effects of that type in its body.
+
+    Its body has some if it holds a shard_map over the other axes, whose body has no axes that are the compiler's. See
+    `versions.TOKENS_ENTER_PARTIALLY_MANUAL_REGIONS`.
+    """
+    rule: Any = _shard_map._shard_map_lowering
+
+    def lower(ctx: LoweringRuleContext, *args: Any, jaxpr: Any, **params: Any) -> Any:
+        mesh = params["mesh"]
+        if {*shard_map_axes(params), *getattr(mesh, "manual_axes", ())} != set(mesh.axis_names):
+            jaxpr = _with_effect(jaxpr, effect_type, instead, {})
+        return rule(ctx, *args, jaxpr=jaxpr, **params)
+
+    _mlir.register_lowering(shard_map_p, lower)
+
+
+def _with_effect(param: Any, effect_type: type[Effect], instead: Effect, done: dict[int, Any]) -> Any:
+    # An equation's parameter; `done` has the jaxprs that were replaced, so that one that is called twice stays one.
+    if isinstance(param, tuple):
+        new = [_with_effect(each, effect_type, instead, done) for each in param]
+        if all(map(operator.is_, new, param)):
+            return param
+        return type(param)(*new) if hasattr(param, "_fields") else tuple(new)
+    if not isinstance(param, Jaxpr | ClosedJaxpr):
+        return param
+    if id(param) not in done:
+        done[id(param)] = _with_effect_inside(param, effect_type, instead, done)
+    return done[id(param)]
+
+
+def _with_effect_inside(jaxpr: Any, effect_type: type[Effect], instead: Effect, done: dict[int, Any]) -> Any:
+    def replaced(effects: Iterable[Effect]) -> set[Effect]:
+        ordered = _effects.ordered_effects
+        return {
+            instead if isinstance(effect, effect_type) and ordered.contains(effect) else effect
+            for effect in effects
+        }
+
+    if isinstance(jaxpr, ClosedJaxpr):
+        return jaxpr.replace(jaxpr=_with_effect(jaxpr.jaxpr, effect_type, instead, done))
+    if replaced(jaxpr.effects) == set(jaxpr.effects):
+        return jaxpr
+    equations = [
+        equation.replace(
+            params={
+                name: _with_effect(param, effect_type, instead, done)
+                for name, param in equation.params.items()
+            },
+            effects=replaced(equation.effects),
+        )
+        for equation in jaxpr.eqns
+    ]
+    return jaxpr.replace(eqns=equations, effects=replaced(jaxpr.effects))
+
+
 def shard_map_axes(params: dict[str, Any]) -> tuple[Any, ...]:
     """The axes that a shard_map takes over, in the order of its mesh; the parameter is `manual_axes` until 0.9."""
     manual = params["newly_manual_axes"] if "newly_manual_axes" in params else params["manual_axes"]
     return tuple(axis for axis in params["mesh"].axis_names if axis in manual)
+
+
+def is_nested_shard_map(params: dict[str, Any]) -> bool:
+    """Whether a shard_map is in another one, which takes over other axes of the same mesh."""
+    return bool(getattr(params["mesh"], "manual_axes", ()))
 
 
 def mesh_sizes(params: dict[str, Any]) -> tuple[int, ...]:

@@ -85,8 +85,8 @@ class TapEffect(compat.Effect):
         return 0x746170  # not an address: JAX sorts some effects by hash, and programs must be equal in all processes
 
 
-class ThreadedTapEffect(TapEffect):
-    """Also keeps taps in order, by the token that JAX passes from one tap to the next.
+class _StartingTapEffect(TapEffect):
+    """Also starts the receivers of exported taps.
 
     JAX creates an instance, without arguments, for each exported program that it reads. By that instance this process
     learns of taps that it did not lower: their receivers start when JAX first hashes it, before it calls the program.
@@ -109,8 +109,12 @@ class ThreadedTapEffect(TapEffect):
         return super().__hash__()
 
 
-class RegionTapEffect(TapEffect):
-    """The effect of taps in regions that tokens must not enter; see `tap._effect`."""
+class ThreadedTapEffect(_StartingTapEffect):
+    """Also keeps taps in order, by the token that JAX passes from one tap to the next."""
+
+
+class RegionTapEffect(_StartingTapEffect):
+    """The effect of taps in regions that tokens must not enter; see `tap.effect_here`."""
 
 
 class PassedTokenEffect(TapEffect):
@@ -136,7 +140,7 @@ class CallEffect(TapEffect):
 
 
 TAP_EFFECT = ThreadedTapEffect(traced_here=True)
-REGION_TAP_EFFECT = RegionTapEffect()
+REGION_TAP_EFFECT = RegionTapEffect(traced_here=True)
 PASSED_TOKEN_EFFECT = PassedTokenEffect()
 CALL_EFFECT = CallEffect()
 compat.register_effect(ThreadedTapEffect, ordered=True)

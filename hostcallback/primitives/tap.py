@@ -43,6 +43,11 @@ def effect_here() -> TapEffect:
     return REGION_TAP_EFFECT
 
 
+if not compat.TOKENS_ENTER_PARTIALLY_MANUAL_REGIONS:
+    compat.keep_tokens_out(
+        TapEffect, REGION_TAP_EFFECT
+    )  # of nested regions, which are manual only taken together
+
 tap_p = Primitive("tap")
 tap_p.multiple_results = True
 

@@ -38,8 +38,9 @@ TapFunctionException         an ExceptionGroup of everything that was deferred
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 
@@ -255,6 +256,13 @@ class TapFailure:
     time_ns: int = 0
     step: int | None = None
 
+    def __getstate__(self) -> list[Any]:
+        """For pickle: keyword arguments that cannot be pickled, such as lambdas, become texts."""
+        state = {each.name: getattr(self, each.name) for each in fields(self)}
+        return [
+            *{**state, "kwargs": {name: _portable(value) for name, value in self.kwargs.items()}}.values()
+        ]
+
     def describe(self) -> str:
         """Returns one line with the tap, its source line, device, sequence number, transforms and kwargs."""
         text = f"tap {self.tap} at {self.source_line}, device {self.device}, message {self.seq}"
@@ -265,6 +273,14 @@ class TapFailure:
         if self.kwargs:
             text += ", kwargs " + ", ".join(f"{k}={v!r}" for k, v in sorted(self.kwargs.items()))
         return text
+
+
+def _portable(value: Any) -> Any:
+    try:
+        pickle.dumps(value)
+    except Exception:  # each class raises its own
+        return repr(value)
+    return value
 
 
 class TapFunctionException(ExceptionGroup[Exception]):

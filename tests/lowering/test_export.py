@@ -7,13 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 import hostcallback as hcb
-from python_process import run_python
+from checkout import python_path
+from python_process import python_output, run_python
 from recorder import Recorder
 
 PROGRAM = Path(__file__).with_name("exported_program.py")
@@ -291,3 +293,31 @@ def test_a_loop_with_a_progress_bar_is_not_exported_on_several_devices() -> None
 
     with pytest.raises(NotImplementedError, match=r"clock would be a Python callback.*one CPU"):
         jax.export.export(jax.jit(f), disabled_checks=hcb.export_checks())(x)
+
+
+RUN_EXPORTED = """
+import sys
+import jax, jax.export, jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+import hostcallback as hcb
+hcb.bind("sum", lambda value: print("got", float(value)))
+with open(sys.argv[1], "rb") as file:
+    exported = jax.export.deserialize(bytearray(file.read()))
+mesh = jax.make_mesh((2, 2), ("i", "j"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+jax.jit(exported.call)(jax.device_put(jnp.arange(4.0), NamedSharding(mesh, P("i"))))
+hcb.barrier_wait()
+"""
+
+
+@native_only
+def test_another_process_runs_taps_that_are_all_in_a_shard_map_over_some_axes(tmp_path: Path) -> None:
+    mesh = Mesh(np.array(jax.devices()).reshape(2, 2), ("i", "j"))
+    x = jax.device_put(jnp.arange(4.0), NamedSharding(mesh, P("i")))
+    f = jax.shard_map(
+        lambda x: [hcb.tap(print, x.sum(), name="sum"), x][1],
+        mesh=mesh, in_specs=P("i"), out_specs=P("i"), axis_names={"i"},
+    )  # fmt: skip
+    exported = jax.export.export(jax.jit(f), disabled_checks=hcb.export_checks())(x)
+    (tmp_path / "program").write_bytes(exported.serialize())
+    lines = python_output("-c", RUN_EXPORTED, tmp_path / "program", PYTHONPATH=python_path()).splitlines()
+    assert sorted(lines) == ["got 1.0", "got 5.0"]

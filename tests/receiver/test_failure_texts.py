@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hostcallback.receiver.errors import JobError, TapFailure
+from hostcallback.receiver.errors import JobError, TapFailure, TapFunctionException
 from hostcallback.receiver.failures.check_report import FailedChecks
 from hostcallback.receiver.failures.failure_report import Deferred, FailureHistory, report_of
 from hostcallback.receiver.log import traceback_text
@@ -142,6 +142,20 @@ def test_the_failure_of_another_process_survives_pickle() -> None:
     again = pickle.loads(pickle.dumps(error))
     assert (type(again), str(again)) == (JobError, str(error))
     assert (again.process, again.source_line) == (2, "train.py:3 (step)")
+
+
+def test_failures_are_pickled_whatever_the_arguments_of_their_taps() -> None:
+    own = lambda value: value  # noqa: E731 - pickle finds no lambda
+    failure = TapFailure(
+        ValueError("no"), "loss", "a.py:3 (f)", "cpu:0", 7, kwargs={"own": own, "at": 3}, step=5
+    )
+    error = TapFunctionException("one", [failure.exception], [failure])  # type: ignore[list-item]
+    again = pickle.loads(pickle.dumps(error))
+    assert str(again) == str(error)
+    (same,) = again.failures
+    assert same.exception is again.exceptions[0]
+    assert same.kwargs == {"own": repr(own), "at": 3}
+    assert (same.tap, same.source_line, same.seq, same.step) == ("loss", "a.py:3 (f)", 7, 5)
 
 
 def test_a_report_names_eight_taps_with_incomplete_values_and_counts_the_rest() -> None:

@@ -7,6 +7,8 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import chain, zip_longest
 from typing import Any
 
 import jax
@@ -429,18 +431,17 @@ def digests(capsule: Capsule, program: str = WATCHED, device: jax.Device | None 
     """
     exported = load(capsule, program)
     arrays = arrays_of(capsule, exported.nr_devices)
-    found: list[Digest] = []
-    seen: Counter[tuple[str, tuple[int, ...]]] = Counter()
+    of_devices: dict[int, list[Digest]] = {}  # which send at the same time
 
-    def receive(value: dict[str, Any], operations: str) -> None:
+    def receive(value: dict[str, Any], operations: str, device: Any) -> None:
+        found = of_devices.setdefault(device.id, [])
         iterations = tuple(int(number) for number in value["iterations"])
         names = operations.split("\n")
         bad, ends = (value.get(key, [()] * len(names)) for key in ("bad", "finite"))
         for name, bits, stats, *more in zip(names, value["hash"], value["stats"], bad, ends, strict=True):
             key = (name, iterations)
             counts, of_finite = (tuple(each.tolist()) if len(each) else () for each in more)
-            found.append(Digest(*key, seen[key], int(bits), tuple(map(float, stats)), counts, of_finite))
-            seen[key] += 1
+            found.append(Digest(*key, 0, int(bits), tuple(map(float, stats)), counts, of_finite))
 
     bind(TAP, receive)
     try:
@@ -452,4 +453,11 @@ def digests(capsule: Capsule, program: str = WATCHED, device: jax.Device | None 
         barrier_wait()
     finally:
         unbind(TAP)
+    each = zip_longest(*(of_devices[number] for number in sorted(of_devices)))
+    seen: Counter[tuple[str, tuple[int, ...]]] = Counter()
+    found = []
+    for digest in filter(None, chain.from_iterable(each)):
+        key = digest.name, digest.iterations
+        found.append(replace(digest, occurrence=seen[key]))
+        seen[key] += 1
     return found

@@ -22,12 +22,14 @@ import numpy as np
 
 from hostcallback.api import barrier, capsule_contents, export, receiver
 from hostcallback.api.capsule.programs import Digest, arrays_of, digests, first_line, load, not_finite_text
+from hostcallback.receiver import limits
 from hostcallback.receiver.capsule.file_format import PROMOTED, CapsuleError, Failure
 from hostcallback.receiver.capsule.reading import Capsule
 from hostcallback.receiver.errors import TapFailure, TapFunctionException
 from hostcallback.receiver.failures import deferred_errors
 from hostcallback.receiver.failures.check_report import FailedCheck
 from hostcallback.receiver.messages import Message
+from hostcallback.receiver.text import printable
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,9 @@ def _compared(
         for f in found
     ]
     alike = [f for f in failures if (f.kind, f.source_line) == (expected.kind, expected.source_line)]
-    exact = [f for f in alike if f.text == expected.text]
+    # The checks of another process have texts of one line and a limited length.
+    text = printable(expected.text)[: limits.REPORT_CHARS]
+    exact = [f for f in alike if printable(f.text)[: limits.REPORT_CHARS] == text]
     same = next(iter([*exact, *alike]), None)
     got = last.get(expected.name) if expected.kind == "tap exception" and same is None else None
     return Reproduction(failures, reports, same, bool(exact), got, results)

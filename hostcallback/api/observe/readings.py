@@ -20,6 +20,7 @@ from hostcallback.api.observe.spans import Spans
 from hostcallback.lowering.device_ops import COPIED_DTYPES
 from hostcallback.lowering.equations import OUTERMOST, Position, structure_of, variables
 from hostcallback.lowering.evaluator import Evaluator, Records, is_only_effect
+from hostcallback.lowering.xray import UserError
 from hostcallback.primitives.device_ops import edge
 from hostcallback.receiver.sinks.time_rows import PROGRAM
 from hostcallback.receiver.sinks.times import SECONDS, START
@@ -154,7 +155,17 @@ class Timer(Evaluator):
         self._operands: dict[int, list[bool]] = {}  # of equations that are entered, whether they are given
 
     def enters(self, equation: JaxprEqn, position: Position) -> bool:
-        return (*position.key, id(equation)) in self._entered or _hides_effects(equation)
+        is_entered = (*position.key, id(equation)) in self._entered or _hides_effects(equation)
+        if (
+            is_entered
+            and equation.primitive is compat.shard_map_p
+            and compat.is_nested_shard_map(equation.params)
+        ):
+            raise UserError(
+                'what="time" measures no part of a shard_map within a shard_map: time it as a program of one device, '
+                f"or in a shard_map over all axes, at {source_line.user_source_line()}"
+            )
+        return is_entered
 
     def of_iteration(self, records: Records) -> Records:
         with jax.named_scope(source_line.OWN):

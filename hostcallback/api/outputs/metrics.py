@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -196,7 +197,7 @@ def metrics(
             raise ValueError(
                 f"hcb.metrics: the step is given twice, as step= and as a value named 'step', at {user_source_line()}"
             )
-        sent[STEP] = leaves.scalar_of(step)
+        sent[STEP] = _number_of(step)
     if STEP in sent:
         tap_spec.check_step("hcb.metrics", sent[STEP])
     params = {"batched": True, "forms": forms, "reduce": _reductions(reduce, {*sent, *forms}), "every": every}
@@ -225,7 +226,7 @@ def _split(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, list[An
             )
     for path, leaf in found:
         name = jax.tree_util.keystr(path, simple=True, separator="/")
-        value = text(leaf) if isinstance(leaf, str) else leaves.scalar_of(leaf)
+        value = text(leaf) if isinstance(leaf, str) else _number_of(leaf)
         if name in sent or name in forms:
             raise ValueError(f"hcb.metrics: two values have the name {name!r}, at {user_source_line()}")
         if not isinstance(value, MetricForm):
@@ -236,6 +237,13 @@ def _split(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, list[An
         if not isinstance(value.arrays, list) or value.arrays:
             sent[name] = value.arrays
     return sent, forms
+
+
+def _number_of(value: Any) -> Any:
+    # A member of an enum of numbers would stay on the host, as other enums do.
+    if isinstance(value, enum.Enum) and isinstance(value, int | float):
+        return int(value) if isinstance(value, int) else float(value)
+    return leaves.scalar_of(value)
 
 
 def _check_scalar(name: str, value: Any) -> None:

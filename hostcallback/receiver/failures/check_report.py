@@ -204,6 +204,10 @@ class CheckError(HostCallbackError, AssertionError):
         super().__init__(check.report() + (f"\n  {also}" if also else ""))
         self.check = check
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For pickle and copy, which would call the class with the text; the text names the code as it is here."""
+        return _new, (type(self), *self.args), self.__dict__
+
     @property
     def step(self) -> int | None:
         """The step of the first failure; None if it is not known."""
@@ -211,6 +215,10 @@ class CheckError(HostCallbackError, AssertionError):
 
     def _repr_html_(self) -> str:
         return preformatted(str(self))
+
+
+def _new(kind: type[CheckError], *args: Any) -> CheckError:
+    return kind.__new__(kind, *args)
 
 
 class FailedChecks:

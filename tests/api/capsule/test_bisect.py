@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -95,6 +96,25 @@ def test_devices_and_interpreters_with_the_same_jax_agree(
     capsule: Capsule, capsys: pytest.CaptureFixture[str], other: str
 ) -> None:
     assert main(["reproduce", "--bisect", other, str(capsule.path)]) == 0
+    assert capsys.readouterr().out.startswith("no operation differs: ")
+
+
+def test_devices_that_send_at_the_same_time_have_digests_in_their_order(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mesh = jax.make_mesh((4,), ("d",), axis_types=(AxisType.Auto,))
+
+    def body(x: Any) -> Any:
+        hcb.check(x.sum() < 3, "the sum is {}", x.sum())
+        return lax.fori_loop(0, 100, lambda i, x: x + 1, x)
+
+    step = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=P("d"), out_specs=P("d")))
+    with pytest.raises(hcb.TapFunctionException), hcb.outfeed_receiver():
+        hcb.capsule(step, tmp_path)(jax.device_put(jnp.arange(4.0), NamedSharding(mesh, P("d"))))
+    (path,) = tmp_path.glob("*.hcb")
+    added = [digest.stats[0] for digest in digests(Capsule(path)) if re.match(r"add \[1\]", digest.name)]
+    assert added == [device + i for i in range(1, 101) for device in range(4)]
+    assert main(["reproduce", str(path), "--bisect"]) == 0
     assert capsys.readouterr().out.startswith("no operation differs: ")
 
 

@@ -93,6 +93,19 @@ def test_a_program_that_fails_in_its_first_call(
 
 
 @native
+def test_another_process_reproduces_a_text_of_several_lines_exactly(tmp_path: Path) -> None:
+    def program(x: Any) -> Any:
+        hcb.check(jnp.all(x < 5), "x is\n{}", x)
+        return x
+
+    failing(lambda: hcb.capsule(jax.jit(program), tmp_path)(jnp.full((2, 2), 7.0)))
+    (capsule,) = capsules(tmp_path)
+    assert capsule.failure.text == "x is\n[[7. 7.]\n [7. 7.]]"
+    again = f"from hostcallback.receiver.cli import main; print(main(['reproduce', {str(capsule.path)!r}]))"
+    assert python_output("-c", again, PYTHONPATH=python_path()).splitlines()[-1] == "0"
+
+
+@native
 def test_a_block_holds_for_all_programs_and_nothing_outside(tmp_path: Path) -> None:
     one, other = jax.jit(checked), jax.jit(in_scan)
 
@@ -121,6 +134,20 @@ def test_a_replica_of_each_device_fails_and_one_capsule_is_left(tmp_path: Path) 
     (capsule,) = capsules(tmp_path)
     np.testing.assert_array_equal(capsule.array(capsule.inputs[0]), np.arange(8) * 10)
     assert reproduce(capsule).same is not None
+
+
+@native
+@pytest.mark.parametrize("axes", [{"a", "b"}, {"a"}], ids=["all axes", "some axes"])
+def test_the_mesh_of_the_context(axes: set[str], tmp_path: Path) -> None:
+    mesh = Mesh(np.array(jax.devices()).reshape(2, 2), ("a", "b"))
+    x = jax.device_put(np.full((4, 4), 7, np.float32), NamedSharding(mesh, PartitionSpec("a")))
+    spec = PartitionSpec("a")
+    with jax.set_mesh(mesh):
+        mapped = jax.jit(jax.shard_map(checked, in_specs=spec, out_specs=spec, axis_names=axes))
+        failing(lambda: hcb.capsule(mapped, tmp_path)(x))
+    (capsule,) = capsules(tmp_path)
+    assert not [what for what in capsule.left_out if "program" in what]
+    assert reproduce(capsule).is_exact
 
 
 @native

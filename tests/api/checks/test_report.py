@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 import re
 import runpy
 from pathlib import Path
@@ -48,6 +50,23 @@ def test_it_shows_the_source_with_the_failing_expression_the_values_and_the_user
     assert "hcb.jit(lambda x: inner(x, 5.0))(jnp.arange(100.0))" in stack
     assert "/jax/" not in stack
     assert "hostcallback/api/tap.py" not in stack
+
+
+@pytest.mark.parametrize("kind", [hcb.CheckError, hcb.NonFiniteError])
+@pytest.mark.parametrize("again", [lambda error: pickle.loads(pickle.dumps(error)), copy.copy, copy.deepcopy])
+def test_errors_of_checks_are_pickled_and_copied(kind: Any, again: Any) -> None:
+    if kind is hcb.CheckError:
+        hcb.jit(lambda x: inner(x, 5.0))(jnp.arange(100.0))
+    else:
+        hcb.watch_nonfinite(jax.jit(jnp.log))(-1.0)
+    with pytest.raises(hcb.TapFunctionException) as caught:
+        hcb.barrier_wait()
+    error: Any = caught.value.exceptions[0]
+    error.add_note("a note")
+    for same in (again(error), again(caught.value).exceptions[0]):
+        assert (type(same), str(same), same.__notes__) == (kind, str(error), error.__notes__)
+        assert same.check.as_dict() == error.check.as_dict()
+        assert same.__dict__.keys() == error.__dict__.keys()
 
 
 def test_a_check_on_one_line_is_marked_in_characters_not_bytes() -> None:

@@ -135,3 +135,14 @@ def test_a_device_without_an_element_of_an_array_adds_nothing_to_its_statistics(
     names = ["max", "mean", "std", "norm", "zeros"]
     _, [message] = values_of(five, jax.device_put(jnp.zeros(8), sharding), where="here", what=names)
     np.testing.assert_allclose([message["here"][name] for name in names], [1, 1, 0, np.sqrt(5), 0], rtol=1e-6)
+
+
+def test_times_of_parts_of_nested_shard_maps_are_refused() -> None:
+    mesh = Mesh(np.array(jax.devices()).reshape(2, 2), ("i", "j"))
+    with jax.set_mesh(mesh):
+        inner = jax.shard_map(jnp.sin, in_specs=P(None, "j"), out_specs=P(None, "j"), axis_names={"j"})
+        outer = jax.jit(jax.shard_map(inner, in_specs=P("i"), out_specs=P("i"), axis_names={"i"}))
+        with pytest.raises(
+            ValueError, match=r"no part of a shard_map within a shard_map: .* at .*_divided\.py"
+        ):
+            hcb.observe(outer, what="time", where="sin")(jnp.ones((4, 4)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable
 from typing import Any
 
@@ -38,6 +39,17 @@ def test_metrics_and_their_steps(kind: Any) -> None:
         hcb.metrics({"h": hcb.histogram(np.array([LARGE, 1]))}, step=0)
     assert writer.rows == [(LARGE + 1, {"tokens": float(LARGE)}), (LARGE + 2, {"x": 1.0})]
     assert writer.histograms[0][1]["h"][0].tolist() == [LARGE, 1]
+
+
+def test_members_of_enums_of_numbers_are_metrics_and_steps() -> None:
+    phase = enum.IntEnum("phase", {"warm_up": 1, "train": LARGE})
+    rate = enum.Enum("rate", {"high": 0.5}, type=float)
+    writer = CollectingWriter()
+    with hcb.outfeed_receiver(writers=[writer]):
+        jax.jit(lambda x: hcb.metrics({"phase": phase.train, "rate": rate.high, "x": x}, step=phase.warm_up))(
+            2.0
+        )
+    assert writer.rows == [(1, {"phase": float(LARGE), "rate": 0.5, "x": 2.0})]
 
 
 @KINDS

@@ -66,6 +66,34 @@ def test_order_within_each_group(rec: Recorder) -> None:
             assert places == ["first", *in_loop, "unused", "last"]
 
 
+@pytest.mark.parametrize("kind", ["plain", "jit", "scan", "cond", "call"])
+def test_nested_regions_that_are_manual_only_together(kind: str, rec: Recorder) -> None:
+    mesh = Mesh(np.array(jax.devices()).reshape(2, 2), ("i", "j"))
+
+    def tap(x: Any) -> Any:
+        x = hcb.id_tap(rec, x + 1)
+        hcb.check(x > 0, "x is {}", x)
+        return x
+
+    bodies: dict[str, Any] = {
+        "plain": tap,
+        "jit": lambda x: jax.jit(tap)(x),
+        "scan": lambda x: lax.scan(lambda c, _: (tap(c), None), x, length=1)[0],
+        "cond": lambda x: lax.cond(x[0, 0] > -1, tap, lambda x: x, x),
+        "call": lambda x: hcb.call(lambda x: x, tap(x), result_shape=x),
+    }
+    whole = np.arange(16.0, dtype=np.float32).reshape(4, 4)
+    with jax.set_mesh(mesh):
+        inner = jax.shard_map(bodies[kind], in_specs=P(None, "j"), out_specs=P(None, "j"), axis_names={"j"})
+        outer = jax.shard_map(inner, in_specs=P("i"), out_specs=P("i"), axis_names={"i"})
+        np.testing.assert_array_equal(jax.jit(outer)(whole), whole + 1)
+    hcb.barrier_wait()
+    quarters = [part + 1 for half in np.split(whole, 2) for part in np.split(half, 2, 1)]
+    for device, quarter in zip(jax.devices(), quarters, strict=True):
+        (value,) = rec.on(device)
+        np.testing.assert_array_equal(value, quarter)
+
+
 def test_groups_may_take_different_branches(rec: Recorder) -> None:
     mesh = Mesh(np.array(jax.devices()).reshape(2, 2), ("i", "j"))
 
