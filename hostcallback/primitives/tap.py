@@ -44,9 +44,9 @@ def effect_here() -> TapEffect:
 
 
 if not compat.TOKENS_ENTER_PARTIALLY_MANUAL_REGIONS:
-    compat.keep_tokens_out(
-        TapEffect, REGION_TAP_EFFECT
-    )  # of nested regions, which are manual only taken together
+    # Out of nested regions, which take all axes only together.
+    compat.keep_tokens_out(TapEffect, REGION_TAP_EFFECT)
+
 
 tap_p = Primitive("tap")
 tap_p.multiple_results = True
