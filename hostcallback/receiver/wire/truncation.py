@@ -54,6 +54,14 @@ class TruncatedArray(np.ndarray[Any, Any]):
         """Pickles the array together with its whole shape."""
         return head_of, (np.asarray(self), self.whole_shape)
 
+    def __copy__(self) -> TruncatedArray:
+        """Copies the elements, and keeps the whole shape."""
+        return head_of(np.array(self), self.whole_shape)
+
+    def __deepcopy__(self, memo: object) -> TruncatedArray:
+        """As a copy: the elements refer to nothing."""
+        return self.__copy__()
+
     @property
     def label(self) -> str:
         """Prefix of its texts: `first 8 of (128, 64): `."""

@@ -132,6 +132,22 @@ def test_half_requests_lock_nobody_out_and_end(
         assert any(line.startswith("data:") for line in lines)  # the page's stream is still there
 
 
+def test_of_too_many_connections_the_oldest_ends_at_once(
+    log: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "MAX_CONNECTIONS", 8)
+    monkeypatch.setattr(connections, "HEAD_SEC", 600.0)
+    port = serve(log).base_url.port
+    with contextlib.ExitStack() as closing:
+        half = [closing.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(9)]
+        half[0].settimeout(30)
+        with contextlib.suppress(ConnectionResetError):
+            assert half[0].recv(1) == b""
+        half[-1].sendall(b"GET /nothing HTTP/1.0\r\nHost: 127.0.0.1\r\n\r\n")
+        half[-1].settimeout(30)
+        assert half[-1].recv(4) == b"HTTP"
+
+
 def test_a_request_that_comes_byte_by_byte_gets_no_more_time(
     log: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
