@@ -21,7 +21,9 @@ from jax._src import (
     shard_map as _shard_map,  # shard_map_p and its lowering rule
     xla_bridge as _xla_bridge,  # register_plugin_callbacks
 )
-from jax._src.interpreters import mlir as _mlir  # register_lowering with the rule that JAX registers
+from jax._src.interpreters import (
+    mlir as _mlir,
+)  # register_lowering, with the rule that JAX registers; TokenSet
 from jax._src.lib import xla_client as _xla_client  # register_custom_call_partitioner, HloSharding
 from jax._src.lib.mlir import ir as _ir  # BoolAttr
 from jax._src.lib.mlir.dialects import func as _func, hlo as _hlo  # FuncOp; TokenType, PartitionIdOp
@@ -87,10 +89,22 @@ def keep_tokens_out(effect_type: type[Effect], instead: Effect) -> None:
     rule: Any = _shard_map._shard_map_lowering
 
     def lower(ctx: LoweringRuleContext, *args: Any, jaxpr: Any, **params: Any) -> Any:
-        mesh = params["mesh"]
-        if {*shard_map_axes(params), *getattr(mesh, "manual_axes", ())} != set(mesh.axis_names):
-            jaxpr = _with_effect(jaxpr, effect_type, instead, {})
-        return rule(ctx, *args, jaxpr=jaxpr, **params)
+        mesh, new = params["mesh"], jaxpr
+        outer = frozenset(getattr(mesh, "manual_axes", ()))
+        config: Any = jax.config
+        if outer and "manual_axes" in params and config.jax_use_shardy_partitioner:
+            # Until 0.9 the context within has these axes only; later it has those of the shard_map around it, too.
+            params["manual_axes"] = frozenset(params["manual_axes"]) | outer
+        if {*shard_map_axes(params), *outer} != set(mesh.axis_names):
+            new = _with_effect(jaxpr, effect_type, instead, {})
+        if new is jaxpr:
+            return rule(ctx, *args, jaxpr=jaxpr, **params)
+        tokens = ctx.tokens_in
+        others = {e: tokens.get(e) for e in tokens.effects() if not isinstance(e, effect_type)}
+        inside = ctx.replace(tokens_in=_mlir.TokenSet(others), tokens_out=None)
+        outs = rule(inside, *args, jaxpr=new, **params)
+        ctx.set_tokens_out(tokens.update_tokens(inside.tokens_out or _mlir.TokenSet()))
+        return outs
 
     _mlir.register_lowering(shard_map_p, lower)
 
