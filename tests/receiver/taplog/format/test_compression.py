@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import zstandard
 
 from hostcallback.receiver import limits
 from hostcallback.receiver.taplog.format import compression
-
-zstandard = pytest.importorskip("zstandard", reason="compression needs hostcallback[zstd]")
 
 BLOCK_BYTES = 128 << 10
 RAW = np.random.default_rng(0).integers(0, 50, 8 * BLOCK_BYTES, np.uint8).tobytes()
