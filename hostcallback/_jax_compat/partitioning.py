@@ -21,9 +21,7 @@ from jax._src import (
     shard_map as _shard_map,  # shard_map_p and its lowering rule
     xla_bridge as _xla_bridge,  # register_plugin_callbacks
 )
-from jax._src.interpreters import (
-    mlir as _mlir,
-)  # register_lowering, with the rule that JAX registers; TokenSet
+from jax._src.interpreters import mlir as _mlir  # register_lowering, with JAX's own rules; TokenSet
 from jax._src.lib import xla_client as _xla_client  # register_custom_call_partitioner, HloSharding
 from jax._src.lib.mlir import ir as _ir  # BoolAttr
 from jax._src.lib.mlir.dialects import func as _func, hlo as _hlo  # FuncOp; TokenType, PartitionIdOp
@@ -83,8 +81,9 @@ shard_map_p: Any = _shard_map.shard_map_p
 def keep_tokens_out(effect_type: type[Effect], instead: Effect) -> None:
     """Lowers a shard_map over some axes with `instead` in place of the ordered effects of that type in its body.
 
-    Its body has some if it holds a shard_map over the other axes, whose body has no axes that are the compiler's. See
-    `versions.TOKENS_ENTER_PARTIALLY_MANUAL_REGIONS`.
+    Its body has some if it holds a shard_map over the other axes, whose body has no axes that are the compiler's. A
+    trace of that body is as one of a single shard_map over all axes, with which a jit may share it, so that only the
+    lowering can tell. See `versions.TOKENS_ENTER_PARTIALLY_MANUAL_REGIONS`.
     """
     rule: Any = _shard_map._shard_map_lowering
 

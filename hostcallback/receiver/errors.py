@@ -259,9 +259,8 @@ class TapFailure:
     def __getstate__(self) -> list[Any]:
         """For pickle: keyword arguments that cannot be pickled, such as lambdas, become texts."""
         state = {each.name: getattr(self, each.name) for each in fields(self)}
-        return [
-            *{**state, "kwargs": {name: _portable(value) for name, value in self.kwargs.items()}}.values()
-        ]
+        state["kwargs"] = {name: _portable(value) for name, value in self.kwargs.items()}
+        return [*state.values()]
 
     def describe(self) -> str:
         """Returns one line with the tap, its source line, device, sequence number, transforms and kwargs."""

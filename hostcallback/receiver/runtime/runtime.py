@@ -366,9 +366,8 @@ class Runtime:
 
     def serves(self, thread: threading.Thread) -> bool:
         """Whether a thread is a receiver thread or runs the host function of a call."""
-        for receiver in list(
-            self._receivers.values()
-        ):  # as in `receivers`; each call of a watched step asks this
+        # A copy, as in `receivers`, but cheaper: each call of a watched step asks this twice.
+        for receiver in list(self._receivers.values()):
             if receiver.thread is thread:
                 return True
             if receiver.calls.running and receiver.calls.running_on(thread) is not None:

@@ -157,7 +157,7 @@ class _FileWriter:
 
     def settle(self) -> bool:
         """Flushes the file's buffer; see `RecordWriter`."""
-        _FileWriter.flush(self)
+        self.flush()
         return False
 
     def close(self) -> None:
@@ -321,7 +321,8 @@ class CsvWriter(_FileWriter):
     def settle(self) -> bool:
         """Writes the rows that have waited long enough."""
         self._write_rows(time.monotonic() - WAIT_SEC)
-        return super().settle() or bool(self._rows)
+        super().flush()
+        return bool(self._rows)
 
     def _write_rows(self, until: float) -> None:
         # Those that have waited since a time, in the order of their steps.

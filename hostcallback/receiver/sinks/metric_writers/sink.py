@@ -10,12 +10,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from time import monotonic
-from typing import Any
+from typing import Any, TypeVar
 
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.messages import Message
 from hostcallback.receiver.sinks.metric_writers import adapters, reduction
 from hostcallback.receiver.wire import tap_descriptor
+
+T = TypeVar("T")
 
 MAX_RECORDS = 1 << 16
 MAX_BYTES = 256 << 20
@@ -72,7 +74,6 @@ class WriterThread:
         self._stats = WriterStats(writer.name)
         self._has_failed = self._closed = False
         self._settle: Callable[[], bool] | None = getattr(writer, "settle", None)
-        self._waits = False  # whether something was still too new to be settled
 
     @property
     def stats(self) -> WriterStats:
@@ -213,23 +214,19 @@ class WriterThread:
                     self._records -= 1
                     self._nbytes -= record.nbytes
                 self._call(functools.partial(self._writer.write, record), record)
-            if self._settle is not None:
-                now = monotonic()
-                if now >= due:
-                    self._call(self._settled)
-                    due = now + SETTLE_SEC if self._waits else inf
-                elif item:
-                    due = min(due, now + SETTLE_SEC)
+            if self._settle is None:
+                continue
+            now = monotonic()
+            if now >= due:
+                due = now + SETTLE_SEC if self._call(self._settle) else inf
+            elif item:
+                due = min(due, now + SETTLE_SEC)
 
-    def _settled(self) -> None:
-        self._waits = False
-        if self._settle is not None:
-            self._waits = self._settle()
-
-    def _call(self, call: Callable[[], None], record: reduction.MetricRecord | None = None) -> None:
+    def _call(self, call: Callable[[], T], record: reduction.MetricRecord | None = None) -> T | None:
+        # Returns what the call does; None if it raises.
         self._busy_since = monotonic()
         try:
-            self._context.run(call)
+            result = self._context.run(call)
         except reduction.UnsupportedMetric as lack:
             with self._changed:
                 self._stats.written += 1
@@ -245,8 +242,10 @@ class WriterThread:
         else:
             with self._changed:
                 self._stats.written += record is not None
+            return result
         finally:
             self._busy_since = None
+        return None
 
     def _report(self, text: str, is_failure: bool = False) -> None:
         # Once per writer, and a first failure even if a lack was reported.
