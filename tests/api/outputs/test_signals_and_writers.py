@@ -106,10 +106,10 @@ def test_an_interrupt_tells_once_what_a_writer_loses_and_gives_no_advice() -> No
 
 
 class SlowWriter(CollectingWriter):
-    """Takes 10 ms for a record."""
+    """Takes 100 ms for a record."""
 
     def write_scalars(self, step: int, scalars: dict[str, float]) -> None:
-        threading.Event().wait(0.01)
+        threading.Event().wait(0.1)
         super().write_scalars(step, scalars)
 
 
