@@ -1,16 +1,25 @@
-"""The last accepted figures, in docs/benchmarks/accepted.json, and the rows that have become worse since."""
+"""The last accepted figures, in docs/benchmarks/accepted.json, and the rows that have become worse since.
+
+A ratio to a peer that took turns carries over to another machine; a time compared with a limit does not. Machines here
+differ by a factor of two and more, so the peers' times tell how much slower this one is than that of the accepted
+figures: nothing of ours is in them. Rows with a limit may take as much longer.
+"""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tools.bench.row import Row
+from tools.bench.row import LIMIT, Row
 
 ACCEPTED = Path(__file__).resolve().parents[2] / "docs" / "benchmarks" / "accepted.json"
+
+FEWEST_PEERS = 8
+"""With fewer peers than this, as in a run of single rows, nothing is known of the machine."""
 
 
 @dataclass(frozen=True)
@@ -20,14 +29,22 @@ class Accepted:
     Attributes:
         ratio: ours over the peer.
         spread: half the interquartile range of the ratio, over its median.
+        peer: the peer's figure, in the row's unit; None for a limit.
     """
 
     ratio: float
     spread: float
+    peer: float | None = None
 
-    def is_worse(self, row: Row) -> bool:
-        """Whether the row's ratio exceeds this one by more than both spreads."""
-        return row.ratio > self.ratio * (1 + self.spread + row.spread)
+    def is_worse(self, row: Row, slowdown: float) -> bool:
+        """Whether the row's ratio exceeds this one by more than both spreads.
+
+        Args:
+            row: as measured now.
+            slowdown: how much longer the machine takes, for a row with a limit.
+        """
+        scale = slowdown if row.peer_name == LIMIT else 1.0
+        return row.ratio > self.ratio * scale * (1 + self.spread + row.spread)
 
 
 def _keyed(rows: Sequence[Row]) -> Iterator[tuple[str, Row]]:
@@ -45,14 +62,48 @@ def load(path: Path = ACCEPTED) -> dict[str, Accepted]:
     return {key: Accepted(**figures) for key, figures in json.loads(path.read_text(encoding="utf-8")).items()}
 
 
+def slowdown(rows: Sequence[Row], accepted: Mapping[str, Accepted]) -> float:
+    """How many times as long this machine takes for the peers' work, by the upper quartile; at least 1.
+
+    The quartile, because peers that wait, for a disk or another thread, take the same on every machine.
+    """
+    now = dict(_keyed(rows))
+    times = [
+        now[key].peer / before.peer
+        for key, before in accepted.items()
+        if key in now and before.peer is not None and min(before.peer, now[key].peer) > 0
+    ]
+    return max(1.0, statistics.quantiles(times, n=4)[2]) if len(times) >= FEWEST_PEERS else 1.0
+
+
 def save(rows: Sequence[Row], path: Path = ACCEPTED) -> None:
-    """Accepts the figures of these rows."""
-    kept = {key: asdict(Accepted(round(row.ratio, 4), round(row.spread, 4))) for key, row in _keyed(rows)}
-    path.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    """Accepts the figures of these rows.
+
+    On a slower machine, rows with a limit that did not become worse, and the peers' times, keep the figures of the
+    faster one: otherwise such a run would make the guard weaker.
+    """
+    before = load(path)
+    slower = slowdown(rows, before)
+    kept: dict[str, Accepted] = {}
+    for key, row in _keyed(rows):
+        last = before.get(key) if slower > 1 else None
+        if row.peer_name != LIMIT:
+            peer = last.peer if last and last.peer else row.peer / slower
+            kept[key] = Accepted(row.ratio, row.spread, peer)
+        elif last and not last.is_worse(row, slower):
+            kept[key] = last
+        else:
+            kept[key] = Accepted(row.ratio / slower, row.spread)
+    text = {key: {name: _rounded(value) for name, value in asdict(row).items()} for key, row in kept.items()}
+    path.write_text(json.dumps(text, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.5g}")
 
 
 def changes(
-    rows: Sequence[Row], accepted: dict[str, Accepted], *, whole: bool
+    rows: Sequence[Row], accepted: Mapping[str, Accepted], *, whole: bool
 ) -> tuple[list[str], list[str]]:
     """Compares rows with the accepted figures.
 
@@ -62,15 +113,21 @@ def changes(
         whole: whether all rows were measured: those that are missing are named then.
 
     Returns:
-        A line for each row that became worse or is missing, and one for each row that is new.
+        A line for each row that became worse or is missing, and one for each row that is new, after a line that says
+        how much slower the machine is.
     """
     worse, new = [], []
     found = dict(_keyed(rows))
+    slower = slowdown(rows, accepted)
+    if slower > 1:
+        new.append(
+            f"this machine takes {slower:.2f} times as long for the peers' work; so may rows with a limit"
+        )
     for key, row in found.items():
         before = accepted.get(key)
         if before is None:
             new.append(f"new: {key}: {row.ratio:.2f}")
-        elif before.is_worse(row):
+        elif before.is_worse(row, slower):
             spreads = f"spreads ±{before.spread:.0%} and ±{row.spread:.0%}"
             worse.append(f"WORSE: {key}: {before.ratio:.2f} -> {row.ratio:.2f} ({spreads})")
     if whole:

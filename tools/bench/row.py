@@ -7,6 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 
+LIMIT = "the limit"
+"""In place of a peer: the figure is compared with an absolute limit."""
+
+
 @dataclass(frozen=True)
 class Row:
     """One comparison.
@@ -71,7 +75,7 @@ class Figure:
 
     def within(self, limit: float, name: str, unit: str, bound: float | None = 1.0) -> Row:
         """A row of this figure and an absolute limit."""
-        return Row(name, unit, self.median, limit, "the limit", bound, self.spread)
+        return Row(name, unit, self.median, limit, LIMIT, bound, self.spread)
 
 
 def figure(values: Sequence[float]) -> Figure:

@@ -8,8 +8,14 @@ from tools.bench import accepted
 from tools.bench.row import Row, measure
 
 
-def row(name: str, ours: float, peer: str = "peer", spread: float = 0.02) -> Row:
-    return Row(name, "us", ours, 1.0, peer, 1.0, spread)
+def row(name: str, ours: float, peer: str = "peer", spread: float = 0.02, peer_figure: float = 1.0) -> Row:
+    return Row(name, "us", ours, peer_figure, peer, 1.0, spread)
+
+
+def rows_of_a_machine(speed: float, *, limited: float) -> list[Row]:
+    """Ten rows whose peers and ours take `speed` us, and one with a limit of 1 us, which takes `limited`."""
+    rows = [row(f"row {k}", speed, peer_figure=speed) for k in range(10)]
+    return [*rows, row("limited", limited, "the limit")]
 
 
 def test_rows_that_became_worse_by_more_than_their_spreads_are_named(tmp_path: Path) -> None:
@@ -33,6 +39,35 @@ def test_rows_that_became_worse_by_more_than_their_spreads_are_named(tmp_path: P
     assert worse == ["WORSE: tap | copy: 2.00 -> 2.20 (spreads ±2% and ±2%)", "MISSING: gone | peer"]
     assert new == ["new: added | peer: 1.00"]
     assert accepted.changes(now[2:3], kept, whole=False) == ([], [])
+
+
+def test_a_row_with_a_limit_may_take_as_much_longer_as_the_peers_of_a_slower_machine(tmp_path: Path) -> None:
+    accepted.save(rows_of_a_machine(1.0, limited=0.5), tmp_path / "accepted.json")
+    kept = accepted.load(tmp_path / "accepted.json")
+    worse, told = accepted.changes(rows_of_a_machine(2.0, limited=1.0), kept, whole=True)
+    assert worse == []
+    assert told == ["this machine takes 2.00 times as long for the peers' work; so may rows with a limit"]
+    assert len(accepted.changes(rows_of_a_machine(2.0, limited=1.1), kept, whole=True)[0]) == 1
+    assert len(accepted.changes(rows_of_a_machine(1.0, limited=1.0), kept, whole=True)[0]) == 1
+    rows = rows_of_a_machine(2.0, limited=1.0)
+    assert len(accepted.changes([*rows[:7], rows[-1]], kept, whole=False)[0]) == 1  # too few peers to know
+
+
+def test_a_run_on_a_slower_machine_does_not_make_the_guard_weaker(tmp_path: Path) -> None:
+    path = tmp_path / "accepted.json"
+    accepted.save(rows_of_a_machine(1.0, limited=0.5), path)
+    accepted.save(rows_of_a_machine(2.0, limited=1.0), path)
+    kept = accepted.load(path)
+    assert kept["limited | the limit"].ratio == 0.5
+    assert kept["row 3 | peer"].peer == 1.0
+    accepted.save(
+        rows_of_a_machine(2.0, limited=1.4), path
+    )  # worse, and accepted: in the faster machine's terms
+    assert accepted.load(path)["limited | the limit"].ratio == 0.7
+    accepted.save(rows_of_a_machine(0.5, limited=0.4), path)
+    kept = accepted.load(path)
+    assert kept["limited | the limit"].ratio == 0.4
+    assert kept["row 3 | peer"].peer == 0.5
 
 
 def test_without_accepted_figures_all_rows_are_new(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from jax import lax
 from jax.experimental import checkify
 
 import hostcallback as hcb
-from tools.bench.row import Row, compare
+from tools.bench.row import LIMIT, Row, compare
 
 STEPS = 20_000
 
@@ -167,7 +167,7 @@ def checks_compile(rounds: int) -> Row:
 
     return compare(
         "each of 1,000 checks of a program, their predicates given: trace, lower and compile", "ms", added,
-        lambda: 1.0, "the limit", 1.0, min(rounds, 5),
+        lambda: 1.0, LIMIT, 1.0, min(rounds, 5),
     )  # fmt: skip
 
 
@@ -352,4 +352,4 @@ def watched_failure(rounds: int) -> Row:
 
     rounds = min(rounds, 3)
     name = "from the first call of the demo's step, which fails, to the report (compiles the step)"
-    return compare(name, "s", report, lambda: 30.0, "the limit", None, rounds)
+    return compare(name, "s", report, lambda: 30.0, LIMIT, None, rounds)

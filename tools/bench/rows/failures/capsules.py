@@ -15,7 +15,7 @@ import numpy as np
 
 import hostcallback as hcb
 from hostcallback.receiver.capsule.file_format import CapsuleWriter, Failure, Input, Shard
-from tools.bench.row import Row, compare
+from tools.bench.row import LIMIT, Row, compare
 from tools.bench.rows.checks import training_step, transformer_step
 
 MIB = 128
@@ -107,4 +107,4 @@ def capsule_of_a_failure(rounds: int) -> Row:
             return taken
 
     name = "from a failed check in the demo's step to the finished capsule"
-    return compare(name, "s", seconds, lambda: 5.0, "the limit", 1.0, min(rounds, 3))
+    return compare(name, "s", seconds, lambda: 5.0, LIMIT, 1.0, min(rounds, 3))
