@@ -32,6 +32,26 @@ message's device, one message at a time per device and in order; several devices
 are deferred."""
 
 
+class ArraysSink:
+    """A sink that needs only the arrays of a message.
+
+    A dispatcher then makes no `Message`, which would take as long as all else that a small message needs.
+
+    Attributes:
+        of_arrays: consumes the arrays of a message.
+    """
+
+    __slots__ = ("of_arrays",)
+
+    def __init__(self, of_arrays: Callable[[Sequence[Any]], Any]) -> None:
+        """Makes a sink of a function of the arrays."""
+        self.of_arrays = of_arrays
+
+    def __call__(self, message: Message) -> Any:
+        """Consumes a message."""
+        return self.of_arrays(message.arrays)
+
+
 @dataclass(slots=True, weakref_slot=True, eq=False)
 class Consumer:
     """The consumer of the messages with one consumer id.

@@ -6,7 +6,6 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-
 LIMIT = "the limit"
 """In place of a peer: the figure is compared with an absolute limit."""
 

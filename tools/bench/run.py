@@ -6,8 +6,8 @@ machine, ratios hardly. Both sides deliver the value to a Python function before
     python tools/bench.py [--rounds N] [--messages N] [--only TEXT] [--no-write] [--compare] [--accept] [--charts]
 
 Each run is compared with the last accepted one, and names every row that became worse by more than its spread; a row
-with a limit may take as much longer as the peers do. Then status 1, and nothing is written without `--accept`. The documents take their
-figures from that page: see tools/documents/costs.py.
+with a limit may take as much longer as the peers do. Then status 1, and nothing is written without
+`--accept`. The documents take their figures from that page: see tools/documents/costs.py.
 """
 
 from __future__ import annotations

@@ -177,9 +177,7 @@ class DeviceReceiver:
         A frame that is withdrawn meanwhile, as that of a call that fails, is no longer waited for after `timeout_sec`.
         """
         self.source.wake()  # in a busy stream the reader sleeps between two reads
-        self._share.contended = (
-            0  # the thread that competed for the interpreter lock is mostly the one that waits here
-        )
+        self._share.forget()  # the thread that competed for the interpreter lock is mostly the one that waits here
         with self._progress:
             self._awaited.append(emitted)
             try:

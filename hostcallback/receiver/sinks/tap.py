@@ -9,7 +9,7 @@ from typing import Any
 
 from hostcallback.receiver.failures.failure_report import note_logged
 from hostcallback.receiver.log import logger, traceback_text
-from hostcallback.receiver.messages import Message, Sink
+from hostcallback.receiver.messages import ArraysSink, Message, Sink
 from hostcallback.receiver.sinks import batches
 from hostcallback.receiver.wire.truncation import stack_of_one
 
@@ -89,9 +89,9 @@ def tap_sink(
 def _tap_sink(func: Callable[..., Any], kwargs: Mapping[str, Any], unflatten: Unflatten) -> Sink:
     accepted = accepted_keywords(func, CONTEXT) - set(kwargs)
     if not kwargs and not accepted:
-        return lambda message: func(unflatten(message.arrays))
+        return ArraysSink(lambda arrays: func(unflatten(arrays)))
     if not accepted:
-        return lambda message: func(unflatten(message.arrays), **kwargs)
+        return ArraysSink(lambda arrays: func(unflatten(arrays), **kwargs))
 
     def call_with_context(message: Message) -> Any:
         context = {
@@ -126,6 +126,8 @@ def callback_sink(
         args, kwargs = unflatten(arrays)
         func(*args, **kwargs)
 
+    if not batchings:
+        return ArraysSink(call)
     return lambda message: batches.for_each_element(message, batchings, call, most=most)
 
 

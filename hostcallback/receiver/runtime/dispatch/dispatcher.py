@@ -22,7 +22,7 @@ from hostcallback.receiver.errors import WireError
 from hostcallback.receiver.failures.deferred_errors import about, failure_of
 from hostcallback.receiver.failures.explanation import CheckFailed
 from hostcallback.receiver.log import logger
-from hostcallback.receiver.messages import Consumer, Find, Message, Registry
+from hostcallback.receiver.messages import ArraysSink, Consumer, Find, Message, Registry
 from hostcallback.receiver.runtime.dispatch.calls import Calls
 from hostcallback.receiver.runtime.dispatch.gil_share import GilThrottle
 from hostcallback.receiver.runtime.dispatch.scope import BatchSink, Link, Scope, ScopeSinks, SinkChain
@@ -340,8 +340,10 @@ class Dispatcher:
         # A stack stands at the place of its last message, so no message counts as delivered until the batch is.
         counts = 0 if found.stacked else 1
         index = -1
+        consumer, found_id = None, 0
         for index, (consumer_id, flags, seq, time_ns, run_id, count, arrays) in enumerate(found.items):
-            consumer = find(consumer_id)
+            if consumer is None or consumer_id != found_id:
+                consumer, found_id = find(consumer_id), consumer_id
             if consumer is None or flags & _UNUSUAL:
                 if flags & _END:  # the only message of its batch
                     self._on_end(consumer_id)
@@ -372,16 +374,22 @@ class Dispatcher:
                 pause_at = share.next_yield_at()
                 self.current_since = perf_counter()
             self.current = consumer
+            message: Message | None = None
             try:
-                message = _tuple_new(
-                    Message, (consumer, arrays, seq, time_ns, run_id, device, None, count, None)
-                )
-                if flags & _CALL:
-                    self._calls.start(message, self.scope)
+                sink = consumer.sink
+                if type(sink) is ArraysSink and not flags & _CALL:
+                    sink.of_arrays(arrays)
                 else:
-                    consumer.sink(message)
+                    message = _tuple_new(
+                        Message, (consumer, arrays, seq, time_ns, run_id, device, None, count, None)
+                    )
+                    if flags & _CALL:
+                        self._calls.start(message, self.scope)
+                    else:
+                        sink(message)
             # A failed check is an answer, not a failure of its function: it does not count as failed.
             except CheckFailed as failed:
+                message = message or Message(consumer, arrays, seq, time_ns, run_id, device, None, count)
                 folded = self._folded.pop(seq, 0)
                 stats.delivered += folded
                 if folded and self.tap_counters is not None:
@@ -389,6 +397,7 @@ class Dispatcher:
                 with about(message):
                     self.scope.deferred.add_check(consumer, failed, self._device_name, 1 + folded)
             except BaseException as error:  # a failing tap must not stop the stream
+                message = message or Message(consumer, arrays, seq, time_ns, run_id, device, None, count)
                 stats.failed += count or 1
                 with about(message):
                     self.scope.deferred.add_failure(failure_of(error, message, self._device_name))

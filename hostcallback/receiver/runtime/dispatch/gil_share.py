@@ -81,7 +81,7 @@ class GilThrottle:
     to deliver (`Source.read`), which it gives in pauses and at the end.
 
     Attributes:
-        contended: number of further pauses for which other threads are taken to want the lock. Any thread may reset it.
+        contended: number of further pauses for which other threads are taken to want the lock.
         messages: number of messages of this delivery so far. The dispatcher sets it.
         in_turn: whether the delivery has begun with the turn. The receiver sets it.
     """
@@ -94,6 +94,7 @@ class GilThrottle:
         self.contended = self.messages = 0
         self.in_turn = False
         self._seen = 0.0  # recent waits for the lock, which fade
+        self._forgets = False  # whether the next check leaves out what was seen before it
         # Since the last check, while delivering: seconds, seconds without a processor, and waits.
         self._worked = self._off = 0.0
         self._waits = 0
@@ -138,6 +139,10 @@ class GilThrottle:
             self._cpu_sec += cpu
             self._wait_sec += worked - cpu if waits else 0.0
 
+    def forget(self) -> None:
+        """Makes the next check forget that another thread wanted the lock. Any thread: one that begins to wait."""
+        self._forgets = True
+
     def begin_messages(self) -> None:
         """Begins to look at the functions that get the messages of this delivery."""
         self._add_up()
@@ -172,6 +177,10 @@ class GilThrottle:
         """Releases the lock for a pause if other threads may want it. Returns the length of the pause in seconds."""
         begin = perf_counter()
         self._add_up()
+        if self._forgets:
+            self._forgets = False
+            self.contended = self._waits = 0
+            self._seen = 0.0
         short = self._waits > 0 and self._off < SHORT_SEC * self._waits
         self._seen = (1 - FADES) * self._seen + short * self._waits
         wanted = short and (self.contended > 0 or self._seen >= OFTEN)

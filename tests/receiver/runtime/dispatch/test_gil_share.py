@@ -77,6 +77,29 @@ def test_a_receiver_that_others_contend_with_leaves_them_most_of_the_time() -> N
     assert statistics.median(shares) < 0.6, shares
 
 
+@pytest.mark.native_only
+def test_a_receiver_no_longer_pauses_for_a_thread_that_waits_for_it() -> None:
+    share = GilThrottle()
+    with share:
+        share.contended = lock_share.ALONE_AFTER
+        assert share.yield_gil() >= lock_share.PAUSE_NS * 1e-9
+        assert share.contended >= lock_share.ALONE_AFTER - 1
+        threading.Event().wait(1e-4)  # a wait that is seen before the other thread begins to wait
+        share.forget()
+        share.yield_gil()
+        assert share.contended == 0
+        share.contended = lock_share.ALONE_AFTER
+        assert share.yield_gil() >= lock_share.PAUSE_NS * 1e-9  # it forgets once
+
+
+def test_a_barrier_makes_its_receivers_forget(monkeypatch: pytest.MonkeyPatch) -> None:
+    forgot: list[GilThrottle] = []
+    monkeypatch.setattr(GilThrottle, "forget", lambda self: forgot.append(self))
+    jax.jit(lambda x: hcb.id_tap(lambda value: None, x))(jnp.float32(0)).block_until_ready()
+    hcb.barrier_wait()
+    assert {receiver._share for receiver in runtime.receivers()} == set(forgot)
+
+
 @pytest.mark.skipif(not native.available(), reason="without the native library receivers never pause")
 def test_a_tap_that_sleeps_is_not_taken_for_contention() -> None:
     share = GilThrottle()
