@@ -50,19 +50,21 @@ class _Key(NamedTuple):
     unset_local: Callable[[], None]
 
 
+_only_key: _Key | None = None
+
+
 def _key() -> _Key:
     """Creates the key when the first block opens. Programs that were traced before are traced once more after that."""
-    with _key_lock:
-        return _only_key()
-
-
-@functools.cache
-def _only_key() -> _Key:
-    context = jax.make_user_context(default_value=())
-    key = _Key(context, *compat.user_context_setters(context))
-    # The programs of tap functions must not count as programs of the blocks for all threads, whose taps they lack.
-    at_start(lambda: key.set_local(()))
-    return key
+    global _only_key
+    if _only_key is None:
+        with _key_lock:
+            if _only_key is None:
+                context = jax.make_user_context(default_value=())
+                key = _only_key = _Key(context, *compat.user_context_setters(context))
+                # The programs of tap functions must not count as programs of the blocks for all threads, whose taps
+                # they lack.
+                at_start(lambda: key.set_local(()))
+    return _only_key
 
 
 SETTINGS = ("jax_enable_x64", "jax_default_matmul_precision", "jax_threefry_partitionable")
@@ -220,7 +222,8 @@ class Context:
         self._open()
         return self
 
-    def _open(self) -> None:
+    def _open(self) -> bool:
+        # Returns whether the thread serves, which takes a third of the time of a block to find out.
         never_entered.pop(self._unused, None)
         serves = runtime.serves(threading.current_thread())
         if self._all_threads:
@@ -232,6 +235,7 @@ class Context:
             if serves:
                 _here.within.append(self)
         _set_key_here(serves)
+        return serves
 
     @source_line.hide_frames
     def __exit__(
@@ -247,6 +251,9 @@ class Context:
         Raises:
             RuntimeError: it is not open, or another thread has opened it.
         """
+        self._close(runtime.serves(threading.current_thread()))
+
+    def _close(self, serves: bool) -> None:
         if self._all_threads:
             with _everywhere_lock:
                 self._take_from(_everywhere)
@@ -255,7 +262,7 @@ class Context:
             self._take_from(_here.contexts)
             if self in _here.within:
                 _here.within.remove(self)
-        _set_key_here(runtime.serves(threading.current_thread()))
+        _set_key_here(serves)
 
     def _take_from(self, opened: list[Context]) -> None:
         if opened and opened[-1] is self:
@@ -305,11 +312,11 @@ class Context:
                 with jax.named_scope(mark):
                     return function(*args, **kwargs)
             seen = self.seen
-            self._open()
+            serves = self._open()
             try:
                 result = function(*args, **kwargs)
             finally:
-                self.close()
+                self._close(serves)
             if self.seen != seen:
                 self.xray.left(self, name)
             return result
@@ -384,7 +391,7 @@ def closed() -> Iterator[None]:
     was_closed, _here.is_closed = _here.is_closed, True
     try:
         # Without a key there is nothing to close, and it is not made for that.
-        with _key().context(()) if _only_key.cache_info().currsize else contextlib.nullcontext():
+        with contextlib.nullcontext() if _only_key is None else _only_key.context(()):
             yield
     finally:
         _here.contexts, _here.is_closed = contexts, was_closed
@@ -392,7 +399,7 @@ def closed() -> Iterator[None]:
 
 def _apart() -> AbstractContextManager[object]:
     # Without a key there is no block.
-    if not _only_key.cache_info().currsize:
+    if _only_key is None:
         return contextlib.nullcontext()
     block: AbstractContextManager[object] = _key().context(tuple(context.xray for context in _here.within))
     return block
