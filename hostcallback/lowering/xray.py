@@ -56,15 +56,13 @@ _only_key: _Key | None = None
 def _key() -> _Key:
     """Creates the key when the first block opens. Programs that were traced before are traced once more after that."""
     global _only_key
-    if _only_key is None:
-        with _key_lock:
-            if _only_key is None:
-                context = jax.make_user_context(default_value=())
-                key = _only_key = _Key(context, *compat.user_context_setters(context))
-                # The programs of tap functions must not count as programs of the blocks for all threads, whose taps
-                # they lack.
-                at_start(lambda: key.set_local(()))
-    return _only_key
+    with _key_lock:
+        if _only_key is None:
+            context = jax.make_user_context(default_value=())
+            key = _only_key = _Key(context, *compat.user_context_setters(context))
+            # Else programs of tap functions would count as those of blocks for all threads, whose taps they lack.
+            at_start(lambda: key.set_local(()))
+        return _only_key
 
 
 SETTINGS = ("jax_enable_x64", "jax_default_matmul_precision", "jax_threefry_partitionable")
@@ -223,7 +221,6 @@ class Context:
         return self
 
     def _open(self) -> bool:
-        # Returns whether the thread serves, which takes a third of the time of a block to find out.
         never_entered.pop(self._unused, None)
         serves = runtime.serves(threading.current_thread())
         if self._all_threads:
@@ -398,11 +395,8 @@ def closed() -> Iterator[None]:
 
 
 def _apart() -> AbstractContextManager[object]:
-    # Without a key there is no block.
-    if _only_key is None:
-        return contextlib.nullcontext()
-    block: AbstractContextManager[object] = _key().context(tuple(context.xray for context in _here.within))
-    return block
+    opened = tuple(context.xray for context in _here.within)
+    return contextlib.nullcontext() if _only_key is None else _only_key.context(opened)
 
 
 def tapped(
@@ -489,10 +483,9 @@ def tell_unseen(closed: compat.ClosedJaxpr, name: str) -> None:
     try:
         marks = _marks_in(closed)
     except Exception:  # the program is the user's: it is exported all the same
-        logger.warning(
+        return logger.warning(
             "%s is exported, and could not be looked into; please report this", name, exc_info=True
         )
-        return
     with _marks_lock:
         found = [_marked.get(mark) for mark in marks]
     for made_by in dict.fromkeys(context.xray.made_by for context in found if context is not None):
