@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import struct
 import sys
 import threading
 import time
@@ -10,6 +11,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from time import perf_counter, sleep
+from types import SimpleNamespace
 from typing import Any
 
 import equinox as eqx
@@ -127,7 +129,9 @@ def back_to_back(rounds: int) -> list[Row]:
 
     The floor is a program with an empty FFI call, and a Python thread that makes an array for each call and gives it to
     the function, in batches as a receiver does: nothing is counted, ordered, named or bounded. Calls arrive there at
-    the pace of untapped ones, measured just before.
+    the pace of untapped ones, measured just before. In a second one the thread does what each message needs in the
+    simplest Python: it reads a header, finds the function by its id, checks the number, notes the function that runs
+    and since when, and counts messages and bytes.
     """
     count, calls = Counter(), 5_000
     tapped, plain = jax.jit(lambda x: untapped(hcb.id_tap(count, x))), jax.jit(untapped)
@@ -142,15 +146,14 @@ def back_to_back(rounds: int) -> list[Row]:
         hcb.barrier_wait()
         return (perf_counter() - start) / calls * 1e6
 
-    def floor() -> float:
+    def floor(deliver_until: Callable[[Counter, int], None]) -> float:
         pace_sec = per_call(plain) * 1e-6  # in which a call arrives
-        memory, start, done = np.zeros(16, np.float32), perf_counter(), Counter()
+        start, done = perf_counter(), Counter()
 
         def deliver() -> None:
             while done.count < calls:
                 arrived = min(calls, round((perf_counter() - start) / pace_sec))
-                while done.count < arrived:
-                    done(np.array(memory))
+                deliver_until(done, arrived)
                 sleep(5e-4)
 
         thread = threading.Thread(target=deliver)
@@ -162,12 +165,45 @@ def back_to_back(rounds: int) -> list[Row]:
         thread.join()
         return (perf_counter() - start) / calls * 1e6
 
-    mine, peer, least = measure([lambda: per_call(tapped), lambda: per_call(plain), floor], rounds)
+    memory = np.zeros(16, np.float32)
+    header = struct.Struct("<QQqQ")  # an id, a number, a time and a launch
+    frames = b"".join(header.pack(7, number, 0, number) for number in range(calls))
+    state = SimpleNamespace(lost=0, delivered=0, nbytes=0, current=None, since=0.0)
+
+    def arrays(done: Counter, arrived: int) -> None:
+        while done.count < arrived:
+            done(np.array(memory))
+
+    def messages(done: Counter, arrived: int) -> None:
+        functions = {7: done}
+        expected = done.count
+        for place in range(done.count, arrived):
+            consumer_id, number, _, _ = header.unpack_from(frames, place * header.size)
+            state.lost += number - expected
+            expected = number + 1
+            state.since = perf_counter()
+            state.current = function = functions[consumer_id]
+            array = np.array(memory)
+            function(array)
+            state.delivered += 1
+            state.nbytes += array.nbytes
+
+    mine, peer, least, same = measure(
+        [
+            lambda: per_call(tapped),
+            lambda: per_call(plain),
+            lambda: floor(arrays),
+            lambda: floor(messages),
+        ],
+        rounds,
+    )
     assert count.count == calls * (rounds + 1)
+    assert not state.lost
     name = "jax.jit calls back to back, one tap each, all delivered"
     return [
         mine.versus(peer, name, "us/call", "the untapped jax.jit calls", 1.25),
         mine.versus(least, "the same", "us/call", "an empty FFI call, and a thread that makes arrays", None),
+        mine.versus(same, "the same", "us/call", "the same thread, with headers, numbers and counts", None),
     ]
 
 
