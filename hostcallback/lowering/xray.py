@@ -59,9 +59,10 @@ def _key() -> _Key:
     with _key_lock:
         if _only_key is None:
             context = jax.make_user_context(default_value=())
-            key = _only_key = _Key(context, *compat.user_context_setters(context))
+            key = _Key(context, *compat.user_context_setters(context))
             # Else programs of tap functions would count as those of blocks for all threads, whose taps they lack.
             at_start(lambda: key.set_local(()))
+            _only_key = key
         return _only_key
 
 
@@ -340,8 +341,7 @@ _intern_lock = threading.Lock()  # protects it
 
 def _intern(xray: Xray) -> Xray:
     with _intern_lock:
-        known = _interned.get(xray)
-        found = None if known is None else known()
+        found = _interned.get(xray, lambda: None)()
         if found is None:
             _interned[xray] = weakref.ref(xray)
         return found or xray
@@ -395,8 +395,8 @@ def closed() -> Iterator[None]:
 
 
 def _apart() -> AbstractContextManager[object]:
-    opened = tuple(context.xray for context in _here.within)
-    return contextlib.nullcontext() if _only_key is None else _only_key.context(opened)
+    xrays = tuple(context.xray for context in _here.within)
+    return contextlib.nullcontext() if _only_key is None else _only_key.context(xrays)
 
 
 def tapped(

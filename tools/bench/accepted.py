@@ -1,8 +1,9 @@
 """The last accepted figures, in docs/benchmarks/accepted.json, and the rows that have become worse since.
 
 A ratio to a peer that took turns carries over to another machine; a time compared with a limit does not. Machines here
-differ by a factor of two and more, so the peers' times tell how much slower this one is than that of the accepted
-figures: nothing of ours is in them. Rows with a limit may take as much longer.
+differ by a factor of two and more, so the peers' times tell how much slower this one is than the machine of the
+accepted figures: nothing of ours is in them. Times with a limit may be as much longer. The file keeps the figures of
+one machine, to which those of others are converted; `--rebase` takes the machine of this run.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ ACCEPTED = Path(__file__).resolve().parents[2] / "docs" / "benchmarks" / "accept
 FEWEST_PEERS = 8
 """With fewer peers than this, as in a run of single rows, nothing is known of the machine."""
 
+SAME = 1.15
+"""Up to this factor the machine is taken to be the same: so much do runs of one machine differ."""
+
 
 @dataclass(frozen=True)
 class Accepted:
@@ -29,7 +33,7 @@ class Accepted:
     Attributes:
         ratio: ours over the peer.
         spread: half the interquartile range of the ratio, over its median.
-        peer: the peer's figure, in the row's unit; None for a limit.
+        peer: the peer's time, in the row's unit; None for a limit, or what is no time.
     """
 
     ratio: float
@@ -41,10 +45,18 @@ class Accepted:
 
         Args:
             row: as measured now.
-            slowdown: how much longer the machine takes, for a row with a limit.
+            slowdown: how much longer the machine takes, for a time with a limit.
         """
-        scale = slowdown if row.peer_name == LIMIT else 1.0
+        scale = max(1.0, slowdown) if _is_limited_time(row) else 1.0
         return row.ratio > self.ratio * scale * (1 + self.spread + row.spread)
+
+
+def _is_time(row: Row) -> bool:
+    return row.unit.partition("/")[0] in ("ns", "us", "ms", "s", "% of a core")
+
+
+def _is_limited_time(row: Row) -> bool:
+    return row.peer_name == LIMIT and _is_time(row)
 
 
 def _keyed(rows: Sequence[Row]) -> Iterator[tuple[str, Row]]:
@@ -63,7 +75,7 @@ def load(path: Path = ACCEPTED) -> dict[str, Accepted]:
 
 
 def slowdown(rows: Sequence[Row], accepted: Mapping[str, Accepted]) -> float:
-    """How many times as long this machine takes for the peers' work, by the upper quartile; at least 1.
+    """How many times as long this machine takes for the peers' work, by the upper quartile; 1 for the same machine.
 
     The quartile, because peers that wait, for a disk or another thread, take the same on every machine.
     """
@@ -73,27 +85,36 @@ def slowdown(rows: Sequence[Row], accepted: Mapping[str, Accepted]) -> float:
         for key, before in accepted.items()
         if key in now and before.peer is not None and min(before.peer, now[key].peer) > 0
     ]
-    return max(1.0, statistics.quantiles(times, n=4)[2]) if len(times) >= FEWEST_PEERS else 1.0
+    if len(times) < FEWEST_PEERS:
+        return 1.0
+    factor = statistics.quantiles(times, n=4)[2]
+    return 1.0 if 1 / SAME < factor < SAME else factor
 
 
-def save(rows: Sequence[Row], path: Path = ACCEPTED) -> None:
+def save(rows: Sequence[Row], path: Path = ACCEPTED, *, rebase: bool = False) -> None:
     """Accepts the figures of these rows.
 
-    On a slower machine, rows with a limit that did not become worse, and the peers' times, keep the figures of the
-    faster one: otherwise such a run would make the guard weaker.
+    Of another machine, times with a limit that did not become worse are lowered at most, and the peers' times stay:
+    such a run must not make the guard weaker.
+
+    Args:
+        rows: as measured now.
+        path: the file.
+        rebase: whether the figures of this machine replace those of the last one.
     """
-    before = load(path)
-    slower = slowdown(rows, before)
+    before = {} if rebase else load(path)
+    factor = slowdown(rows, before)
     kept: dict[str, Accepted] = {}
     for key, row in _keyed(rows):
-        last = before.get(key) if slower > 1 else None
-        if row.peer_name != LIMIT:
-            peer = last.peer if last and last.peer else row.peer / slower
-            kept[key] = Accepted(row.ratio, row.spread, peer)
-        elif last and not last.is_worse(row, slower):
-            kept[key] = last
-        else:
-            kept[key] = Accepted(row.ratio / slower, row.spread)
+        last = before.get(key) if factor != 1 else None
+        ratio, peer = row.ratio, None
+        if _is_limited_time(row):
+            ratio = row.ratio / factor
+            if last and not last.is_worse(row, factor):
+                ratio = min(last.ratio, row.ratio / min(1.0, factor))
+        elif row.peer_name != LIMIT and _is_time(row):
+            peer = last.peer if last and last.peer else row.peer / factor
+        kept[key] = Accepted(ratio, row.spread, peer)
     text = {key: {name: _rounded(value) for name, value in asdict(row).items()} for key, row in kept.items()}
     path.write_text(json.dumps(text, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
@@ -114,20 +135,20 @@ def changes(
 
     Returns:
         A line for each row that became worse or is missing, and one for each row that is new, after a line that says
-        how much slower the machine is.
+        how much slower or faster the machine is, if it is another one.
     """
     worse, new = [], []
     found = dict(_keyed(rows))
-    slower = slowdown(rows, accepted)
-    if slower > 1:
+    factor = slowdown(rows, accepted)
+    if factor != 1:
         new.append(
-            f"this machine takes {slower:.2f} times as long for the peers' work; so may rows with a limit"
+            f"this machine takes {factor:.2f} times as long for the peers' work; so may times with a limit"
         )
     for key, row in found.items():
         before = accepted.get(key)
         if before is None:
             new.append(f"new: {key}: {row.ratio:.2f}")
-        elif before.is_worse(row, slower):
+        elif before.is_worse(row, factor):
             spreads = f"spreads ±{before.spread:.0%} and ±{row.spread:.0%}"
             worse.append(f"WORSE: {key}: {before.ratio:.2f} -> {row.ratio:.2f} ({spreads})")
     if whole:

@@ -5,8 +5,8 @@ machine, ratios hardly. Both sides deliver the value to a Python function before
 
     python tools/bench.py [--rounds N] [--messages N] [--only TEXT] [--no-write] [--compare] [--accept] [--charts]
 
-Each run is compared with the last accepted one, and names every row that became worse by more than its spread; a row
-with a limit may take as much longer as the peers do. Then status 1, and nothing is written without
+Each run is compared with the last accepted one, and names every row that became worse by more than its spread; a time
+with a limit may be as much longer as those of the peers. Then status 1, and nothing is written without
 `--accept`. The documents take their figures from that page: see tools/documents/costs.py.
 """
 
@@ -60,8 +60,8 @@ otherwise. Ratios carry over to other machines, times do not. The docstring of e
 
 `python tools/bench.py --only TEXT` runs the rows of `tools/bench/run.py` whose name contains the text, and writes
 nothing; `python tools/bench.py --only memory --messages 100000000` is the memory row over 100 million (2 to 5
-minutes). `make bench BENCH=--compare` writes nothing, and names the rows that became worse than in this table by more
-than their spread (docs/benchmarks/accepted.json)."""
+minutes). `make bench BENCH=--compare` writes nothing, and names the rows that became worse than the accepted figures by
+more than their spread (docs/benchmarks/accepted.json); on a slower machine, times with a limit by as much more."""
 
 REPORT = Path(__file__).resolve().parents[2] / "docs" / "benchmarks.md"
 
@@ -146,6 +146,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--no-write", "--compare", action="store_true", help="print only")
     parser.add_argument("--accept", action="store_true", help="write, though rows became worse")
     parser.add_argument(
+        "--rebase",
+        action="store_true",
+        help="keep this machine's figures, as after a change of JAX or machine",
+    )
+    parser.add_argument(
         "--charts", action="store_true", help="measure nothing, draw the charts of the last run"
     )
     args = parser.parse_args(argv)
@@ -177,12 +182,12 @@ def main(argv: list[str] | None = None) -> int:
         print(f"\nNot measured, see the errors above: {', '.join(failed)}", file=sys.stderr)
     worse, new = accepted.changes(rows, accepted.load(), whole=not args.only and not failed)
     print("\n".join(["", *new, *worse, f"{len(worse)} row(s) became worse than the last accepted figures"]))
-    if not args.no_write and not args.only and not failed and (args.accept or not worse):
+    if not args.no_write and not args.only and not failed and (args.accept or args.rebase or not worse):
         head = f"# Benchmarks\n\nMade by `make bench` on {date.today().isoformat()}: {describe_machine()}."
         gpu = GPU_REPORT.read_text(encoding="utf-8").partition(TABLE_BEGINS)[2].strip()
         text = f"{head}\n\n{EXPLANATION}\n\n{table(rows)}\n\n## On a GPU\n\n{gpu}\n\nSee [gpu.md](gpu.md).\n"
         REPORT.write_text(text, encoding="utf-8")
         charts.redraw(REPORT)
         document_costs.main()
-        accepted.save(rows)
+        accepted.save(rows, rebase=args.rebase)
     return 0 if not failed and not worse and all(row.reached for row in rows) else 1

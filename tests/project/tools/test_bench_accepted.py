@@ -41,33 +41,50 @@ def test_rows_that_became_worse_by_more_than_their_spreads_are_named(tmp_path: P
     assert accepted.changes(now[2:3], kept, whole=False) == ([], [])
 
 
-def test_a_row_with_a_limit_may_take_as_much_longer_as_the_peers_of_a_slower_machine(tmp_path: Path) -> None:
+def test_a_time_with_a_limit_may_be_as_much_longer_as_the_peers_of_a_slower_machine(tmp_path: Path) -> None:
     accepted.save(rows_of_a_machine(1.0, limited=0.5), tmp_path / "accepted.json")
     kept = accepted.load(tmp_path / "accepted.json")
-    worse, told = accepted.changes(rows_of_a_machine(2.0, limited=1.0), kept, whole=True)
-    assert worse == []
-    assert told == ["this machine takes 2.00 times as long for the peers' work; so may rows with a limit"]
-    assert len(accepted.changes(rows_of_a_machine(2.0, limited=1.1), kept, whole=True)[0]) == 1
-    assert len(accepted.changes(rows_of_a_machine(1.0, limited=1.0), kept, whole=True)[0]) == 1
+
+    def worse(speed: float, limited: float, *more: Row) -> int:
+        return len(accepted.changes([*rows_of_a_machine(speed, limited=limited), *more], kept, whole=True)[0])
+
+    told = accepted.changes(rows_of_a_machine(2.0, limited=1.0), kept, whole=True)[1]
+    assert told == ["this machine takes 2.00 times as long for the peers' work; so may times with a limit"]
+    assert [worse(2.0, 1.0), worse(2.0, 1.1), worse(1.0, 1.0), worse(1.1, 0.55), worse(0.5, 0.5)] == [
+        0,
+        1,
+        1,
+        1,
+        0,
+    ]
     rows = rows_of_a_machine(2.0, limited=1.0)
     assert len(accepted.changes([*rows[:7], rows[-1]], kept, whole=False)[0]) == 1  # too few peers to know
 
 
-def test_a_run_on_a_slower_machine_does_not_make_the_guard_weaker(tmp_path: Path) -> None:
+def test_what_is_no_time_may_not_grow_on_a_slower_machine(tmp_path: Path) -> None:
+    memory = Row("memory", "MiB", 100.0, 200.0, "the limit", 1.0, 0.02)
+    accepted.save([*rows_of_a_machine(1.0, limited=0.5), memory], tmp_path / "accepted.json")
+    kept = accepted.load(tmp_path / "accepted.json")
+    more = Row("memory", "MiB", 110.0, 200.0, "the limit", 1.0, 0.02)
+    assert len(accepted.changes([*rows_of_a_machine(2.0, limited=0.5), more], kept, whole=True)[0]) == 1
+
+
+def test_runs_on_other_machines_do_not_make_the_guard_weaker(tmp_path: Path) -> None:
     path = tmp_path / "accepted.json"
-    accepted.save(rows_of_a_machine(1.0, limited=0.5), path)
-    accepted.save(rows_of_a_machine(2.0, limited=1.0), path)
-    kept = accepted.load(path)
-    assert kept["limited | the limit"].ratio == 0.5
-    assert kept["row 3 | peer"].peer == 1.0
-    accepted.save(
-        rows_of_a_machine(2.0, limited=1.4), path
-    )  # worse, and accepted: in the faster machine's terms
-    assert accepted.load(path)["limited | the limit"].ratio == 0.7
-    accepted.save(rows_of_a_machine(0.5, limited=0.4), path)
-    kept = accepted.load(path)
-    assert kept["limited | the limit"].ratio == 0.4
-    assert kept["row 3 | peer"].peer == 0.5
+
+    def save(speed: float, limited: float, *, rebase: bool = False) -> tuple[float, float | None]:
+        accepted.save(rows_of_a_machine(speed, limited=limited), path, rebase=rebase)
+        kept = accepted.load(path)
+        return kept["limited | the limit"].ratio, kept["row 3 | peer"].peer
+
+    assert save(1.0, 0.5) == (0.5, 1.0)
+    assert save(2.0, 1.0) == (0.5, 1.0)
+    assert save(2.0, 1.4) == (0.7, 1.0)  # worse, and accepted: in the first machine's terms
+    assert save(2.0, 0.6) == (0.6, 1.0)  # better, at least by this
+    assert save(0.5, 0.4) == (0.6, 1.0)  # on a fast machine no better
+    assert save(0.5, 0.2) == (0.4, 1.0)
+    assert save(1.0, 0.41) == (0.41, 1.0)  # the same machine
+    assert save(2.0, 0.8, rebase=True) == (0.8, 2.0)
 
 
 def test_without_accepted_figures_all_rows_are_new(tmp_path: Path) -> None:

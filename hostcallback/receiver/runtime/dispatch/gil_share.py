@@ -3,7 +3,8 @@
 A thread that dispatches programs releases the lock in every call. A busy receiver would then take it each time and
 keep it for Python's switch interval, 5 ms. So while a receiver delivers, the interval is short, and a waiting thread
 gets the lock soon. A receiver infers that other threads want the lock if it had to wait often and briefly during a
-delivery, or if it gets the lock back late after a pause. From then on it pauses for longer than it works.
+delivery, or if it gets the lock back late after a pause. From then on it pauses for longer than it works, until a
+thread begins to wait for its deliveries: that one mostly was the other.
 """
 
 from __future__ import annotations
