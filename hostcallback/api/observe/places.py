@@ -210,13 +210,24 @@ def _parts_match(wanted: Sequence[str], parts: Sequence[str]) -> bool:
     return bool(parts) and fnmatch.fnmatchcase(parts[0], wanted[0]) and _parts_match(wanted[1:], parts[1:])
 
 
+_EXPECTED = (
+    "a scope or module path ('encoder/*/attention'), a line ('model.py:42'), a function ('block'), a primitive "
+    f"('dot_general'), '{CARRY}', a function of a site, or a list of these"
+)
+
+
 def read_where(where: Any) -> list[list[Selection]]:
     """Reads `where`: for each of its items, the selections to try, of which the first that matches counts.
 
     Raises:
-        TypeError: an item is neither a text nor a function.
+        TypeError: there is none, or an item is neither a text nor a function.
         ValueError: an item is empty.
     """
+    if where is None:
+        raise TypeError(
+            f"hcb.observe needs where=, the places that it taps: {_EXPECTED}, as in hcb.observe(step, where="
+            f"'encoder/*'), at {user_source_line()}"
+        )
     items = list(where) if isinstance(where, list | tuple | set | frozenset) else [where]
     if not items:
         raise ValueError(f"hcb.observe: where is empty: where='encoder/*', at {user_source_line()}")
@@ -228,9 +239,8 @@ def _read(item: Any) -> list[Selection]:
         return [Selection("predicate", getattr(item, "__name__", repr(item)), item)]
     if not isinstance(item, str):
         raise TypeError(
-            f"hcb.observe: where has {item!r} of type {type(item).__name__}, expected a scope or module path "
-            f"('encoder/*/attention'), a line ('model.py:42'), a function ('block'), a primitive ('dot_general'), "
-            f"'{CARRY}', a function of a site, or a list of these, at {user_source_line()}"
+            f"hcb.observe: where has {item!r} of type {type(item).__name__}, expected {_EXPECTED}, at "
+            f"{user_source_line()}"
         )
     if not item.strip("/ "):
         raise ValueError(f"hcb.observe: where has the empty text {item!r}, at {user_source_line()}")

@@ -372,6 +372,7 @@ def test_a_place_in_an_operation_that_cannot_be_rewritten_is_named_with_its_line
 @pytest.mark.parametrize(
     ("options", "error"),
     [
+        ({}, TypeError),
         ({"where": 3}, TypeError),
         ({"where": []}, ValueError),
         ({"where": ""}, ValueError),
@@ -381,7 +382,7 @@ def test_a_place_in_an_operation_that_cannot_be_rewritten_is_named_with_its_line
     ],
 )
 def test_wrong_arguments_are_refused(options: Any, error: type[Exception]) -> None:
-    with pytest.raises(error, match=r"hcb.observe: .* at .*test_observe.py"):
+    with pytest.raises(error, match=r"hcb.observe(: | needs where=, ).* at .*test_observe.py"):
         hcb.observe(loss, **options)
 
 
