@@ -78,6 +78,36 @@ def test_sent_messages_are_acknowledged(tmp_path: Path) -> None:
     spool.log.close()
 
 
+class LateServer(Server):
+    """Acknowledges what was sent when it is told to."""
+
+    checks = 0
+
+    def send(self, piece: SegmentSlice) -> None:
+        self.end = piece.end
+        self.sent.set()
+
+    def check(self) -> None:
+        self.checks += 1
+
+    def acknowledge(self) -> None:
+        self._on_ack(self.end)  # type: ignore[operator]
+
+
+def test_the_end_of_a_stream_waits_for_its_acknowledgement_without_work(tmp_path: Path) -> None:
+    spool = Spool(Forward("localhost:7070", spool=tmp_path, run="r"))
+    server = LateServer(StreamOffset(0, 0), None)
+    sender = Sender(spool, server, window_bytes=1 << 20)
+    spool.log.close()
+    assert server.sent.wait(20)
+    assert not sender.drain(0.1)
+    assert server.checks < 20
+    server.acknowledge()
+    assert sender.drain(20)
+    assert not sender.refused
+    sender.stop()
+
+
 def test_what_waits_is_what_is_not_acknowledged(tmp_path: Path) -> None:
     spool = Spool(Forward("localhost:7070", spool=tmp_path, run="r"))
     written = spool.waiting_bytes
