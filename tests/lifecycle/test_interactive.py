@@ -106,23 +106,22 @@ def test_new_failures_are_shown_once_and_stay_for_the_barrier(capsys: pytest.Cap
         show_new_failures()
         return capsys.readouterr().err
 
-    hcb.barrier_wait()
-    assert REPORT not in shown()
-    step(1).block_until_ready()
-    first = shown()
-    assert (first.count(HEADLINE), first.count("1 tap function call(s) raised")) == (1, 1)
-    assert "ValueError: refused 1" in first
-    assert REPORT not in shown()
-    step(2).block_until_ready()
-    second = shown()
-    assert (second.count(HEADLINE), second.count("2 tap function call(s) raised")) == (1, 1)
-    with pytest.raises(hcb.TapFunctionException, match=r"2 tap function call\(s\) raised"):
-        hcb.barrier_wait()
-    assert REPORT not in shown()
-    step(3).block_until_ready()
-    assert "ValueError: refused 3" in shown()
-    with pytest.raises(hcb.TapFunctionException):
-        hcb.barrier_wait()
+    with hcb.outfeed_receiver():
+        step(1).block_until_ready()
+        first = shown()
+        assert (first.count(HEADLINE), first.count("1 tap function call(s) raised")) == (1, 1)
+        assert "ValueError: refused 1" in first
+        assert REPORT not in shown()
+        step(2).block_until_ready()
+        second = shown()
+        assert (second.count(HEADLINE), second.count("2 tap function call(s) raised")) == (1, 1)
+        with pytest.raises(hcb.TapFunctionException, match=r"2 tap function call\(s\) raised"):
+            hcb.barrier_wait()
+        assert REPORT not in shown()
+        step(3).block_until_ready()
+        assert "ValueError: refused 3" in shown()
+        with pytest.raises(hcb.TapFunctionException):
+            hcb.barrier_wait()
 
 
 INTERRUPTED = """

@@ -142,6 +142,7 @@ def test_a_plot_that_cannot_be_drawn_says_so_and_ends_no_program(
     with caplog.at_level(logging.WARNING, logger="hostcallback"):
         display.changed()
         wait_for(lambda: "hcb.live_plot cannot draw: StopIteration: " in caplog.text, "the warning")
+        wait_for(lambda: not display._thread.is_alive(), "the end of its thread", 10)
         display.changed()
         display.close()
     assert cell.pictures == [b"first"]

@@ -19,6 +19,7 @@ from hostcallback.receiver.remote.options import Forward
 from hostcallback.receiver.remote.sending import sender as sender_module
 from hostcallback.receiver.remote.sending.sender import Sender
 from hostcallback.receiver.remote.spool.spool import Spool
+from hostcallback.receiver.remote.spool.spool_folders import OrphanSpool, StreamFolder
 
 
 class Server:
@@ -94,11 +95,13 @@ class LateServer(Server):
         self._on_ack(self.end)  # type: ignore[operator]
 
 
-def test_the_end_of_a_stream_waits_for_its_acknowledgement_without_work(tmp_path: Path) -> None:
-    spool = Spool(Forward("localhost:7070", spool=tmp_path, run="r"))
+def test_what_a_dead_process_left_is_sent_and_its_acknowledgement_awaited_without_work(
+    tmp_path: Path,
+) -> None:
+    folder = StreamFolder.make(tmp_path, StreamKey("run", 0, "0123456789abcdef"))
+    folder.segment(1).write_bytes(b"left")
     server = LateServer(StreamOffset(0, 0), None)
-    sender = Sender(spool, server, window_bytes=1 << 20)
-    spool.log.close()
+    sender = Sender(OrphanSpool(folder), server, window_bytes=1 << 20, ends=True)
     assert server.sent.wait(20)
     assert not sender.drain(0.1)
     assert server.checks < 20

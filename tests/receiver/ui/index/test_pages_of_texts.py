@@ -32,6 +32,10 @@ def told(folder: Path, count: int = COUNT, chunk: int = CHUNK) -> LogIndex:
                 numbers = range(first + device, min(first + 2 * chunk, count), 2)
                 frames = [frame(TOLD, np.int32(k), seq=k // 2, time_ns=1000 + k) for k in numbers]
                 log.append(f"cpu:{device}", block_of(*frames), at_once=True)
+    return indexed(folder)
+
+
+def indexed(folder: Path) -> LogIndex:
     index = LogIndex([folder])
     index.look()
     assert not index.read_some(60.0)
@@ -61,7 +65,7 @@ def test_pages_forwards_have_each_line_after_the_first_once(tmp_path: Path, limi
     index = told(tmp_path)
     after = Cursor.parse(lines(index, Wanted(limit=COUNT))["lines"][0]["cursor"])
     found: list[int] = []
-    while True:
+    for _ in range(COUNT):
         page = lines(index, Wanted(after=after, limit=limit))
         found += numbers(page)
         if not page["more"] or not page["lines"]:
@@ -86,6 +90,24 @@ def test_a_page_with_all_lines_has_no_next_one(tmp_path: Path, limit: int, more:
     assert (page["next"] is not None) == more
 
 
+@pytest.mark.parametrize("times", [[[5], [7], [6, 7]], [[7, 8], [9], [7]]], ids=str)
+def test_lines_of_one_time_are_on_pages_by_their_chunks(tmp_path: Path, times: list[list[int]]) -> None:
+    with log_in(tmp_path) as log:
+        log.describe(TOLD)
+        for chunk, of_chunk in enumerate(times):
+            frames = [frame(TOLD, np.int32(t), seq=k, time_ns=t) for k, t in enumerate(of_chunk)]
+            log.append(f"cpu:{chunk}", block_of(*frames), at_once=True)
+    index = indexed(tmp_path)
+    everything = lines(index, Wanted())["lines"]
+    assert len(everything) == 4
+    first = lines(index, Wanted(after=Cursor(0, 0, 0), limit=3))
+    rest = lines(index, Wanted(after=Cursor.parse(first["next"])))
+    assert first["lines"] + rest["lines"] == everything
+    last = lines(index, Wanted(limit=3))
+    before = lines(index, Wanted(before=Cursor.parse(last["next"])))
+    assert before["lines"] + last["lines"] == everything
+
+
 class Clock:
     """A clock that goes on by 0.4 s whenever it is read."""
 
@@ -106,6 +128,7 @@ def test_a_search_that_takes_long_is_continued_where_it_ended(
     found: list[list[int]] = []
     at = Cursor(0, 0, 0) if forward else None
     while at is not None or not found:
+        assert len(found) < COUNT, "a page goes on where it began"
         page = lines(index, Wanted(after=at) if forward else Wanted(before=at))
         assert page["more"] == (page["next"] is not None)
         found.append(numbers(page))
