@@ -8,8 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import pytest
 
+import hostcallback as hcb
+from hostcallback.receiver.runtime.interactive import HEADLINE, show_new_failures
+from hostcallback.receiver.runtime.runtime import runtime
 from python_process import run_python
 
 SETUP = """
@@ -88,6 +92,36 @@ def test_the_cell_of_ipython_shows_a_failure_once(tmp_path: Path) -> None:
     assert [cell.count(REPORT) for cell in cells] == [1, 0, 1, 0, 0, 0], done.stdout
     assert "ValueError: bad step" in cells[0]
     assert "2 raised" in cells[4]
+
+
+def refuse(value: object) -> None:
+    raise ValueError(f"refused {value}")
+
+
+def test_new_failures_are_shown_once_and_stay_for_the_barrier(capsys: pytest.CaptureFixture[str]) -> None:
+    step = jax.jit(lambda x: hcb.id_tap(refuse, x))
+
+    def shown() -> str:
+        runtime.wait_delivered()
+        show_new_failures()
+        return capsys.readouterr().err
+
+    with hcb.outfeed_receiver():
+        step(1).block_until_ready()
+        first = shown()
+        assert (first.count(HEADLINE), first.count("1 tap function call(s) raised")) == (1, 1)
+        assert "ValueError: refused 1" in first
+        assert REPORT not in shown()
+        step(2).block_until_ready()
+        second = shown()
+        assert (second.count(HEADLINE), second.count("2 tap function call(s) raised")) == (1, 1)
+        with pytest.raises(hcb.TapFunctionException, match=r"2 tap function call\(s\) raised"):
+            hcb.barrier_wait()
+        assert REPORT not in shown()
+        step(3).block_until_ready()
+        assert "ValueError: refused 3" in shown()
+        with pytest.raises(hcb.TapFunctionException):
+            hcb.barrier_wait()
 
 
 INTERRUPTED = """

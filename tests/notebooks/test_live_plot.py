@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import logging
 import sys
 import weakref
@@ -16,8 +17,9 @@ from jax import lax
 
 import hostcallback as hcb
 from checkout import HELPERS
-from hostcallback.receiver.sinks.plotting import Curve
+from hostcallback.receiver.sinks.plotting import Curve, NotebookDisplay
 from python_process import python_output
+from threads import wait_for
 
 pytest.importorskip("matplotlib", reason="live_plot draws with matplotlib; pip install 'hostcallback[plot]'")
 
@@ -95,6 +97,56 @@ def test_the_picture_of_a_cell_is_drawn_again_when_something_changed() -> None:
     thread = "hostcallback-live-plot"
     drawn = [line for line in python_output("-c", IN_A_CELL, HELPERS).splitlines() if "<" not in line]
     assert drawn == ["MainThread", thread, thread, "MainThread"]
+
+
+class Cell:
+    """The module `IPython.display` of a notebook with one cell, which keeps the pictures that it has shown."""
+
+    def __init__(self) -> None:
+        self.pictures: list[bytes] = []
+
+    def Image(self, *, data: bytes) -> bytes:
+        return data
+
+    def display(self, picture: bytes, *, display_id: bool) -> Cell:
+        assert display_id
+        self.update(picture)
+        return self
+
+    def update(self, picture: bytes) -> None:
+        self.pictures.append(picture)
+
+
+@pytest.fixture
+def cell(monkeypatch: pytest.MonkeyPatch) -> Cell:
+    cell = Cell()
+    monkeypatch.setitem(sys.modules, "IPython.display", cell)  # type: ignore[arg-type]
+    return cell
+
+
+def test_a_cell_rests_between_its_pictures_and_has_the_last_one_at_the_end(cell: Cell) -> None:
+    count = itertools.count()
+    display = NotebookDisplay(lambda: b"%d" % next(count), 3600.0)
+    display.changed()
+    wait_for(lambda: cell.pictures == [b"0", b"1"], "the picture of a change")
+    display.changed()
+    display.close()
+    assert cell.pictures == [b"0", b"1", b"2"]
+
+
+def test_a_plot_that_cannot_be_drawn_says_so_and_ends_no_program(
+    cell: Cell, caplog: pytest.LogCaptureFixture
+) -> None:
+    pictures = iter([b"first"])
+    display = NotebookDisplay(lambda: next(pictures), 0.0)
+    with caplog.at_level(logging.WARNING, logger="hostcallback"):
+        display.changed()
+        wait_for(lambda: "hcb.live_plot cannot draw: StopIteration: " in caplog.text, "the warning")
+        wait_for(lambda: not display._thread.is_alive(), "the end of its thread", 10)
+        display.changed()
+        display.close()
+    assert cell.pictures == [b"first"]
+    assert caplog.text.count("cannot draw") == 2, "once while it runs, and once at its end"
 
 
 @pytest.mark.slow

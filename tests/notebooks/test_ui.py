@@ -63,6 +63,12 @@ def test_what_cannot_be_shown_is_an_error_with_its_reason(tmp_path: Path) -> Non
         hcb.ui(tmp_path / "nowhere")
 
 
+def test_a_server_that_ends_with_its_input_is_not_killed() -> None:
+    server = start_python("-c", "import sys; sys.stdin.read()", stdin=PIPE)
+    page.Ui(server, "http://localhost:1/#token=a", 100).close()
+    assert server.returncode == 0
+
+
 def test_a_server_that_does_not_end_with_its_input_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page, "END_SEC", 0.0)
     server = start_python("-c", "import signal; signal.pause()", stdin=PIPE)

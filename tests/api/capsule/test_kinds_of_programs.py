@@ -385,6 +385,18 @@ def test_inputs_that_are_larger_than_the_ring_or_its_budget(
 
 
 @native
+def test_as_many_inputs_are_kept_as_their_descriptions_fit_into_half_of_the_ring(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOSTCALLBACK_RING_BYTES", "512")
+    held = hcb.capsule(jax.jit(lambda x, y, z: checked(x) + y + z), tmp_path)
+    failing(lambda: held(np.full(3, 9.0, np.float32), np.float32(1), np.float32(2)))
+    (capsule,) = capsules(tmp_path)
+    # A description has 128 bytes; the smallest inputs are kept.
+    assert [bool(entry.left_out) for entry in capsule.inputs] == [True, False, False]
+
+
+@native
 def test_a_capsule_whose_programs_take_long_is_no_stalled_tap(tmp_path: Path) -> None:
     def step(x: Any) -> Any:
         hcb.check(x[0] < 1, "x is {}", x[0])

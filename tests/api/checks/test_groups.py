@@ -49,6 +49,20 @@ def test_checks_that_follow_each_other_have_one_branch_and_one_native_test() -> 
     assert sum(stats.delivered for stats in rx.stats) == 0
 
 
+@grouped
+@pytest.mark.native_only
+def test_the_compiler_knows_the_line_of_the_last_check_for_all() -> None:
+    text = jax.jit(three).lower(jnp.ones(4)).as_text(debug_info=True)
+    (at,) = re.findall(r"@hostcallback_not_finite\(.*loc\((#loc\d*)\)", text)
+    for _ in range(5):  # a name, a call, and then the line
+        (at,) = re.findall(rf"^{at} = loc\((.*)\)$", text, re.MULTILINE)
+        if found := re.match(r'"[^"]*test_groups\.py":(\d+):', at):
+            break
+        at = re.findall(r"#loc\d*", at)[0]
+    assert found is not None, at
+    assert int(found[1]) == three.__code__.co_firstlineno + 4
+
+
 @pytest.mark.parametrize(
     ("value", "texts"),
     [

@@ -172,6 +172,19 @@ def test_gradients_flow_to_values_that_the_step_closes_over() -> None:
     assert_equal(found, jax.grad(loss(lax.scan), argnums=(0, 1))(0.5, x))
 
 
+def test_what_a_gradient_does_not_ask_for_need_not_be_differentiable() -> None:
+    def loss(scan: Any) -> Any:
+        def step(c: Any, x: Any) -> tuple[Any, Any]:
+            halved = jax.pure_callback(lambda x: x / 2, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+            return c * halved + x, c
+
+        return lambda start, xs: scan(step, start, xs)[0]
+
+    xs = jnp.arange(5.0)
+    found, expected = (jax.eval_shape(jax.grad(loss(scan)), 0.5, xs) for scan in (hcb.scan, lax.scan))
+    assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
+
+
 def test_elements_of_a_vmap_that_end_at_different_steps_have_a_bar_each(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -199,6 +199,23 @@ def test_steps_that_were_done_before_are_not_in_the_rate(capsys: pytest.CaptureF
         assert re.search(r"720/1000 \[00:02<00:28, +(9\.\d\d|10\.0\d?)it/s\]", line), line
 
 
+def test_lines_of_a_bar_that_begins_again_have_the_times_and_steps_of_its_new_run(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    display = LineDisplay("train", "it")
+    display.show(0, 1000, "", 10**9)
+    display.show(900, 1000, "", 2 * 10**9)
+    display.reset()
+    display.close(leave=True)
+    assert not capsys.readouterr().err, "the step before is no step of the new run"
+    display.show(500, 1000, "", 100 * 10**9)
+    assert not capsys.readouterr().err
+    display.show(520, 1000, "", 102 * 10**9)
+    display.close(leave=True)
+    (line,) = screen(capsys.readouterr().err)
+    assert re.search(r"520/1000 \[00:02<00:48, +(9\.\d\d|10\.0\d?)it/s\]", line), line
+
+
 def test_a_bar_that_goes_on_shows_its_own_rate_from_the_first_step_on(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -26,6 +26,16 @@ def test_a_file_with_content_is_replaced_and_that_is_told(
     assert text == f"{path} had content and is replaced; hcb.{make.__name__}(..., mode='a') appends"
 
 
+@pytest.mark.parametrize("make", [hcb.csv, hcb.jsonl])
+def test_the_folder_of_a_file_is_made_with_the_first_row(tmp_path: Path, make: Any) -> None:
+    path = tmp_path / "runs" / "one" / "m"
+    writer = make(path)
+    assert not path.parent.parent.exists()
+    with hcb.outfeed_receiver(writers=[writer]):
+        hcb.metrics({"loss": 1}, step=0)
+    assert path.stat().st_size > 0
+
+
 @pytest.mark.parametrize(
     ("call", "text"),
     [

@@ -156,3 +156,19 @@ def test_print_options_are_checked_one_by_one() -> None:
     ):
         with pytest.raises(ValueError, match="print option"):
             print_options(wrong)
+
+
+@pytest.mark.parametrize(("chars", "mark"), [(200, ""), (201, "...")])
+def test_a_template_that_is_not_filled_is_shown_up_to_200_characters(chars: int, mark: str) -> None:
+    text = fill("t" * (chars - 1) + "{", (), {})
+    shown = ("t" * (chars - 1) + "{")[:200]
+    assert text.startswith(f"(the template {shown + mark!r} is not filled: ")
+
+
+def test_a_long_reason_is_shown_up_to_500_characters() -> None:
+    class Wordy:
+        def __format__(self, spec: str) -> str:
+            raise KeyError(*"k" * 1000)
+
+    reason = f"KeyError: {tuple('k' * 1000)}"
+    assert fill("{}", (Wordy(),), {}) == f"(the template '{{}}' is not filled: {reason[:500]})"

@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 from hostcallback.receiver.errors import TapFailure
 from hostcallback.receiver.failures.deferred_errors import DeferredErrors, MultipleFailures
 from hostcallback.receiver.messages import Consumer, Message
-from hostcallback.receiver.sinks.batches import LaneMask, elements, for_each_element, masking
+from hostcallback.receiver.sinks.batches import LaneMask, elements, elements_of, for_each_element, masking
 from hostcallback.receiver.wire.array_types import MAX_RANK
 
 
@@ -184,3 +184,30 @@ def test_a_sink_without_a_mask_stays_and_one_without_texts_shows_none() -> None:
     plain = masking([("mask", {"batch_dims": [[0, 0]]})], lambda message: None)
     assert not hasattr(plain, "texts")
     assert not hasattr(plain, "escaped")
+
+
+@pytest.mark.parametrize("masked", [(0,), (1,), (2,), (0, 1), (0, 2), (1, 2), (0, 1, 2)], ids=str)
+def test_elements_that_take_part_have_their_places_in_the_whole_batch(masked: tuple[int, ...]) -> None:
+    sizes = (4, 3, 2)  # the innermost vmap first
+    values = np.array([[[100 * o + 10 * m + i for i in range(4)] for m in range(3)] for o in range(2)])
+    takes_part = np.arange(np.prod([sizes[level] for level in masked])) % 3 != 1
+    transforms = [("mask", {"batch_dims": [[0, 0 if level in masked else None] for level in range(3)]})]
+    mask = LaneMask.of(transforms)
+    assert mask is not None
+    shape = [sizes[level] for level in reversed(masked)]
+    consumer = Consumer(1, "tap", "here.py:1 (f)", print, tuple(transforms))
+    message = Message(consumer, [values, takes_part.reshape(shape)], 0, 0, 1, "cpu:0", None)
+    taken = mask.apply(message)
+    assert taken is not None
+    # An element's index has the merged vmaps together, where the outermost of them is.
+    order = [
+        each
+        for level in (2, 1, 0)
+        if level not in masked[:-1]
+        for each in (reversed(masked) if level == masked[-1] else [level])
+    ]
+    found = [*elements_of(taken, [[axis] for axis in mask.batch_dims(0)])]
+    others = np.prod([size for level, size in enumerate(sizes) if level not in masked], dtype=int)
+    assert len(found) == takes_part.sum() * others
+    for index, (value,) in found:
+        assert int(value) == sum(10**level * place for level, place in zip(order, index, strict=True))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,8 @@ from hostcallback.receiver import limits
 from hostcallback.receiver.errors import BadStreamError, GapError, RemoteError
 from hostcallback.receiver.remote.collector import store as stored_stream
 from hostcallback.receiver.remote.collector.segment_validator import SegmentValidator
-from hostcallback.receiver.remote.collector.store import AckBatcher, Store
+from hostcallback.receiver.remote.collector.service import Collector
+from hostcallback.receiver.remote.collector.store import AckBatcher, Store, StoredStream
 from hostcallback.receiver.remote.forwarding_protocol import StreamKey, StreamOffset
 from threads import run_coroutine
 
@@ -208,4 +210,47 @@ def test_many_bytes_are_acknowledged_at_once(
     before = [0]
     store = Store(tmp_path / "stored")
     assert run_coroutine(acknowledged()) == [100, 250, 250]
+    store.close()
+
+
+class SlowStore(Store):
+    """Opens streams when it is told to."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.begun, self.may_open, self.forgotten = threading.Event(), threading.Event(), list[StreamKey]()
+
+    def open(self, key: StreamKey) -> StoredStream:
+        self.begun.set()
+        assert self.may_open.wait(20)
+        return super().open(key)
+
+    def forget(self, key: StreamKey) -> None:
+        super().forget(key)
+        self.forgotten.append(key)
+
+
+@pytest.mark.parametrize("is_back", [False, True])
+def test_a_stream_whose_client_is_gone_before_it_is_open_is_closed_unless_the_client_is_back(
+    tmp_path: Path, is_back: bool
+) -> None:
+    store = SlowStore(tmp_path / "stored")
+    collector = Collector(store)
+
+    async def open_and_go() -> None:
+        opening = asyncio.ensure_future(collector._open(KEY))
+        await asyncio.to_thread(store.begun.wait, 20)
+        opening.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await opening
+        assert not store.forgotten
+        if is_back:
+            collector.streams[KEY] = asyncio.get_running_loop().create_future()
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        store.may_open.set()
+        await asyncio.gather(*others)
+        await asyncio.sleep(0)  # what is called at its end
+
+    run_coroutine(open_and_go())
+    assert store.forgotten == ([] if is_back else [KEY])
     store.close()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -16,12 +18,14 @@ import pytest
 from collecting import LOSS, Emitter, forwarder, wait_for
 from hostcallback.receiver.messages import Message
 from hostcallback.receiver.remote.collector.store import Store
-from hostcallback.receiver.remote.delivery import delivery as delivering
+from hostcallback.receiver.remote.delivery import delivery as delivering, process_groups
 from hostcallback.receiver.remote.delivery.cursor import Cursor
 from hostcallback.receiver.remote.delivery.delivery import Delivery
 from hostcallback.receiver.remote.forwarding_protocol import StreamKey, StreamOffset
 from hostcallback.receiver.sinks import scalars as scalars_sink
 from hostcallback.receiver.sinks.scalars import ScalarsSink, scalars_into
+from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
+from logged_frames import consumer_of
 
 NORM = replace(LOSS, name="norm", consumer_id=90, tree=["array"])
 
@@ -73,6 +77,13 @@ class Collected:
         for _ in range(count):
             self.emitter.emit(NORM, np.float32(self.emitter.seq))
         self.deliver()
+
+    def emit(self, described: TapDescriptor, run_id: int, *arrays: Any) -> None:
+        """Emits a message of a launch, in a chunk that has no other."""
+        seq, now = self.emitter.seq, time.time_ns()
+        self._recorder(Message(consumer_of(described), arrays, seq, now, run_id, "cpu:0", None))
+        self._recorder.flush()
+        self.emitter.seq += 1
 
     def close(self) -> None:
         """Ends the process."""
@@ -155,6 +166,24 @@ def test_scalars_of_launches_without_a_step_are_written_while_the_collector_runs
             collected.norms(5)
             wait_for(lambda count=5 * round_: collected.rows() == header + count, "the rows", 10)
         wait_for(lambda: not sink.state()["launches"], "a forgotten launch", 10)
+
+
+def test_scalars_wait_for_a_step_that_is_stored_and_not_yet_delivered(
+    collect: Callable[[str], Collected], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delivering, "SAVE_SEC", 0.0)
+    monkeypatch.setattr(process_groups, "TURN_BYTES", 1)
+    monkeypatch.setattr(scalars_sink, "WAIT_SEC", 0.0)
+    collected = collect("metrics.jsonl")
+    with collected.delivering():
+        # Of four launches that have one step each, it is known of the fifth.
+        for run in range(1, 6):
+            collected.emit(LOSS, run, np.float32(run), np.int32(run))
+        collected.emit(NORM, 9, np.float32(0.5))
+        collected.emit(LOSS, 9, np.float32(9), np.int32(9))
+        collected.deliver()
+    rows = list(map(json.loads, collected.file.read_text().splitlines()))
+    assert [row.get("step") for row in rows if "norm" in row] == [9]
 
 
 @pytest.mark.parametrize("name", ["metrics.csv", "metrics.jsonl"])

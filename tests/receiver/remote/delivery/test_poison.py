@@ -27,7 +27,7 @@ from hostcallback.receiver.taplog.format.layout import ChunkHeader, Damage, Kind
 from hostcallback.receiver.taplog.reading.segment_reader import SegmentReader
 from hostcallback.receiver.taplog.writing.segment_writer import SegmentWriter
 from logged_frames import DESCRIBED, losses
-from python_process import run_python
+from python_process import python_output, run_python
 
 BAD = StreamKey("run", 0, "a" * 16)
 GOOD = StreamKey("run", 1, "b" * 16)
@@ -129,6 +129,26 @@ def test_the_probe_reads_a_good_chunk(tmp_path: Path) -> None:
     folder = store.folder(GOOD.run)
     store.close()
     assert cursor.examine(folder / GOOD.segment_name(1), GOOD, StreamOffset(1, 0)) is cursor.Findings.HARMLESS
+
+
+LIMITS_OF_THE_PROBE = """
+import resource, sys
+from pathlib import Path
+from hostcallback.receiver.remote.delivery import cursor
+from hostcallback.receiver.remote.forwarding_protocol import StreamKey, StreamOffset
+
+cursor.main("open", Path(sys.argv[1]), StreamKey.of_folder(sys.argv[2]), StreamOffset(1, 0))
+for limit in (resource.RLIMIT_CPU, resource.RLIMIT_AS):
+    print(*resource.getrlimit(limit), file=sys.__stdout__)
+"""
+
+
+def test_the_probe_takes_a_minute_of_a_processor_and_4_gib_at_most(tmp_path: Path) -> None:
+    store = store_with(tmp_path, GOOD)
+    path = store.folder(GOOD.run) / GOOD.segment_name(1)
+    store.close()
+    found = python_output("-c", LIMITS_OF_THE_PROBE, path, GOOD.folder, PYTHONPATH=python_path())
+    assert found.splitlines() == ["60 60", f"{4 << 30} {4 << 30}"]
 
 
 def test_a_jump_over_a_million_segments_takes_no_time(tmp_path: Path) -> None:

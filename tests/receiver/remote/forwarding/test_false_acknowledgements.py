@@ -19,6 +19,7 @@ from hostcallback.receiver.remote.options import Forward
 from hostcallback.receiver.remote.sending import sender as sender_module
 from hostcallback.receiver.remote.sending.sender import Sender
 from hostcallback.receiver.remote.spool.spool import Spool
+from hostcallback.receiver.remote.spool.spool_folders import OrphanSpool, StreamFolder
 
 
 class Server:
@@ -76,6 +77,38 @@ def test_sent_messages_are_acknowledged(tmp_path: Path) -> None:
     assert not sender.refused
     sender.stop()
     spool.log.close()
+
+
+class LateServer(Server):
+    """Acknowledges what was sent when it is told to."""
+
+    checks = 0
+
+    def send(self, piece: SegmentSlice) -> None:
+        self.end = piece.end
+        self.sent.set()
+
+    def check(self) -> None:
+        self.checks += 1
+
+    def acknowledge(self) -> None:
+        self._on_ack(self.end)  # type: ignore[operator]
+
+
+def test_what_a_dead_process_left_is_sent_and_its_acknowledgement_awaited_without_work(
+    tmp_path: Path,
+) -> None:
+    folder = StreamFolder.make(tmp_path, StreamKey("run", 0, "0123456789abcdef"))
+    folder.segment(1).write_bytes(b"left")
+    server = LateServer(StreamOffset(0, 0), None)
+    sender = Sender(OrphanSpool(folder), server, window_bytes=1 << 20, ends=True)
+    assert server.sent.wait(20)
+    assert not sender.drain(0.1)
+    assert server.checks < 20
+    server.acknowledge()
+    assert sender.drain(20)
+    assert not sender.refused
+    sender.stop()
 
 
 def test_what_waits_is_what_is_not_acknowledged(tmp_path: Path) -> None:
