@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pty
 import subprocess
@@ -12,6 +13,7 @@ import jax
 import pytest
 
 import hostcallback as hcb
+from hostcallback.receiver.runtime import interactive
 from hostcallback.receiver.runtime.interactive import HEADLINE, show_new_failures
 from hostcallback.receiver.runtime.runtime import runtime
 from python_process import run_python
@@ -96,6 +98,18 @@ def test_the_cell_of_ipython_shows_a_failure_once(tmp_path: Path) -> None:
 
 def refuse(value: object) -> None:
     raise ValueError(f"refused {value}")
+
+
+def test_receivers_that_were_left_are_forgotten() -> None:
+    def show() -> int:
+        show_new_failures()
+        gc.collect()
+        return len(interactive._shown.counts)
+
+    known = show()
+    for _ in range(8):
+        with hcb.outfeed_receiver():
+            assert known < show() <= known + 2  # a device may still have the last one
 
 
 def test_new_failures_are_shown_once_and_stay_for_the_barrier(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import sys
 import threading
 import traceback
+import weakref
 from typing import Any
 
 from hostcallback.receiver import processes
 from hostcallback.receiver.failures.deferred_errors import watch_failures
+from hostcallback.receiver.runtime.dispatch.scope import Scope
 from hostcallback.receiver.runtime.runtime import runtime
 from hostcallback.receiver.text import say
 
@@ -33,7 +35,7 @@ class _Shown:
     def __init__(self) -> None:
         self.lock = threading.Lock()  # protects everything below
         self.watched: Any = None
-        self.counts: dict[int, int] = {}
+        self.counts: weakref.WeakKeyDictionary[Scope, int] = weakref.WeakKeyDictionary()
 
 
 _shown = _Shown()
@@ -44,7 +46,7 @@ def show_new_failures(*_: Any) -> None:
     for scope in runtime.current_scopes():
         failed = scope.deferred.failed()
         with _shown.lock:
-            before, _shown.counts[id(scope)] = _shown.counts.get(id(scope), 0), failed
+            before, _shown.counts[scope] = _shown.counts.get(scope, 0), failed
         report = scope.deferred.peek() if failed > before else None
         if report is not None:
             say(HEADLINE)
