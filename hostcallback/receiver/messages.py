@@ -35,7 +35,7 @@ are deferred."""
 class ArraysSink:
     """A sink that needs only the arrays of a message.
 
-    A dispatcher then makes no `Message`, which would take as long as all else that a small message needs.
+    A dispatcher then makes no `Message`, which would take a quarter of the time of a small message.
 
     Attributes:
         of_arrays: consumes the arrays of a message.
